@@ -175,7 +175,6 @@ create or replace function rota._lock_head(
 declare
     v_rows tid[];
     v_has_pauses boolean := false;
-    v_has_limits boolean;
     v_has_expired boolean;
 begin
     if (start[1] > due_micros and start[1] <= due_micros + 60000000 and cardinality(start) >= 5
@@ -195,9 +194,7 @@ begin
         if v_has_pauses and rota._is_paused(queues[1], due) then return null; end if;
     end if;
 
-    select array_agg(h.ctid), v_has_pauses or exists (select from rota.limits),
-        bool_or(h.is_expired)
-    into v_rows, v_has_limits, v_has_expired
+    select array_agg(h.ctid), bool_or(h.is_expired) into v_rows, v_has_expired
     from (
         select j.ctid, j.expires_at <= _lock_head.due as is_expired from rota.jobs as j
         where j.queue = _lock_head.queues[1]
@@ -218,12 +215,15 @@ begin
         order by coalesce(j.own_place, j.run_at), j.id limit _lock_head.max_jobs
         for update of j skip locked
     ) as h;
-    if v_has_limits or v_has_expired then
+    -- Asked when this transaction has an id: a limit that is not seen now waits for its end
+    -- before it takes what runs for counted.
+    if v_has_pauses or v_has_expired or exists (select from rota.limits) then
         if v_has_expired or exists (
             select from rota.jobs as j
             where j.ctid = any(v_rows)
               and (j.limit_key is not null
                 or exists (select from rota.limits as l where l.job_type = j.job_type)
+                or exists (select from rota.limits as l where l.queue = j.queue)
                 or v_has_pauses
                   and exists (select from rota.pauses as p where p.job_type = j.job_type))
         ) then

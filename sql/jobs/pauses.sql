@@ -216,7 +216,10 @@ begin
     ids := job_ids;
     held := 0;
     for v_pause in
-        select p.pause_name, p.queue, p.job_type from rota.pauses as p
+        select p.pause_name, p.queue, p.job_type,
+            -- What a breaker lets through to try.
+            case when p.set_by = 'breaker' then 'try ' || p.pause_name end as passes_with
+        from rota.pauses as p
         where p.job_type is not null and (p.until is null or p.until > _hold_paused.due)
         order by p.pause_name
     loop
@@ -224,8 +227,7 @@ begin
             select j.id from rota.jobs as j
             where j.id = any(ids) and j.job_type = v_pause.job_type
               and (v_pause.queue is null or j.queue = v_pause.queue)
-              -- What a breaker lets through to try.
-              and j.opened_for is distinct from 'try ' || v_pause.pause_name
+              and (j.opened_for = v_pause.passes_with) is not true
         );
         continue when v_ids = '{}';
         ids := array(
@@ -242,7 +244,7 @@ begin
               and j.id <> all(v_ids) and j.status = any(c_waiting) and j.hold is null
               and j.job_type = v_pause.job_type and j.queue = v_first.queue
               and j.run_at <= _hold_paused.due
-              and j.opened_for is distinct from 'try ' || v_pause.pause_name
+              and (j.opened_for = v_pause.passes_with) is not true
             limit _hold_paused.max_more for update skip locked
         );
         max_more := max_more - cardinality(v_more);

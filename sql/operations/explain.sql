@@ -494,7 +494,7 @@ begin
         v_ahead := (
             select count(*)::integer
             from (
-                select from rota._held_kinds(c_limit) as k
+                select from rota._held_kinds(c_limit, 20) as k
                 cross join lateral (
                     (
                         select from rota.jobs as j

@@ -341,35 +341,81 @@ end;
 $$;
 
 /*
- * Give jobs of a queue their places anew, from one id on, a thousand jobs at a time; the
- * subject is the queue and the id that the last step has come to.
+ * Give jobs of a queue their places anew, from one id on, a few thousand at a time; the subject
+ * is the queue, the id that the last step has come to, and the pass.  A second pass comes when
+ * all transactions are over that may not have known the new setting, and another as long as a
+ * session has one of the jobs locked, which may come back to where it was.
  */
 create or replace function rota._check_queue(subject text)
     returns boolean language plpgsql as $$
 declare
     c_queue constant text := split_part(subject, ' ', 1);
     c_after constant bigint := coalesce(nullif(split_part(subject, ' ', 2), ''), '0')::bigint;
-    c_ages constant boolean := (
-        select true from rota.queues as q where q.queue = c_queue and q.ageing is not null);
+    c_ageing constant interval := (
+        select q.ageing from rota.queues as q where q.queue = c_queue);
     c_is_fair constant boolean := exists (
         select from rota.fair_queues as f where f.queue = c_queue);
+    c_waiting constant text[] := '{queued,failed}'::text[];
+    v_pass text := split_part(subject, ' ', 3);
     v_ids bigint[];
+    v_wanted bigint[];
+    v_locked bigint[];
+    v_holds text[];
 begin
     v_ids := array(
         select j.id from rota.jobs as j where j.id > c_after order by j.id limit 5000
     );
+    if v_ids = '{}' and v_pass = '' then
+        if not exists (
+            select from rota.pending_checks as c
+            where c.kind = 'queue' and c.subject = _check_queue.subject and c.deferrals > 0
+              and c.made_by <= pg_snapshot_xmin(pg_current_snapshot())
+        ) then
+            return false;
+        end if;
+        perform rota._add_checks('queue', array[c_queue || ' 0 second']);
+    elsif v_ids = '{}' and v_pass = 'missed' then
+        perform rota._add_checks('queue', array[c_queue || ' 0 second'],
+            rota.now() + interval '5 seconds');
+    end if;
     if v_ids = '{}' then return true; end if;
+
+    v_wanted := array(
+        select j.id from rota.jobs as j
+        where j.id = any(v_ids) and j.queue = c_queue and j.status = any(c_waiting)
+          and case
+            when c_ageing is null then j.own_lane = 0 or c_is_fair
+                and j.own_place is null and j.hold is null and j.run_at > rota.now()
+            when j.run_at > rota.now() then coalesce(j.hold, '') <> 'time'
+            else (j.own_lane, j.own_place) is distinct from
+                (0::smallint, j.run_at + j.priority * c_ageing)
+          end
+    );
+    v_locked := array(
+        select j.id from rota.jobs as j
+        where j.id = any(v_wanted) and j.status = any(c_waiting) for update skip locked
+    );
+    with held as (
+        update rota.jobs as j
+        set own_lane = case when c_ageing is not null then 0 end,
+            own_place = case
+                when c_ageing is not null then j.run_at + j.priority * c_ageing
+                when c_is_fair or j.limit_key is not null then j.run_at
+            end
+        where j.id = any(v_locked) and j.hold <> 'time' returning j.hold
+    )
+    select array_agg(distinct h.hold) into v_holds from held as h
+    where h.hold like 'key %' or h.hold like 'type %';
+    perform rota._add_checks('limit', v_holds);
     perform rota._place_jobs(array(
         select j.id from rota.jobs as j
-        where j.id = any(v_ids)
-          and j.queue = c_queue and j.status = any('{queued,failed}'::text[])
-          and coalesce(j.hold, 'time') = 'time'
-          and ((j.own_lane = 0) is distinct from c_ages
-            or c_is_fair and j.own_place is null and j.hold is null and j.run_at > rota.now())
-        for update skip locked
+        where j.id = any(v_locked) and coalesce(j.hold, 'time') = 'time'
     ));
-    perform rota._add_checks('queue',
-        array[format('%s %s', c_queue, v_ids[cardinality(v_ids)])]);
+    if v_pass = 'second' and cardinality(v_locked) < cardinality(v_wanted) then
+        v_pass := 'missed';
+    end if;
+    perform rota._add_checks('queue', array[rtrim(format('%s %s %s', c_queue,
+        v_ids[cardinality(v_ids)], v_pass))]);
     return true;
 end;
 $$;

@@ -58,8 +58,10 @@ begin
     returning l.* into v_limit;
     -- Maintenance has to count again after the commit, when all claims know of the limit.
     update rota.limits as l
+    -- An older snapshot does not show all that runs.
     set is_backfilled = v_limit.max_running is null
-            or not exists (select from rota._uncounted(v_limit)),
+            or current_setting('transaction_isolation') = 'read committed'
+            and not exists (select from rota._uncounted(v_limit)),
         backfill_xid = '18446744073709551615'
     where l.limit_name = v_limit_name returning l.* into v_limit;
     perform rota._check_burst(v_limit);
@@ -151,6 +153,10 @@ declare
 begin
     if cardinality(limit_names) > 0 is not true then return; end if;
     perform rota._give_slots(limit_names);
+    -- An older snapshot does not show which jobs are held by now.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform rota._add_checks('limit', limit_names);
+    end if;
     for v_name, v_given in
         select u.limit_name, count(*)::integer
         from unnest(_leave_limits.limit_names) as u (limit_name) group by u.limit_name
@@ -167,12 +173,13 @@ $$;
 /*
  * Let held jobs of a limit into their lanes, but for those that a session has locked, until
  * there are max_jobs, or as many as slots are free; returns how many were let in.  So many of
- * each queue and type, of up to 20, since it is not known which of those have workers.  Those
- * that are in their lanes already count: else they would become more and more where no worker
- * takes them, and claims would have to walk past them.
+ * each queue and type, since it is not known which of those have workers.  Those that are in
+ * their lanes already count: else they would become more and more where no worker takes them,
+ * and claims would have to walk past them.
  *
  * An end that gives slots back tells how many, and lets in no more than these, or 20: while a
- * hundred are in their lanes, or after one end of twenty, it then has nothing to do.
+ * hundred are in their lanes, or after one end of twenty, it then has nothing to do.  It looks
+ * at no more than 20 kinds, and leaves a check where there may be more.
  */
 create or replace function rota._open_held(
     limit_name text, max_jobs integer default null, slots_given integer default null
@@ -202,8 +209,10 @@ begin
         where not v_is_full
         union all
         select k.queue, k.job_type, '-32768', '-infinity', 0
-        from rota._held_kinds(case when v_is_full then _open_held.limit_name end) as k
+        from rota._held_kinds(case when v_is_full then _open_held.limit_name end,
+            case when slots_given is not null then 20 else 1000 end) as k
     loop
+        exit when cardinality(v_opened) >= 2000;  -- the next check goes on
         select coalesce(j.own_lane, j.priority) as lane,
             coalesce(j.own_place, j.run_at) as place
         into v_first from rota.jobs as j
@@ -253,8 +262,12 @@ begin
         set hold = null, opened_for = _open_held.limit_name where j.id = any(v_opened);
         perform rota._notify_for(v_opened);
     end if;
+    if slots_given is not null and jsonb_array_length(v_kinds) >= 20 then
+        perform rota._check_later(limit_name, v_now + interval '1 second');
+    end if;
     v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked;
-    if v_opened <> '{}' or v_is_full and v_walked >= 200 then
+    if (v_opened <> '{}' or v_is_full and v_walked >= 200) and jsonb_array_length(v_kinds) <= 20
+    then
         perform rota._keep_scan_start(c_scan, jsonb_build_object(
             'full_scan_at', case when v_is_full then rota._next_full_scan(v_now, v_walked)
                 else (v_start ->> 'full_scan_at')::bigint end,
@@ -284,14 +297,14 @@ begin
 end;
 $$;
 
-/* The queues and types that have held jobs of a limit, at most 20. */
-create or replace function rota._held_kinds(limit_name text)
+/* The queues and types that have held jobs of a limit, at most so many. */
+create or replace function rota._held_kinds(limit_name text, max_kinds integer)
     returns table (queue text, job_type text) language plpgsql stable as $$
 declare
     v_queue text := '';
     v_job_type text := '';
 begin
-    for v_kind in 1..20 loop
+    for v_kind in 1..max_kinds loop
         select j.queue, j.job_type into v_queue, v_job_type from rota.jobs as j
         where j.hold = _held_kinds.limit_name
           and j.hold <> 'time' and j.status in ('queued', 'failed')
@@ -438,7 +451,8 @@ create or replace function rota._check_class(limit_name text)
 declare
     c_prefix constant text := left(limit_name, -1);
     v_name text := c_prefix;
-    v_names text[] := '{}'::text[];
+    -- A key may have nothing behind its colon.
+    v_names text[] := array[c_prefix];
 begin
     loop
         v_name := (

@@ -88,8 +88,10 @@ begin
         return false;
     end if;
 
+    -- Start and head of one snapshot: a head below the start comes with another start.
+    v_job_id := rota._key_head(ordering_key,
+        coalesce(ended_id, rota._key_start(ordering_key)));
     v_start := rota._key_start(ordering_key);
-    v_job_id := rota._key_head(ordering_key, coalesce(ended_id, v_start));
     if v_job_id is not null then
         return rota._still_to_end(array[v_job_id]) <> '{}';
     elsif exists (

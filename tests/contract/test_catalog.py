@@ -90,6 +90,7 @@ UNGUARDED = {
     "_place_jobs": "takes waiting rows that the caller has locked",
     "_hold_new": "takes waiting rows that the caller has locked",
     "_open_held": "takes waiting rows that it has just locked",
+    "_check_queue": "takes waiting rows that it has just locked",
     "_take_out": "takes waiting rows that it has just locked",
     "_claim_carriers": "takes rows that it has just locked in a waiting state",
     "_admit_jobs": "takes rows that the claim has just locked in a waiting state",

@@ -963,4 +963,84 @@ v_row ->> 'pause_name',
             "",
         ),
     ),
+    mutant(
+        "claim-of-an-old-snapshot",
+        "A claim that began before a limit was set never counts for it.",
+        "sql/waiting/test_limits.py",
+        sql("jobs/claim", "or exists (select from rota.limits) then", "or false then"),
+    ),
+    mutant(
+        "claim-that-forgets-the-queues-limit",
+        "A claim that began before the limit of its queue was set never counts for it.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "jobs/claim", "or exists (select from rota.limits as l where l.queue = j.queue)", ""
+        ),
+    ),
+    mutant(
+        "old-end-without-a-check",
+        "A job waits for ever for a slot that an end of an old snapshot gave back.",
+        "sql/waiting/test_limits.py",
+        sql("waiting/limits", "perform rota._add_checks('limit', limit_names);", "null;"),
+    ),
+    mutant(
+        "class-without-its-shortest-key",
+        "A key that ends with its colon waits for ever when its class has a higher limit.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/limits",
+            "v_names text[] := array[c_prefix];",
+            "v_names text[] := '{}'::text[];",
+        ),
+    ),
+    mutant(
+        "limit-of-an-old-snapshot",
+        "A limit that was set by an old snapshot does not know what has begun since.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/limits",
+            "or current_setting('transaction_isolation') = 'read committed' and not",
+            "or not",
+        ),
+    ),
+    mutant(
+        "held-behind-twenty-kinds",
+        "A job waits for a free slot behind twenty types that no worker takes.",
+        "sql/waiting/test_limits.py",
+        sql("waiting/limits", "then 20 else 1000 end", "then 20 else 20 end"),
+    ),
+    mutant(
+        "probes-past-an-operator",
+        "Jobs that a breaker let through start although an operator has paused their type.",
+        "sql/jobs/test_retries.py",
+        sql("jobs/pauses", "when p.set_by = 'breaker' then 'try '", "when true then 'try '"),
+    ),
+    mutant(
+        "purged-from-a-producer",
+        "A job waits for one that was purged before its producer had committed.",
+        "sql/operations/test_acts.py",
+        sql("operations/acts", ") and rota._has_open_edges() then", ") and false then"),
+    ),
+    mutant(
+        "placed-once",
+        "A job that was not committed when its queue stopped ageing waits for months.",
+        "sql/waiting/test_fairness.py",
+        sql("waiting/fairness", "if v_ids = '{}' and v_pass = '' then", "if false then"),
+    ),
+    mutant(
+        "placed-but-for-the-locked",
+        "A job that a claim held when its queue stopped ageing waits for months.",
+        "sql/waiting/test_fairness.py",
+        sql("waiting/fairness", "v_pass := 'missed';", "null;"),
+    ),
+    mutant(
+        "held-where-it-aged",
+        "A job that was held when its queue stopped ageing waits for months.",
+        "sql/waiting/test_fairness.py",
+        sql(
+            "waiting/fairness",
+            "where j.id = any(v_locked) and j.hold <> 'time' returning",
+            "where false returning",
+        ),
+    ),
 )

@@ -380,6 +380,21 @@ def test_an_operator_has_the_last_word_over_a_breaker(db, clock):
     assert rows(db, "select set_by, until from rota.pauses") == [("operator", None)]
 
 
+def test_what_a_breaker_lets_through_stops_at_the_pause_of_an_operator(db):
+    value(db, "set_breaker", job_type="mail", max_failures=1, probes=3, pause_for="1 s")
+    for _ in range(5):
+        enqueue(db, "mail")
+    fail_all(db, 1)
+    settle(db)
+    assert claim(db) == []
+    db.execute("update rota.breakers set retry_at = rota.now() - interval '1 s'")
+    settle(db)
+
+    value(db, "pause_type", job_type="mail", queue="default")
+
+    assert claim(db, max_jobs=5) == []
+
+
 def test_set_breaker_reset_ends_its_pause(db):
     value(db, "set_breaker", job_type="mail", max_failures=1)
     fail(db, running(db, job_type="mail"))

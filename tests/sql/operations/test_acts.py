@@ -490,6 +490,22 @@ def test_purge_deletes_ended_jobs_that_nobody_waits_for(db):
     assert scalar(db, "select count(*) from rota.job_errors where job_id = %s", lost) == 0
 
 
+def test_purge_leaves_a_parent_to_a_producer_that_is_not_committed(db, connect):
+    parent, child = enqueue(db), connect(autocommit=False)
+    (job,) = claim(db)
+    waiting = enqueue(child, depends_on=[parent])
+    value(db, "finish_job", **owner(job))
+
+    told = act(db, "purge", {"queue": "default"})
+    child.commit()
+    settle(db)
+
+    reason = "an open transaction may let jobs wait for it: try again"
+    assert told.conflicts == [{"job_id": parent, "reason": reason}]
+    assert [c.job_id for c in claim(db)] == [waiting]
+    assert act(db, "purge", {"queue": "default"}).changed == 1
+
+
 def test_erase_takes_away_what_is_known_of_somebody(db):
     ann = {"customer": {"id": 7, "name": "Ann"}}
     parts = {"headers": {"mail": "ann@x"}, "payload": ann, "limit_key": "ann"}

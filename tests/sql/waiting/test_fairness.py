@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from sql.helpers import Db, call, claim, enqueue, owner, owners, rows, value
+from sql.helpers import (
+    Db,
+    call,
+    claim,
+    enqueue,
+    owner,
+    owners,
+    pending,
+    rows,
+    settle,
+    value,
+)
 
 
 def places(db: Db) -> dict[int, datetime]:
@@ -86,3 +97,76 @@ def test_a_job_that_is_given_back_to_another_lane_has_a_place_of_that(db, by):
 
     now = places(db)
     assert now[job.job_id] > now[last] > before
+
+
+def _aged(db, **arguments):
+    return enqueue(db, priority=100, **arguments)
+
+
+def _hold_by_pause(db):
+    value(db, "pause_type", job_type="x")
+    assert claim(db) == []
+
+
+def _hold_by_limit(db):
+    call(db, "set_limit", job_type="x", max_running=0)
+    settle(db)
+    assert claim(db) == []
+
+
+@pytest.mark.parametrize(
+    ("hold", "let_go"),
+    [
+        (_hold_by_pause, lambda db: value(db, "resume_type", job_type="x")),
+        (_hold_by_limit, lambda db: call(db, "set_limit", job_type="x", max_running=5)),
+    ],
+)
+def test_a_held_job_is_where_it_belongs_when_its_queue_ages_no_more(db, clock, hold, let_go):
+    clock.set("2026-03-01 12:00+00")
+    value(db, "set_queue", queue="default", ageing="1 day")
+    job = _aged(db)
+    hold(db)
+
+    value(db, "set_queue", queue="default", reset=True)
+    _maintain(db, clock)
+    let_go(db)
+    _maintain(db, clock)
+
+    assert [c.job_id for c in claim(db)] == [job]
+
+
+def test_jobs_of_open_transactions_are_where_they_belong_too(db, connect, clock):
+    """One was not to be seen yet, the other was locked by a claim that is rolled back."""
+    clock.set("2026-03-01 12:00+00")
+    value(db, "set_queue", queue="default", ageing="1 day")
+    locked = _aged(db)
+    producer, claimer = connect(autocommit=False), connect(autocommit=False)
+    unseen = _aged(producer)
+    assert len(claim(claimer)) == 1
+    value(db, "set_queue", queue="default", reset=True)
+    _maintain(db, clock)
+
+    producer.commit()
+    _maintain(db, clock)
+    claimer.rollback()
+    _maintain(db, clock)
+
+    assert {c.job_id for c in claim(db, max_jobs=5)} == {locked, unseen}
+    assert pending(db) == []
+
+
+def test_another_ageing_moves_the_jobs_that_wait(db, clock):
+    clock.set("2026-03-01 12:00+00")
+    value(db, "set_queue", queue="default", ageing="30 days")
+    old = _aged(db)
+    value(db, "set_queue", queue="default", ageing="1 second")
+    _maintain(db, clock)
+    enqueue(db, priority=200)
+
+    assert [c.job_id for c in claim(db)] == [old]
+
+
+def _maintain(db, clock):
+    for _ in range(8):
+        clock.advance("5 seconds")
+        settle(db)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -15,12 +16,15 @@ from sql.helpers import (
     one,
     owner,
     owners,
+    pending,
     refused,
     rows,
     run,
     scalar,
+    settle,
     value,
 )
+from support.waiting import wait_until
 
 
 def limit(db, **arguments):
@@ -47,6 +51,13 @@ def keys(db, jobs):
 def finish(db, *jobs):
     for job in jobs:
         value(db, "finish_job", **owner(job))
+
+
+def settle_all(db, clock):
+    """Do also what is put off."""
+    while pending(db):
+        clock.advance("10 s")
+        settle(db)
 
 
 def test_set_limit_holds_for_a_job_type(db):
@@ -862,3 +873,119 @@ def test_limit_stats_show_no_limit_of_a_key_that_has_only_a_weight(db):
 
     assert len(take(db)) == 5
     assert rows(db, "select from rota.limit_stats where limit_name = 'key c:8'") == []
+
+
+@pytest.mark.parametrize("change", [{"max_running": 5}, {"reset": True}])
+def test_a_key_with_nothing_behind_its_colon_is_of_its_class(db, clock, change):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, limit_key="a:*", max_running=0)
+    jobs = keyed(db, "a:")
+    assert take(db) == []
+    settle_all(db, clock)
+
+    limit(db, limit_key="a:*", **change)
+    clock.advance("10 s")
+    settle(db)
+
+    assert ids(take(db)) == jobs
+
+
+def test_a_job_that_was_held_after_the_snapshot_of_an_end_gets_its_slot(db, connect, clock):
+    """No check waits for a transaction that has a snapshot and no id yet."""
+    clock.set("2026-01-12 10:00+00")
+    limit(db, job_type="x", max_running=1)
+    settle(db)
+    enqueue(db, lease="1 day")
+    (running,) = take(db)
+    ending = connect(autocommit=False)
+    ending.execute("set transaction isolation level repeatable read")
+    ending.execute("select from rota.jobs")
+    held = enqueue(db)
+    assert take(db) == []
+    settle_all(db, clock)
+
+    finish(ending, running)
+    ending.commit()
+    settle(db)
+
+    assert ids(take(db)) == [held]
+
+
+def test_set_limit_of_an_old_snapshot_counts_what_began_since(db, connect, clock):
+    clock.set("2026-01-12 10:00+00")
+    keyed(db, "k", 2, lease="1 day")
+    setting = connect(autocommit=False)
+    setting.execute("set transaction isolation level repeatable read")
+    setting.execute("select from rota.jobs")
+    assert len(take(db, max_jobs=1)) == 1
+
+    limit(setting, limit_key="k", max_running=1)
+    setting.commit()
+
+    assert claim(db) == []
+
+
+def test_a_slot_goes_to_the_type_that_has_a_worker_however_many_have_none(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, limit_key="k", max_running=1)
+    settle(db)
+    enqueue(db, "first", limit_key="k", lease="1 day")
+    (running,) = take(db)
+    for number in range(25):
+        enqueue(db, f"idle-{number:02}", limit_key="k")
+    last = enqueue(db, "worked-at", limit_key="k")
+    assert take(db, max_jobs=100) == []
+    settle_all(db, clock)
+
+    finish(db, running)
+    settle_all(db, clock)
+
+    assert ids(take(db, job_types=["worked-at"])) == [last]
+
+
+def _stopped(db, connect):
+    """Let a session's next claim wait between its snapshot and the id of its transaction."""
+    db.execute(
+        """
+        do $$
+        begin
+            execute replace(
+                pg_get_functiondef('rota._lock_head'::regproc),
+                'and j.run_at <= _lock_head.due',
+                'and j.run_at <= _lock_head.due'
+                    ' and (select pg_advisory_xact_lock_shared(4711)) is not null');
+        end $$
+        """
+    )
+    stop = connect()
+    stop.execute("select pg_advisory_lock(4711)")
+    return stop
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", [{"queue": "default"}, {"job_type": "x"}])
+def test_set_limit_counts_a_claim_that_had_its_snapshot_before(db, connect, clock, subject):
+    clock.set("2026-01-12 10:00+00")
+    for _ in range(3):
+        enqueue(db, lease="1 day")
+    worker = connect(autocommit=False)
+    (warm,) = claim(worker)
+    finish(worker, warm)
+    worker.commit()
+    stop = _stopped(db, connect)
+
+    with ThreadPoolExecutor(1) as pool:
+        claiming = pool.submit(claim, worker)
+        waits = "select cardinality(pg_blocking_pids(%s)) > 0"
+        wait_until(lambda: scalar(db, waits, worker.info.backend_pid))
+        limit(db, **subject, max_running=1)
+        settle(db)
+        stop.execute("select pg_advisory_unlock(4711)")
+        claimed = claiming.result()
+    for _ in range(3):
+        clock.advance("10 s")
+        settle(db)
+    worker.commit()
+    clock.advance("10 s")
+
+    assert len(claimed) + len(take(connect())) <= 1

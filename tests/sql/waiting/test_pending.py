@@ -123,6 +123,11 @@ def test_checks_stay_few_that_wait_for_a_forgotten_enqueue(db, connect, clock):
     assert [job.job_id for job in claim(db, max_jobs=10)] == [first]
 
 
+def _of_limits(db):
+    """What is left to check, without the first fair queue, which waits for strangers too."""
+    return [check for check in pending(db) if check[0] != "queue"]
+
+
 def test_checks_of_a_full_limit_stay_few_while_a_stranger_is_in_a_transaction(
     db, connect, clock
 ):
@@ -139,7 +144,7 @@ def test_checks_of_a_full_limit_stay_few_while_a_stranger_is_in_a_transaction(
         clock.advance("3 seconds")
         one(db, "tick")
     settle(db)
-    assert sorted(pending(db)) == [("limit", "key k"), ("slots", "key k")]
+    assert sorted(_of_limits(db)) == [("limit", "key k"), ("slots", "key k")]
 
     stranger.rollback()
     for _ in range(4):
@@ -164,7 +169,7 @@ def test_a_slot_that_comes_back_unseen_after_the_check_of_an_earlier_job_is_give
     for _ in range(2):
         clock.advance("3 seconds")
         one(db, "tick")
-    assert pending(db) == [("slots", "key k")]
+    assert _of_limits(db) == [("slots", "key k")]
     call(db, "cancel_job", job_id=earlier)
     call(ending, "finish_job", **owner(running))
     held = enqueue(db, limit_key="k")
