@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
+import subprocess
+import threading
+from collections.abc import Callable
 from datetime import date
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import rota
 
@@ -22,9 +26,51 @@ def days_until(day: date, begin: date = date(2026, 1, 1)) -> dict[str, int]:
 class Unpicklable(Exception):
     """Cannot be made again from its arguments."""
 
-    def __init__(self, text: str, *, more: str) -> None:
+    def __init__(self, text: str, *, more: object) -> None:
         super().__init__(text)
         self.more = more
+
+
+class Coded(Exception):
+    """Would be made again with another text."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class Thing:
+    """Is equal to itself alone."""
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "snooze": lambda: rota.Snooze(3600),
+    "retry_in": lambda: rota.RetryIn(3600),
+    "fatal": lambda: rota.FatalError("never"),
+    "unpicklable": lambda: Unpicklable("odd", more="more"),
+    "coded": lambda: Coded(7),
+    "thing": lambda: ValueError(Thing()),
+    "file": lambda: FileNotFoundError(2, "no such file", "a.txt"),
+    "bytes": lambda: UnicodeDecodeError("ascii", b"\xff", 0, 1, "not ascii"),
+}
+
+
+def raise_it(what: str) -> None:
+    raise RAISED[what]()
+
+
+def doubled(function: Callable[..., int]) -> Callable[..., int]:
+    @wraps(function)
+    def double(*args: Any, **kwargs: Any) -> int:
+        return 2 * function(*args, **kwargs)
+
+    return double
+
+
+@registry.task(own_process=True)
+@doubled
+def days_twice(days: int) -> int:
+    return days
 
 
 def square(number: int) -> int:
@@ -44,6 +90,10 @@ def refuse_oddly(text: str) -> None:
     raise Unpicklable(text, more="more")
 
 
+def refuse_for_good(text: str) -> None:
+    raise Unpicklable(text, more=threading.Lock())
+
+
 def die() -> None:
     os._exit(7)
 
@@ -57,6 +107,8 @@ def return_what_cannot_be_sent() -> object:
 
 
 def hang(started: str) -> None:
-    Path(started).write_text(str(os.getpid()))
-    while True:
-        time.sleep(1)
+    """Start another program, tell the ids of both, and stay."""
+    with subprocess.Popen(["sleep", "60"]) as other:
+        written = Path(f"{started}.new")
+        written.write_text(f"{os.getpid()} {other.pid}")
+        written.rename(started)

@@ -272,6 +272,20 @@ def test_observer_may_ask_for_the_status(
         db.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))
 
 
+def test_a_role_without_rights_is_told_what_gives_them(
+    dsn: str, db: psycopg.Connection[Any], run: Callable[..., str]
+) -> None:
+    role = f"stranger_{db.info.dbname}"
+    db.execute(sql.SQL("create role {} login password 'w'").format(sql.Identifier(role)))
+    try:
+        told = run("jobs", "-d", make_conninfo(dsn, user=role, password="w"), code=1)
+    finally:
+        db.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
+
+    assert "permission denied for schema rota" in told
+    assert "select rota.grant_statements('observer', 'ROLE') returns" in told
+
+
 def test_database_may_be_a_bare_name(
     dsn: str, db: psycopg.Connection[Any], run: Callable[..., str], monkeypatch: Any
 ) -> None:

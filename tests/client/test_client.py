@@ -304,6 +304,12 @@ def test_objects_in_the_place_of_their_ids_and_names_are_refused_with_what_helps
         client.schedule_job("n", "@daily", "a", time_zone=zone)
 
 
+@pytest.mark.parametrize("jobs", [{"job_type": "zz"}, [None], ["zz"]])
+def test_what_is_no_list_of_jobs_is_refused(client: Client, jobs: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="each job must be a mapping of arguments"):
+        client.enqueue_many(jobs)
+
+
 def test_a_role_without_a_grant_is_told_the_statement_that_gives_it(
     db: psycopg.Connection[Any], dsn: str
 ) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -335,6 +336,24 @@ def test_rota_worker_refuses_what_cannot_be_meant(words, problem, tmp_path):
 
     assert done.returncode == 2
     assert problem in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["--drain", "--once"])
+def test_a_database_that_is_away_keeps_no_run_from_its_end(make, monkeypatch, capsys, how):
+    registry = Registry()
+    registry.add("x", lambda job: None)
+    monkeypatch.setitem(sys.modules, "shop", SimpleNamespace(registry=registry))
+    monkeypatch.setattr("rota.cli.worker.set_up_log", lambda *_: None)
+    url = make("many15")
+    enqueue(url, 15, 2)
+    away = "postgresql://127.0.0.1:1/away"
+
+    code = main(["worker", "shop", how, "--database", away, "--database", url])
+
+    assert code == 1
+    assert "port 1 failed" in capsys.readouterr().err
+    assert waiting(url) == 0
 
 
 def rota(*words: str) -> subprocess.CompletedProcess[str]:

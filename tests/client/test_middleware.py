@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
 
 import rota
-from rota import AsyncJob, Client, Job, JobEnd, Registry, Worker
+from rota import AsyncJob, Client, Job, JobEnd, Registry
+from rota.cli import main
 from support.waiting import wait_until
 from support.workers import BackgroundWorker
 
@@ -54,22 +58,103 @@ def test_resources_are_opened_once_and_closed_after_the_last_job(
     assert seen == ["open", 42, 42, "closed"]
 
 
-def test_a_lifespan_that_fails_keeps_the_worker_from_claiming(
-    client: Client, dsn: str, status: Status
+@pytest.mark.parametrize(
+    ("error", "opens"),
+    [
+        (ConnectionRefusedError("no cache here"), False),
+        (OSError(errno.EADDRINUSE, "in use"), True),
+        (TimeoutError("too slow"), False),
+        (ValueError("no URL"), False),
+        (psycopg.errors.UndefinedTable("no table"), True),
+    ],
+)
+def test_a_lifespan_that_fails_is_named_and_keeps_the_worker_from_claiming(
+    client: Client,
+    dsn: str,
+    status: Status,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    opens: bool,
 ) -> None:
+    """Not even those errors are taken for ours that the command knows how to mend."""
     registry = Registry()
     registry.add("nothing", lambda job: None)
 
     @registry.lifespan
     async def pool() -> AsyncIterator[None]:
-        raise ConnectionRefusedError("no cache here")
-        yield
+        if opens:
+            yield
+        raise error
 
     job = client.enqueue("nothing")
-    with pytest.raises(ConnectionRefusedError, match="no cache here"):
-        Worker(dsn, registry).run(drain=True)
+    monkeypatch.setitem(sys.modules, "shop", SimpleNamespace(registry=registry))
+    command = ["worker", "shop", "--once", "--health", "0", "-d", dsn]
+    with pytest.raises(RuntimeError, match=r"^the lifespan \S+pool failed: ") as caught:
+        main(command)
 
-    assert status(job.job_id) == "queued"
+    assert str(caught.value).endswith(f"{type(error).__name__}: {error}")
+    assert caught.value.__cause__ is error
+    assert status(job.job_id) == ("succeeded" if opens else "queued")
+
+
+@pytest.mark.parametrize(
+    ("place", "grace_period", "then"),
+    [("open", 60.0, []), ("close", 0.1, []), ("close", 60.0, [True])],
+)
+def test_a_lifespan_that_hangs_holds_up_no_signal(
+    dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    place: str,
+    grace_period: float,
+    then: list[bool],
+) -> None:
+    for name in ("LEAVE_TIMEOUT", "LAST_WORDS"):
+        monkeypatch.setattr(f"rota.worker.worker.{name}", 0.1)
+    registry = Registry()
+    registry.add("nothing", lambda job: None)
+    reached = {"open": threading.Event(), "close": threading.Event()}
+
+    async def reach(where: str) -> None:
+        reached[where].set()
+        if where == place:
+            await asyncio.sleep(60)
+
+    @registry.lifespan
+    async def hangs() -> AsyncIterator[None]:
+        await reach("open")
+        yield
+        await reach("close")
+
+    worker = BackgroundWorker(dsn, registry, grace_period=grace_period)
+    assert reached["open"].wait(30)
+    worker.worker.stop()
+    for now in then:
+        assert reached["close"].wait(30)
+        worker.worker.stop(now=now)
+    worker.stop()
+
+    assert "a lifespan of its registry neither opens nor closes" in caplog.text
+
+
+def test_a_lifespan_may_close_after_a_stop_at_once(
+    background: Callable[..., BackgroundWorker],
+) -> None:
+    registry = Registry()
+    registry.add("nothing", lambda job: None)
+    closed = threading.Event()
+
+    @registry.lifespan
+    async def pool() -> AsyncIterator[None]:
+        yield
+        await asyncio.sleep(0.02)
+        closed.set()
+
+    worker = background(registry)
+    wait_until(lambda: worker.worker.is_ready, "the start")
+    worker.stop(now=True)
+
+    assert closed.is_set()
 
 
 def test_middleware_runs_around_each_handler_in_its_context(
@@ -224,6 +309,32 @@ def test_functions_of_on_end_hear_how_each_attempt_ended(
     for what in ("fail", "snooze"):
         assert seen[jobs[what]].next_run is not None
     assert caplog.text.count("fail_itself, of on_end, failed") == len(jobs)
+
+
+def test_a_function_of_on_end_ends_no_worker(
+    client: Client, drain: Drain, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry, told = Registry(), []
+    registry.add("plain", lambda job: None)
+
+    for error in (SystemExit, asyncio.CancelledError):
+
+        @registry.on_end
+        def fails(job: AnyJob, end: JobEnd, error: type[BaseException] = error) -> None:
+            raise error
+
+        @registry.on_end
+        async def fails_in_loop(
+            job: AnyJob, end: JobEnd, error: type[BaseException] = error
+        ) -> None:
+            raise error
+
+    registry.on_end(lambda job, end: told.append(job.job_id))
+    jobs = client.enqueue_many([{"job_type": "plain"}] * 2)
+    drain(registry)
+
+    assert sorted(told) == [job.job_id for job in jobs]
+    assert caplog.text.count("of on_end, failed") == 8
 
 
 def test_an_end_is_told_after_the_database_knows_of_it(

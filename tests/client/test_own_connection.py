@@ -16,9 +16,11 @@ import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.transaction import TransactionManagementError
-from sqlalchemy.ext.asyncio import AsyncSession
+from psycopg2.pool import ThreadedConnectionPool
+from psycopg_pool import ConnectionPool
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import rota
@@ -30,6 +32,7 @@ from client.own_connections import (
     engine_on,
     of_async_session,
     of_session,
+    url,
 )
 from rota import AsyncClient, Client
 
@@ -45,6 +48,10 @@ registry = rota.Registry()
 
 class Undo(Exception):
     pass
+
+
+def async_engine(dsn: str) -> AsyncEngine:
+    return create_async_engine(url(dsn, "asyncpg"))
 
 
 @registry.task()
@@ -269,7 +276,7 @@ def test_rows_and_jobs_of_an_async_session_are_committed_together(
     [
         ("postgresql://localhost/shop", r"str: open it first, psycopg\.connect"),
         (None, "it takes connections of psycopg, Django, SQLAlchemy, psycopg2 and asyncpg"),
-        (sqlalchemy.create_engine("postgresql+psycopg://"), r"one of its connections or sess"),
+        (sqlalchemy.create_engine("postgresql+psycopg://"), "its connections or|the async"),
     ],
 )
 @pytest.mark.parametrize("client", [Client, AsyncClient])
@@ -281,6 +288,29 @@ def test_what_is_no_connection_is_refused_with_what_helps(
 
     pages = re.findall(r"python_client/\S+\.md", str(told.value))
     assert [page for page in pages if (ROOT / page).exists()]
+
+
+@pytest.mark.parametrize(
+    ("client", "make", "remedy"),
+    [
+        (Client, lambda dsn: connections, "pass django.db.connection, or django.db.conn"),
+        (AsyncClient, lambda dsn: connections, "within sync_to_async"),
+        (Client, async_engine, "to rota.AsyncClient, as in `async with engine.begin()"),
+        (AsyncClient, async_engine, "to rota.AsyncClient, as in `async with engine.begin()"),
+        (AsyncClient, lambda dsn: asyncpg.create_pool(dsn), "`async with pool.acquire() as c`"),
+        (Client, lambda dsn: ThreadedConnectionPool(0, 1, dsn), "`c = pool.getconn()`"),
+        (Client, lambda dsn: ConnectionPool(dsn, open=False), "`with pool.connection() as c`"),
+    ],
+)
+def test_what_has_connections_is_refused_with_how_to_get_one(
+    dsn: str, client: Any, make: Kind, remedy: str
+) -> None:
+    async def refuse() -> None:  # a pool of asyncpg wants a loop
+        with pytest.raises(TypeError) as told:
+            client(make(dsn))
+        assert remedy in str(told.value)
+
+    asyncio.run(refuse())
 
 
 def test_the_other_kind_of_client_is_named(dsn: str) -> None:

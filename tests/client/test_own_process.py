@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable
 from datetime import date
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import pytest
 
 from client import computing
 from rota import AsyncJob, Client, Job, Registry
-from rota.worker.own_process import RemoteTraceback
+from rota.worker.own_process import LENGTH, Processes, RemoteTraceback, answer, packed
 from support.waiting import wait_until
 from support.workers import BackgroundWorker, WorkerProcess
 
@@ -48,16 +52,34 @@ def test_a_function_runs_elsewhere_and_its_process_is_used_again(
 
 
 @pytest.mark.slow
+def test_an_idle_process_that_was_killed_is_not_asked() -> None:
+    async def ask_twice() -> list[int]:
+        processes = Processes()
+        pids = [await processes.run(computing.own_pid, [], {})]
+        (idle,) = processes._idle
+        idle.kill()
+        await idle.wait()
+        pids.append(await processes.run(computing.own_pid, [], {}))
+        await processes.close()
+        return pids
+
+    first, second = asyncio.run(ask_twice())
+
+    assert first != second
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "args", "kind", "text"),
     [
         (computing.refuse, ["no such page"], LookupError, "no such page"),
-        (computing.refuse_oddly, ["odd"], RuntimeError, "computing.Unpicklable: odd"),
+        (computing.refuse_oddly, ["odd"], computing.Unpicklable, "^odd$"),
+        (computing.refuse_for_good, ["odd"], RuntimeError, "computing.Unpicklable: odd"),
         (computing.die, [], ChildProcessError, "ended with 7"),
         (computing.leave, [], SystemExit, "no more"),
         (computing.return_what_cannot_be_sent, [], Exception, "(?i)pickle"),
         (computing.square, [None], TypeError, "unsupported operand"),
-        (lambda: None, [], TypeError, "put it into a module"),
+        (lambda: None, [], TypeError, "give it a function of a module"),
     ],
 )
 def test_what_a_function_raises_fails_the_attempt(
@@ -87,6 +109,8 @@ def test_what_a_function_raises_fails_the_attempt(
 
     assert isinstance(seen[0], kind)
     assert _results(db) == [9]
+    if kind is computing.Unpicklable:
+        assert vars(seen[0]) == {"more": "more"}
     if kind is LookupError:
         assert isinstance(seen[0].__cause__, RemoteTraceback)
         assert "in refuse\n    raise LookupError(text)" in str(seen[0].__cause__)
@@ -98,13 +122,15 @@ def test_a_task_can_have_a_process_of_its_own(
 ) -> None:
     computing.days_until.enqueue(client, day=date(2026, 1, 31))
     computing.days_until.enqueue(client, day=date(2025, 1, 1))
+    computing.days_twice.enqueue(client, days=4)
     drain(computing.registry)
 
     query = "select status, result ->> 'days', result ->> 'pid' from rota.finished_jobs"
-    (done, over) = db.execute(query + " order by id").fetchall()
+    (done, over, _) = db.execute(query + " order by id").fetchall()
     assert done[:2] == ("succeeded", "30")
     assert int(done[2]) != os.getpid()
     assert over[0] == "dead"
+    assert _results(db)[2] == 8  # by its decorator, too
     assert computing.days_until(date(2026, 1, 2))["pid"] == os.getpid()  # just a call
 
 
@@ -114,6 +140,56 @@ def test_only_a_plain_function_without_a_job_can_have_a_process() -> None:
         registry.task("a", own_process=True)(_with_job)
     with pytest.raises(TypeError, match="plain function"):
         registry.task("a", own_process=True)(_in_loop)
+
+
+@pytest.mark.parametrize(
+    "function", [Registry().__len__, lambda: None, partial(computing.square, 2)]
+)
+def test_a_function_that_has_no_name_of_its_own_is_refused_for_a_process(
+    function: Any,
+) -> None:
+    with pytest.raises(TypeError, match=r"not a method or one|is made of a function"):
+        Registry().task("a", own_process=True)(function)
+
+
+@pytest.mark.parametrize("what", computing.RAISED)
+def test_an_exception_arrives_as_what_it_is(what: str) -> None:
+    name = computing.raise_it.__module__, computing.raise_it.__qualname__
+    question = packed((*name, [what], {}, sys.path))
+
+    said = packed(answer(question[LENGTH.size :]))
+    is_result, error, _ = ForkingPickler.loads(said[LENGTH.size :])
+
+    raised = computing.RAISED[what]()
+    assert (is_result, type(error)) == (False, type(raised))
+    if what != "thing":
+        assert (str(error), error.args, vars(error)) == (str(raised), raised.args, vars(raised))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["give_up_on", "retry_on"])
+def test_an_exception_counts_as_it_does_in_a_thread(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, option: str
+) -> None:
+    registry = Registry()
+    options: dict[str, Any] = {option: (computing.Unpicklable, computing.Coded)}
+    options["backoff"] = {"kind": "fixed", "base_seconds": 3600}
+    for name, own_process in (("thread", False), ("process", True)):
+        task = registry.task(name, own_process=own_process, **options)(computing.raise_it)
+        task.enqueue_many(client, [task.job(what) for what in computing.RAISED])
+    drain(registry)
+
+    query = (
+        "select payload ->> 'what', status, attempts, error_type, last_error, "
+        "run_at > now() + interval '50 minutes' from rota.job_runs "
+        "where job_type = %s order by 1"
+    )
+    in_thread, in_process = (
+        [row[:4] if row[0] == "thing" else row for row in db.execute(query, [name]).fetchall()]
+        for name in ("thread", "process")
+    )
+    assert in_process == in_thread
+    assert {row[1] for row in in_process} == {"queued", "failed", "dead"}
 
 
 def _with_job(job: Job, number: int) -> None: ...
@@ -135,7 +211,8 @@ def test_a_process_is_killed_when_its_job_is_cancelled(
     job = client.enqueue("hangs", lease="900 milliseconds")
     worker = BackgroundWorker(dsn, registry)
     try:
-        pid = wait_until((tmp_path / "pid").exists) and _pid(tmp_path / "pid")
+        wait_until((tmp_path / "pid").exists, "the start")
+        pid = int((tmp_path / "pid").read_text().split()[0])
         client.cancel_job(job.job_id)
         query = "select status from rota.finished_jobs"
         wait_until(lambda: db.execute(query).fetchone() == ("cancelled",), "the cancel")

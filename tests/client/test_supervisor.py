@@ -20,9 +20,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rota import Client, Job, Registry, RotaError, Worker
+from rota.worker.supervisor import Child
 from rota.worker.worker import run_together
 from support.waiting import wait_until
-from support.workers import BackgroundWorker, WorkerProcess
+from support.workers import BackgroundWorker, WorkerProcess, lives
 
 pytestmark = pytest.mark.slow
 
@@ -50,14 +51,6 @@ def _pids(db: psycopg.Connection[Any], count: int) -> list[int]:
     return found
 
 
-def _lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 @pytest.mark.slow
 def test_processes_share_the_work_and_leave_with_their_parent(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
@@ -74,7 +67,7 @@ def test_processes_share_the_work_and_leave_with_their_parent(
     parent.signal(signal.SIGTERM)
 
     assert parent.wait() == 0
-    assert [pid for pid in pids if _lives(pid)] == []
+    assert [pid for pid in pids if lives(pid)] == []
     assert (
         db.execute("select status, attempts from rota.jobs").fetchall() == [("queued", 0)] * 2
     )
@@ -104,7 +97,7 @@ def test_processes_leave_when_their_parent_is_killed(
 
     parent.signal(signal.SIGKILL)
 
-    wait_until(lambda: not any(map(_lives, pids)), "the end of the children")
+    wait_until(lambda: not any(map(lives, pids)), "the end of the children")
     assert _value(db, PIDS) == []  # they have taken leave
 
 
@@ -245,6 +238,24 @@ def test_reload_outlives_a_file_that_cannot_be_imported(dsn: str, tmp_path: Path
         finally:
             parent.terminate()
         assert parent.wait(30) == 0
+
+
+def test_a_process_is_told_twice_at_most(tmp_path: Path) -> None:
+    """As by changes of files while a job runs: the third signal would kill it."""
+    script = """
+    trap 'trap "trap - TERM; touch second" TERM; touch first' TERM
+    touch ready
+    until test -e go; do sleep 0.01; done
+    exit 7
+    """
+    child = Child(["sh", "-c", f"cd {tmp_path}; {script}"], 0)
+    child.start_if_due()
+    for done in ("ready", "first", "second"):
+        wait_until((tmp_path / done).exists, done)
+        child.stop()
+    (tmp_path / "go").touch()
+
+    assert wait_until(child.poll, "the end") == 7
 
 
 def _wait_for_result(client: Client, db: psycopg.Connection[Any], wanted: int) -> None:
@@ -393,6 +404,10 @@ def test_places_are_given_on_the_command_line(
     for word in ("mail=", "mail=x", "mail=-1"):
         told = run("worker", "client.handlers", "--queue", word, code=2)
         assert f"--queue is NAME or NAME=PLACES, got {word!r}" in told
+    for twice in (["mail=2", "mail"], ["mail", "mail=2"], ["mail", "mail"]):
+        words = [word for queue in twice for word in ("--queue", queue)]
+        told = run("worker", "client.handlers", *words, code=2)
+        assert "--queue mail is given twice" in told
     told = run("worker", "client.handlers", "--queue", "mail=0", code=2)
     assert "concurrency must be" in told
 

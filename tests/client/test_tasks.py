@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, IntEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NewType,
+    NotRequired,
+    TypedDict,
+    get_origin,
+)
 from uuid import UUID
 
 import psycopg
@@ -40,6 +50,30 @@ SEEN: list[Any] = []
 
 class Color(Enum):
     RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Place(Enum):
+    HERE = (1, 2)
+
+
+class Day(Enum):
+    FIRST = date(2026, 1, 1)
+
+
+Number = NewType("Number", int)
+
+
+@dataclass
+class Parcel:
+    kinds: ClassVar[list[object]] = []
+    weight: int
+    _: KW_ONLY
+    width: int = 1
+    made_by: object = field(init=False, default=None)
 
 
 class Line(TypedDict):
@@ -341,6 +375,41 @@ VALUES: list[tuple[Any, Any, Any]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "encoded"),
+    [
+        (Parcel, Parcel(3, width=4), {"weight": 3, "width": 4}),
+        (dict[Number, str], {Number(1): "a"}, {"1": "a"}),
+        (dict[Annotated[int, "positive"], str], {1: "a"}, {"1": "a"}),
+        (dict[int | None, str], {1: "a"}, {"1": "a"}),
+        (dict[Level, str], {Level.LOW: "a"}, {"1": "a"}),
+        (dict[Literal[1, 2], str], {2: "a"}, {"2": "a"}),
+        (dict[Color, int], {Color.RED: 1}, {"red": 1}),
+        (dict[str, int], {"1": 1}, {"1": 1}),
+        (Literal[Color.RED], Color.RED, "red"),
+        (Place, Place.HERE, [1, 2]),
+        (Day, Day.FIRST, "2026-01-01"),
+        (set[str], set("hgfedcba"), list("abcdefgh")),
+        (set[str | int], {2, "b", 1, "a"}, ["a", "b", 1, 2]),
+    ],
+)
+def test_value_comes_back_from_its_json(kind: Any, value: Any, encoded: Any) -> None:
+    """Sets have an order that is the same in each process."""
+    codec = Codec()
+    assert codec.encode(value) == encoded
+
+    decoded = codec.decoder(kind)(encoded)
+
+    assert decoded == value
+    if isinstance(value, dict):
+        assert [*map(type, decoded)] == [*map(type, value)]
+
+
+def test_two_keys_of_a_mapping_that_are_one_in_json_are_refused() -> None:
+    with pytest.raises(TypeError, match="two keys of a mapping are one key in JSON"):
+        Codec().encode({1: 1, "1": 2})
+
+
 @pytest.mark.parametrize(("kind", "value", "json"), VALUES)
 def test_value_is_json_in_the_payload_and_itself_in_the_function(
     client: Client, drain: Drain, kind: Any, value: Any, json: Any
@@ -611,6 +680,7 @@ def fine(order_id: int) -> None: ...
         (fine, {"time_limit": -1}, "time_limit must be at least 0.001, got -1"),
         (fine, {"delay": timedelta(-1)}, "delay must be at least 0, got -86400.0"),
         (fine, {"aliases": "old"}, "aliases is a list of job types, as ['old'], not a text"),
+        (fine, {"aliases": [3]}, "aliases must be a text, got 3"),
         (fine, {"aliases": ["fine"]}, "there is a handler for 'fine' already"),
         (fine, {"job_type": "no name"}, "job_type must be 1 to 63 of the characters"),
     ],

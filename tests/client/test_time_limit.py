@@ -17,7 +17,7 @@ from client import computing
 from rota import AsyncJob, Client, Job, JobEnd, Registry
 from support.clock import Clock
 from support.waiting import wait_until
-from support.workers import WorkerProcess
+from support.workers import WorkerProcess, lives
 
 Drain = Callable[..., None]
 SOON = timedelta(milliseconds=300)
@@ -128,7 +128,9 @@ def test_a_process_is_killed_at_the_time_limit(
     drain(registry)
 
     assert _failure(db)[0] == "time_limit"
-    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
+    process, started_by_it = map(int, (tmp_path / "pid").read_text().split())
+    assert not lives(process)
+    wait_until(lambda: not lives(started_by_it), "the end of what it has started")
 
 
 @pytest.mark.slow

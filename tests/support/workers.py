@@ -45,6 +45,15 @@ class WorkerProcess:
         return found[0]
 
 
+def lives(pid: int) -> bool:
+    """Whether there is such a process, and not only its exit code."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
 class BackgroundWorker:
     """A worker in a thread of this process."""
 

@@ -231,16 +231,22 @@ class Client:
 
     def plan_queue_move(self, queue: str, database: int) -> list[rows.MoveFinding]:
         """Return what keeps a queue from moving to the database of that number."""
-        return self._rows(rows.MoveFinding, "plan_queue_move", queue=queue, database=database)
+        return self._rows(
+            rows.MoveFinding, "plan_queue_move", queue=queue, database=database
+        )
 
     def queue_move_facts(self, queue: str) -> dict[str, Any]:
         """Return what `receive_plan` of the other database has to know."""
         facts: dict[str, Any] = self._value("queue_move_facts", queue=queue)
         return facts
 
-    def receive_plan(self, queue: str, facts: Mapping[str, Any]) -> list[rows.MoveFinding]:
+    def receive_plan(
+        self, queue: str, facts: Mapping[str, Any]
+    ) -> list[rows.MoveFinding]:
         """Return what keeps a queue from moving here."""
-        return self._rows(rows.MoveFinding, "receive_plan", queue=queue, facts=Jsonb(facts))
+        return self._rows(
+            rows.MoveFinding, "receive_plan", queue=queue, facts=Jsonb(facts)
+        )
 
     def begin_queue_move(self, queue: str, database: int) -> int:
         """Let a queue move to the database of that number; return the id of the move."""
@@ -470,7 +476,9 @@ class Client:
             job_types=_array(job_types),
         )
 
-    def end_jobs(self, endings: Sequence[Mapping[str, Any]] | Jsonb) -> list[rows.EndedJob]:
+    def end_jobs(
+        self, endings: Sequence[Mapping[str, Any]] | Jsonb
+    ) -> list[rows.EndedJob]:
         """End many jobs, each in its own way; one answer for each, in the order given."""
         return self._rows(rows.EndedJob, "end_jobs", endings=to_endings(endings))
 
@@ -497,7 +505,9 @@ class Client:
             fatal=fatal,
         )
 
-    def snooze_job(self, job_id: int, lease_token: int, delay: timedelta) -> datetime | None:
+    def snooze_job(
+        self, job_id: int, lease_token: int, delay: timedelta
+    ) -> datetime | None:
         """Put a job off without using an attempt; None if it was cancelled by request."""
         value: datetime | None = self._value(
             "snooze_job", job_id=job_id, lease_token=lease_token, delay=delay
@@ -594,7 +604,9 @@ class Client:
         )
         return value
 
-    def withdraw_effect(self, scope: str, key: str, job_id: int, lease_token: int) -> None:
+    def withdraw_effect(
+        self, scope: str, key: str, job_id: int, lease_token: int
+    ) -> None:
         """Take back the record of an effect that certainly did not happen."""
         self._value(
             "withdraw_effect", scope=scope, key=key, job_id=job_id, lease_token=lease_token
@@ -908,7 +920,9 @@ class Client:
         With *active* it does not wait but asks once, as the function does.
         """
         if not isinstance(active, Unset):
-            return self._row(rows.JobResult, "wait_for_result", job_id=job_id, active=active)
+            return self._row(
+                rows.JobResult, "wait_for_result", job_id=job_id, active=active
+            )
         driver = self._driver()
         connection: Connection[Any] | None = None
         if listen and isinstance(driver, Connection) and driver.autocommit:
@@ -1179,7 +1193,9 @@ class Client:
 
     def grant_statements(self, access: str, role: str) -> list[str]:
         """Return the statements that give *role* an access."""
-        return self._execute(None, "grant_statements", given({"access": access, "role": role}))
+        return self._execute(
+            None, "grant_statements", given({"access": access, "role": role})
+        )
 
     def grant_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
         """Let *role* work in a queue, and from then on in no other; false if it may already."""

@@ -141,10 +141,12 @@ def _put_together(
 
 def _portable(error: BaseException) -> Any:
     """Return what arrives in another process as this exception, or at least as its text."""
-    for sent in (error, _Parts(error)):
+    parts = _Parts(error)
+    for sent in (error, parts):
         with suppress(Exception):
             arrived = ForkingPickler.loads(ForkingPickler.dumps(sent))
-            if type(arrived) is type(error) and arrived.args == error.args:
+            # Made again by its class, it may have got other arguments.
+            if sent is parts or arrived.args == error.args:
                 return sent
     kind = type(error)
     return RuntimeError(f"{kind.__module__}.{kind.__qualname__}: {error}")

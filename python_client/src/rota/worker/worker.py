@@ -40,6 +40,7 @@ from .lending import JobConnections
 from .maintenance import Maintenance
 from .notifier import Notifier
 from .process import (
+    LAST_WORDS,
     notify_service,
     peak_memory,
     run_in_loop,
@@ -188,7 +189,7 @@ class Worker:
                 finally:
                     if self._grace_period < inf:
                         limit.reschedule(loop.time() + max(LEAVE_TIMEOUT, self._grace_period))
-                    ending = asyncio.create_task(_expire_on(self._stop_now, limit))
+                    ending = asyncio.create_task(_expire_on(self._stop_now, limit, LAST_WORDS))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -483,9 +484,11 @@ async def _try(action: Awaitable[None], otherwise: str = "the database is away")
         logger.warning("leaving, though %s: %r", otherwise, error)
 
 
-async def _expire_on(event: asyncio.Event, limit: asyncio.Timeout) -> None:
+async def _expire_on(
+    event: asyncio.Event, limit: asyncio.Timeout, seconds: float = 0.0
+) -> None:
     await event.wait()
-    limit.reschedule(asyncio.get_running_loop().time())
+    limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 def _is_in_loop() -> bool:
