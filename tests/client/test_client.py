@@ -5,7 +5,8 @@ import inspect
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -305,7 +306,17 @@ def test_objects_in_the_place_of_their_ids_and_names_are_refused_with_what_helps
 
 
 @pytest.mark.parametrize("jobs", [{"job_type": "zz"}, [None], ["zz"]])
-def test_what_is_no_list_of_jobs_is_refused(client: Client, jobs: Any) -> None:
+def test_what_is_no_list_of_jobs_is_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch, jobs: Any
+) -> None:
+    """Before hooks look at it."""
+
+    @contextmanager
+    def hook(out: Any) -> Iterator[None]:
+        assert [job["job_type"] for job in out.jobs]
+        yield
+
+    monkeypatch.setattr("rota.client.outgoing.HOOKS", [hook])
     with pytest.raises(InvalidArgumentError, match="each job must be a mapping of arguments"):
         client.enqueue_many(jobs)
 

@@ -181,7 +181,7 @@ def test_an_exception_counts_as_it_does_in_a_thread(
 
     query = (
         "select payload ->> 'what', status, attempts, error_type, last_error, "
-        "run_at > now() + interval '50 minutes' from rota.job_runs "
+        "run_at > now() + interval '30 minutes' from rota.job_runs "
         "where job_type = %s order by 1"
     )
     in_thread, in_process = (

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+from .values import check_is_job
+
 
 class Outgoing:
     """The jobs of one call: mappings of the arguments of ``enqueue``."""
@@ -34,8 +36,10 @@ HOOKS: list[Hook] = []
 
 @contextmanager
 def outgoing(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Outgoing]:
-    """Run a call that adds jobs within all hooks."""
-    out = Outgoing(jobs)
+    """Run a call that adds jobs within all hooks, which may take them for mappings."""
+    out = Outgoing(list(jobs))
+    for job in out.jobs:
+        check_is_job(job)
     with ExitStack() as stack:
         for hook in HOOKS:
             stack.enter_context(hook(out))

@@ -299,14 +299,19 @@ def _join(texts: Sequence[str]) -> str:
     return f"[{','.join(texts)}]"
 
 
+def check_is_job(job: object) -> None:
+    """Raise InvalidArgumentError for what is no mapping of the arguments of a job."""
+    if not isinstance(job, Mapping):
+        raise InvalidArgumentError(f"each job must be a mapping of arguments, got {job!r:.80}")
+
+
 def to_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Turn the arguments of one ``enqueue`` into what ``enqueue_many`` reads.
 
     Only its own values are turned: a duration into seconds, a moment into ISO text.
     A payload is never changed: one that Postgres would not take is refused.
     """
-    if not isinstance(job, Mapping):
-        raise InvalidArgumentError(f"each job must be a mapping of arguments, got {job!r:.80}")
+    check_is_job(job)
     return {name: _plain(name, value) for name, value in job.items()}
 
 
