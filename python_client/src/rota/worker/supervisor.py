@@ -29,6 +29,8 @@ HEALTHY_AFTER = 30.0
 """Seconds after which a child that ends is started again at once."""
 MAX_PAUSE = 30.0
 USED_WRONGLY = 2
+STOP_NOW = 2
+"""So many signals make a worker leave at once; a third one would kill it."""
 
 
 class Child:
@@ -38,7 +40,7 @@ class Child:
         self.number = number
         self._command = command
         self._failures = 0
-        self._told = 0
+        self._told = self._to_tell = 0
         self.started_at = 0.0
         self._start_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,7 +49,7 @@ class Child:
         """Start the process if it does not run and its pause is over."""
         if self._process is None and time.monotonic() >= self._start_at:
             self.started_at = time.monotonic()
-            self._told = 0
+            self._told = self._to_tell = 0
             environment = dict(os.environ)
             environment.pop("NOTIFY_SOCKET", None)  # the parent speaks for all
             self._process = subprocess.Popen(  # noqa: S603
@@ -68,9 +70,13 @@ class Child:
             self._process = None
         return code
 
-    def stop(self) -> None:
-        """Let it leave, or at once if it was told before; a third signal would kill it."""
-        if self._process is not None and self._told < 2:
+    def stop(self, signals: int) -> None:
+        """Let it have so many signals: with one it leaves, with two at once."""
+        self._to_tell = max(self._to_tell, min(signals, STOP_NOW))
+
+    def tell(self) -> None:
+        """Send the next of its signals; two within a moment may arrive as one."""
+        if self._process is not None and self._told < self._to_tell:
             self._told += 1
             self._process.send_signal(signal.SIGTERM)
 
@@ -103,6 +109,7 @@ class Supervisor:
         self._reload = reload
         self._is_done = is_done
         self._is_stopping = False
+        self._signals = 0
         self._reloaded_at: float | None = None
         self._codes: list[int] = []
 
@@ -117,6 +124,8 @@ class Supervisor:
                         child.start_if_due()
                     if (code := child.poll()) is not None:
                         self._take_end(child, code)
+                    child.stop(self._signals)
+                    child.tell()
                 if self._is_stopping and not any(c.is_running for c in self._children):
                     return max(self._codes, default=0)
                 if files is not None and not self._is_stopping and files.have_changed():
@@ -124,17 +133,14 @@ class Supervisor:
                     self._reloaded_at = time.monotonic()
                     for child in self._children:
                         child.hurry()
-                        child.stop()
-                    time.sleep(CHECK_INTERVAL)  # or the two signals may arrive as one
-                    for child in self._children:
-                        child.stop()  # at once: somebody waits for the new code
+                        child.stop(STOP_NOW)  # somebody waits for the new code
                 time.sleep(CHECK_INTERVAL)
 
     def _stop(self, *, now: bool) -> None:
+        # No more than this: a signal may come while a child is being started.
         self._is_stopping = True
+        self._signals += 1
         notify_service("STOPPING=1")
-        for child in self._children:
-            child.stop()
 
     def _take_end(self, child: Child, code: int) -> None:
         if self._is_stopping:
