@@ -11,7 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from rota import AsyncJob, Client, Job, Registry, Worker
+from rota import AsyncJob, Client, Job, Registry, RotaError, Worker
+from rota.worker.executor import Places
 
 SESSIONS = (
     "select count(*) from pg_stat_activity"
@@ -136,5 +137,35 @@ def test_a_worker_says_when_it_is_ready(db: psycopg.Connection[Any], dsn: str) -
         assert db.execute("select count(*) from rota.workers").fetchone() == (1,)
         worker.stop()
         await task
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_a_worker_that_fails_waits_no_more(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rota.worker.worker.__version__", "9.9.9")
+    worker = Worker(dsn, _registry(threading.Event()))
+
+    async def run() -> None:
+        task = asyncio.create_task(worker.run_async())
+        async with asyncio.timeout(30):
+            await worker.wait_until_ready()
+        assert not worker.is_ready
+        with pytest.raises(RotaError, match="needs 9"):
+            await task
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_is_stopped_before_it_runs_leaves() -> None:
+    """Also one that waits for its database among others."""
+    registry = _registry(threading.Event())
+    worker = Worker("host=127.0.0.1 port=1", registry, places=Places(1))
+    worker.stop()
+
+    async def run() -> None:
+        async with asyncio.timeout(10):
+            await worker.run_async()
 
     asyncio.run(run())

@@ -262,7 +262,8 @@ def test_a_process_is_told_twice_at_most(tmp_path: Path) -> None:
     child.start_if_due()
     for done in ("ready", "first", "second"):
         wait_until((tmp_path / done).exists, done)
-        child.stop()
+        child.stop(3)
+        child.tell()
     (tmp_path / "go").touch()
 
     assert wait_until(child.poll, "the end") == 7
@@ -360,6 +361,21 @@ def test_systemd_hears_that_a_worker_is_ready_and_that_it_stops(
         worker.signal(signal.SIGTERM)
         assert service.recv(100) == b"STOPPING=1"
         assert worker.wait() == 0
+
+
+def test_systemd_hears_nothing_of_a_worker_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry()
+    registry.add("plain", lambda job: None)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
+        service.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with pytest.raises(psycopg.OperationalError):
+            run_together([Worker("host=127.0.0.1 port=1", registry)])
+        service.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            service.recv(100)
 
 
 def test_a_queue_with_its_own_places_takes_none_of_the_others(

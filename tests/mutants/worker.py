@@ -393,7 +393,7 @@ WORKER = (
         "client/test_run_async.py",
         client(
             "worker/worker",
-            "            self.stop()\n            stopping.cancel()\n",
+            "            self._claim_no_more()\n            stopping.cancel()\n",
             "            stopping.cancel()\n",
         ),
         client("worker/worker", "        await end_task(fetching)\n", ""),

@@ -121,6 +121,9 @@ class Worker:
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._is_retiring = False
+        self._is_told = asyncio.Event()
+        """Somebody wants it to stop; one that retires has its grace period from here on."""
         self._state = state = ConnectionState()
         self._connection = Connection(conninfo, "rota fetcher", state)
         self._connections = JobConnections(conninfo, self._share.total, state)
@@ -176,7 +179,7 @@ class Worker:
         if self._is_begun:
             raise RuntimeError("a Worker runs once: make another one")
         self._is_begun = True
-        self._context.loop = loop = asyncio.get_running_loop()
+        self._context.loop = asyncio.get_running_loop()
         limit = asyncio.timeout(None)
         ending = asyncio.create_task(_expire_on(self._stop, limit))
         resources = self._registry.open_resources()
@@ -187,9 +190,7 @@ class Worker:
                 try:
                     await self._work(drain=drain, once=once)
                 finally:
-                    if self._grace_period < inf:
-                        limit.reschedule(loop.time() + max(LEAVE_TIMEOUT, self._grace_period))
-                    ending = asyncio.create_task(_expire_on(self._stop_now, limit, LAST_WORDS))
+                    ending = asyncio.create_task(self._limit_close(limit))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -199,6 +200,16 @@ class Worker:
             logger.warning(text, self.name)
         finally:
             ending.cancel()
+            self._stop.set()
+            self._ready.set()  # nobody waits for what has failed
+
+    async def _limit_close(self, limit: asyncio.Timeout) -> None:
+        loop = asyncio.get_running_loop()
+        if self._is_retiring:
+            await self._is_told.wait()
+        if self._grace_period < inf:
+            limit.reschedule(loop.time() + max(LEAVE_TIMEOUT, self._grace_period))
+        await _expire_on(self._stop_now, limit, LAST_WORDS)
 
     async def _work(self, *, drain: bool, once: bool) -> None:
         try:
@@ -224,8 +235,11 @@ class Worker:
         self._ready.set()
         try:
             await asyncio.wait([fetching, stopping], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._is_told.set()
+            raise
         finally:
-            self.stop()
+            self._claim_no_more()
             stopping.cancel()
             await self._finish(asyncio.create_task(self._leave(fetching, notifying)))
         if not fetching.cancelled():
@@ -253,7 +267,7 @@ class Worker:
                         await self._stop.wait()
 
     async def wait_until_ready(self) -> None:
-        """Wait until the worker has reached the database and asks for jobs."""
+        """Wait until the worker has reached the database and asks for jobs, or has ended."""
         await self._ready.wait()
 
     async def wait_until_stopping(self) -> None:
@@ -265,11 +279,15 @@ class Worker:
 
         With *now* they get no grace period.  May be called from any thread.
         """
+        self._claim_no_more()
+        self._call(self._is_told.set)
+        if now:
+            self._call(self._stop_now.set)
+
+    def _claim_no_more(self) -> None:
         self._fetcher.stop()
         self._call(self._fetcher.wake)
         self._call(self._stop.set)
-        if now:
-            self._call(self._stop_now.set)
 
     @property
     def is_ready(self) -> bool:
@@ -337,7 +355,7 @@ class Worker:
         if (reason := self._reason_to_retire()) is None:
             return False
         logger.info("worker %s makes room for another: %s", self.name, reason)
-        self._grace_period = inf
+        self._is_retiring = True
         return True
 
     def _reason_to_retire(self) -> str | None:
@@ -358,7 +376,8 @@ class Worker:
                 await asyncio.shield(leaving)
             except asyncio.CancelledError as error:
                 cancelled = error
-                self._stop_now.set()
+                is_first = self._is_retiring and not self._is_told.is_set()
+                (self._is_told if is_first else self._stop_now).set()
         if cancelled is not None:
             raise cancelled
         leaving.result()
@@ -369,12 +388,16 @@ class Worker:
         if notifying is not None:
             notifying.cancel()
         self._executor.close()
-        log_stop(self.name, self._executor.running, self._grace_period, self._has_signals)
+        waits_for_all = self._is_retiring and not self._is_told.is_set()
+        grace_period = inf if waits_for_all else self._grace_period
+        log_stop(self.name, self._executor.running, grace_period, self._has_signals)
         self._executor.give_back_held()
         # A claim or a tick may hang behind a lock; a claim that still comes through is undone.
         await asyncio.wait([fetching], timeout=LEAVE_TIMEOUT)
         await end_task(fetching)
         self._executor.give_back_held()
+        if self._is_retiring:
+            await self._executor.wait(inf, self._is_told)
         await self._executor.wait(self._grace_period, self._stop_now)
         await _try(self._executor.stop_running())
         await _try(self._context.processes.close())
@@ -392,9 +415,11 @@ class Worker:
         self._call(partial(self._executor.cancel, job))
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Call a function in the loop's thread, if there is a loop yet, or still."""
+        """Call a function in the loop's thread, if there is a loop still."""
         loop = getattr(self._context, "loop", None)
-        if loop is not None and not loop.is_closed():
+        if loop is None:
+            function()  # nobody waits for it yet
+        elif not loop.is_closed():
             loop.call_soon_threadsafe(function)
 
 
@@ -432,7 +457,7 @@ def run_together(
             forwarding = (
                 asyncio.create_task(_forward(forwarder, workers[0])) if forwarder else None
             )
-            telling = asyncio.create_task(_tell_ready(workers))
+            telling = asyncio.create_task(_tell_ready(workers, running))
             try:
                 if drain or once:
                     await asyncio.wait(running)
@@ -470,9 +495,11 @@ async def _forward(forwarder: Forwarder, worker: Worker) -> None:
         await end_task(running)
 
 
-async def _tell_ready(workers: Sequence[Worker]) -> None:
-    for worker in workers:
+async def _tell_ready(workers: Sequence[Worker], tasks: Sequence[asyncio.Task[None]]) -> None:
+    for worker, task in zip(workers, tasks, strict=True):
         await worker.wait_until_ready()
+        if task.done() and task.exception() is not None:
+            return
     notify_service("READY=1")
 
 
