@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -28,6 +29,7 @@ from client.own_connections import (
     url,
 )
 from rota import AsyncClient, AsyncJob, Client, Job, JobFinishedError, Registry
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -280,6 +282,32 @@ def test_a_lost_lease_rolls_the_writes_back(
         "running",
         "thief",
     )
+
+
+def test_a_lease_that_is_lost_after_a_rollback_is_noticed(
+    client: Client, dsn: str, drain: Drain
+) -> None:
+    registry = Registry()
+    seen: list[bool] = []
+
+    @registry.handler("charge")
+    def charge(job: Job) -> None:
+        with engine_on(dsn) as engine, Session(engine) as session:
+            job.finish_in(session)
+            session.rollback()
+        rolled_back_at = time.monotonic()
+        wait_until(lambda: job.confirmed_at > rolled_back_at, "a heartbeat")
+        with psycopg.connect(dsn) as other:  # one transaction, or this worker would claim it
+            Client(other).retry_job(job.job_id, force=True)
+            Client(other).claim_jobs("thief", max_jobs=1)
+        seen.append(wait_until(lambda: job.is_lost, "the loss"))
+        job.check()
+        seen.append(False)
+
+    client.enqueue("charge", lease=timedelta(seconds=1))
+    drain(registry)
+
+    assert seen == [True]
 
 
 def test_a_commit_whose_reply_was_lost_is_a_success(

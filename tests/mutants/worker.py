@@ -62,7 +62,7 @@ WORKER = (
         "client/test_worker_process.py client/test_throughput.py",
         client(
             "job",
-            "return self.is_told_lost or self.seconds_left < 0",
+            "return self.is_told_lost or (self.seconds_left < 0 and not self.may_be_finished)",
             "return self.is_told_lost",
         ),
     ),
@@ -256,7 +256,7 @@ WORKER = (
         "client/test_leases.py client/test_transaction.py",
         client(
             "worker/heartbeat",
-            "            if job.state not in (State.HELD, State.RUNNING):\n",
+            "            if job.may_be_finished:\n",
             "            if False:\n",
         ),
     ),

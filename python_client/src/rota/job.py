@@ -134,6 +134,7 @@ class BaseJob:
         """When the lease was last given, on the monotonic clock."""
         self.state = State.HELD
         self._has_transaction = False
+        self._put_at = inf
         self._context = context
 
     def __repr__(self) -> str:
@@ -152,9 +153,15 @@ class BaseJob:
     @property
     def is_lost(self) -> bool:
         """Whether the lease is gone: somebody else has the job, or it could not be extended."""
-        if self.state not in (State.HELD, State.RUNNING):
-            return self.is_told_lost
-        return self.is_told_lost or self.seconds_left < 0
+        return self.is_told_lost or (self.seconds_left < 0 and not self.may_be_finished)
+
+    @property
+    def may_be_finished(self) -> bool:
+        """Whether the database may have its end, and so not the job any more."""
+        if self.state is State.FINISHING:
+            # A heartbeat that came through later found no lock: the end was rolled back.
+            return self.confirmed_at <= self._put_at
+        return self.state not in (State.HELD, State.RUNNING)
 
     @property
     def seconds_left(self) -> float:
@@ -257,6 +264,7 @@ class BaseJob:
             # An earlier commit succeeded though its reply was lost: never write twice.
             raise JobFinishedError(f"job {self.job_id} was finished by an earlier transaction")
         self.is_in_doubt = True
+        self._put_at = time.monotonic()
 
 
 class Job(BaseJob):

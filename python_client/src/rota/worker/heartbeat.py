@@ -14,7 +14,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-from ..job import BaseJob, State
+from ..job import BaseJob
 from ..rows import JobHeartbeat
 from .connection import BUSY_PAUSE, CALL_TIMEOUT, MAX_JOBS, SHORTEST_LIMIT, Connection, Retry
 
@@ -118,7 +118,7 @@ class Heartbeat(threading.Thread):
     def _take_answer(self, job: BaseJob, beat: JobHeartbeat, sent_at: float) -> bool:
         """Store what a heartbeat said; return whether the job should stop."""
         if beat.is_lost:
-            if job.state not in (State.HELD, State.RUNNING):
+            if job.may_be_finished:
                 return False  # it is gone because it has just been finished
             job.is_told_lost = True
             self.remove([job])
