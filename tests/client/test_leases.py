@@ -144,6 +144,28 @@ def test_heartbeats_go_on_after_an_error() -> None:
     heartbeat.join(30)
 
 
+def test_a_heartbeat_that_fails_keeps_no_other_lease_from_its_own() -> None:
+    """Jobs with leases of another length go with another call."""
+
+    class Refusing(_Connection):
+        async def call(self, action: Any, timeout: float) -> list[JobHeartbeat]:
+            client = SimpleNamespace(heartbeat_jobs=lambda *jobs, lease: lease)
+            if action(client) == refused.lease:
+                raise ValueError("it is refused")
+            return [BEATEN]
+
+    connection: Any = Refusing(list)
+    heartbeat = Heartbeat(connection, lambda job: None)
+    now = time.monotonic()
+    refused, beaten = _job(lease=0.3, claimed_at=now), _job(lease=0.6, claimed_at=now)
+    heartbeat.add([refused, beaten])
+    heartbeat.start()
+
+    wait_until(lambda: beaten.confirmed_at > now, "the other heartbeat", 5.0)
+    heartbeat.stop()
+    heartbeat.join(30)
+
+
 @pytest.mark.slow
 def test_a_lost_lease_reaches_the_handler_while_its_worker_has_nothing_else_to_do(
     client: Client, background: Background

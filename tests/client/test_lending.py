@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -14,7 +18,7 @@ import pytest
 
 import rota
 from rota import AsyncJob, Client, Job, Registry
-from rota.worker.lending import CALLS
+from rota.worker.lending import CALLS, Pool, Watch
 
 pytestmark = pytest.mark.own_session
 
@@ -157,6 +161,28 @@ def test_a_job_has_one_transaction_at_a_time(
 
     rows = db.execute("select status, last_error from rota.finished_jobs").fetchall()
     assert rows == [("dead", f"job {job_id} has a transaction already: use that")]
+
+
+def test_a_plain_handler_waits_for_a_connection_no_longer_than_its_lease() -> None:
+    job: Any = SimpleNamespace(lease=timedelta(seconds=1))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        conninfo = f"host=127.0.0.1 port={silent.getsockname()[1]} connect_timeout=20"
+        began = time.monotonic()
+        with pytest.raises(psycopg.OperationalError), Pool(conninfo, 1, Watch()).lend(job):
+            pass
+    assert time.monotonic() - began < 10
+
+
+def test_a_moment_to_heed_that_comes_while_the_watch_looks_is_not_lost() -> None:
+    watch = Watch()
+    heeding = threading.Thread(target=watch.heed, args=[5.0])
+    with watch._changed:
+        watch._wakes_at = 1.0  # from before this look
+        heeding.start()
+        heeding.join(0.5)
+        watch._wakes_at = inf
+        assert watch._changed.wait(10)
+    heeding.join()
 
 
 @pytest.mark.slow

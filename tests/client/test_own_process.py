@@ -119,6 +119,25 @@ def test_what_a_function_raises_fails_the_attempt(
 
 
 @pytest.mark.slow
+def test_a_process_that_dies_is_not_waited_for_while_its_child_lives(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    """The child has the pipe for the answer, too."""
+    registry = Registry()
+
+    @registry.handler("computes")
+    async def computes(job: AsyncJob) -> None:
+        async with asyncio.timeout(20):
+            await job.run_in_process(computing.die_and_leave_a_child)
+
+    client.enqueue("computes", max_attempts=1)
+    drain(registry)
+
+    errors = db.execute("select last_error from rota.finished_jobs").fetchall()
+    assert errors == [("the process of the handler ended with 7",)]
+
+
+@pytest.mark.slow
 def test_a_task_can_have_a_process_of_its_own(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:

@@ -34,7 +34,7 @@ WORKER = (
         "client/test_leases.py faults/test_workers.py client/test_worker_process.py",
         client(
             "worker/heartbeat",
-            "                await self._sleep(self._retry.fail(error))\n",
+            "                await self._sleep(self._retry.fail(failure))\n",
             "                return\n",
         ),
     ),

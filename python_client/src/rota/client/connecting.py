@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from math import ceil, inf
 from typing import Any
 
 import psycopg
@@ -49,9 +50,14 @@ def settings(conninfo: str, name: str) -> dict[str, Any]:
     return {**chosen, "autocommit": True, "prepare_threshold": None}
 
 
-def connect(conninfo: str, name: str = "rota") -> psycopg.Connection[Any]:
-    """Open a connection in autocommit mode, fit for a pooler."""
-    connection = psycopg.connect("", **settings(conninfo, name))
+def connect(conninfo: str, name: str = "rota", seconds: float = inf) -> psycopg.Connection[Any]:
+    """Open a connection in autocommit mode, fit for a pooler, within about so many seconds."""
+    chosen = settings(conninfo, name)
+    if seconds < inf:
+        # For libpq 0 is without end, and the least are 2 seconds.
+        allowed = int(chosen["connect_timeout"]) or inf
+        chosen["connect_timeout"] = max(2, ceil(min(allowed, seconds)))
+    connection = psycopg.connect("", **chosen)
     connection.add_notice_handler(_WarningLog().add)
     return connection
 

@@ -66,12 +66,16 @@ class Heartbeat(threading.Thread):
             self._loop = asyncio.get_running_loop()
         self._connection.state.on_back(self._call_wake)
         while (jobs := await self._wait()) is not None:
-            try:
-                for part in _parts(jobs):
+            failure: Exception | None = None
+            for part in _parts(jobs):
+                try:
                     await self._beat(part)
+                except Exception as error:  # whatever it is, the other leases shall not run out
+                    failure = failure or error
+            if failure is None:
                 self._retry.succeed()
-            except Exception as error:  # whatever it is, without this thread all leases run out
-                await self._sleep(self._retry.fail(error))
+            else:
+                await self._sleep(self._retry.fail(failure))
         await self._connection.close()
 
     async def _wait(self) -> list[BaseJob] | None:

@@ -219,8 +219,8 @@ class Watch:
 
     def heed(self, moment: float) -> None:
         """Look again at that time at the latest."""
-        if moment < self._wakes_at:
-            with self._changed:
+        with self._changed:
+            if moment < self._wakes_at:
                 self._changed.notify()
 
     def cut(self, job: BaseJob) -> bool:
@@ -345,7 +345,8 @@ class Pool:
             while not is_lent:
                 session = self._take(self._idle, self._idle_in_loop)
                 if session is None:
-                    session = Session(connect(self._conninfo, "rota job"))
+                    limit = limit_of(job, seconds)
+                    session = Session(connect(self._conninfo, "rota job", limit))
                 with self._using(job, session, self._idle) as use:
                     if session.is_being_reset:
                         with use.resetting():

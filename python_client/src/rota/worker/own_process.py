@@ -29,6 +29,10 @@ from typing import Any
 from .process import die_with
 
 MAX_IDLE = 64
+LOOK_INTERVAL = 0.25
+"""Seconds between two looks whether a process still lives."""
+LAST_WORDS = 1.0
+"""Seconds in which the answer of a process that has ended is read."""
 LENGTH = struct.Struct(">Q")
 START = "from rota.worker.own_process import answer_parent; answer_parent()"
 
@@ -62,7 +66,9 @@ class Processes:
         try:
             body = await _ask(process, question)
         except (asyncio.IncompleteReadError, OSError):
-            code = await process.wait()
+            code = process.returncode
+            if code is None:
+                code = await process.wait()
             raise ChildProcessError(f"the process of the handler ended with {code}") from None
         except BaseException:
             await _kill(process)
@@ -93,6 +99,24 @@ async def _start() -> Process:
 
 
 async def _ask(process: Process, question: bytes) -> bytes:
+    """Return the answer; raise OSError or IncompleteReadError if the process ends without."""
+    answering = asyncio.create_task(_converse(process, question))
+    try:
+        # wait() would wait for the end of the pipes, too.
+        while process.returncode is None and not answering.done():
+            await asyncio.wait([answering], timeout=LOOK_INTERVAL)
+        if not answering.done():
+            # What the function has started holds the pipe open; there may be an answer in it.
+            _kill_group(process)
+            await asyncio.wait([answering], timeout=LAST_WORDS)
+        if not answering.done():
+            raise BrokenPipeError
+        return answering.result()
+    finally:
+        answering.cancel()
+
+
+async def _converse(process: Process, question: bytes) -> bytes:
     assert process.stdin is not None  # noqa: S101 - for the type checker
     assert process.stdout is not None  # noqa: S101
     process.stdin.write(question)
@@ -102,9 +126,13 @@ async def _ask(process: Process, question: bytes) -> bytes:
 
 
 async def _kill(process: Process) -> None:
+    _kill_group(process)
+    await process.wait()
+
+
+def _kill_group(process: Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # and what the function has started
-    await process.wait()
 
 
 def check_can_be_found(function: Callable[..., Any]) -> None:
