@@ -22,6 +22,7 @@ from rota import AsyncJob, Registry
 from rota.cli import main, many
 from rota.testing.server import EmbeddedPostgres
 from rota.worker.executor import Places, Share
+from rota.worker.forwarder import Forwarder
 from rota.worker.worker import Worker
 from support.waiting import wait_until
 
@@ -312,6 +313,45 @@ def test_a_worker_that_is_idle_has_two_connections_to_each_database(make, tmp_pa
             worker.send_signal(signal.SIGTERM)
 
     assert took < 10
+
+
+def test_a_forwarder_listens_where_the_workers_do_or_not_at_all():
+    registry = Registry()
+    registry.add("ok", lambda job: None)
+
+    def listens_at(**options: Any) -> list[str | None]:
+        workers = [Worker(f"dbname={name}", registry, **options) for name in "ab"]
+        lent = [worker.idle_connections for worker in workers]
+        scouts = Forwarder(["dbname=a", "dbname=b"], lent=lent)._scouts
+        return [own and own.conninfo for own in (scout._listener._own for scout in scouts)]
+
+    assert listens_at() == ["dbname=a", "dbname=b"]
+    assert listens_at(listen_conninfo="port=1") == ["port=1"] * 2
+    assert listens_at(listen=False) == [None, None]
+
+
+@pytest.mark.slow
+def test_a_worker_that_only_polls_carries_too(make, tmp_path):
+    urls = [make(f"many{n}") for n in (13, 14)]
+    for number, url in enumerate(urls, 13):
+        with psycopg.connect(url) as db:
+            db.execute("select rota.set_database_number(%s)", (number,))
+            db.execute("select rota.enqueue_to(n, 'ok') from generate_series(13, 14) as n")
+    (tmp_path / "jobs.py").write_text(JOBS)
+    both = [word for url in urls for word in ("--database", url)]
+    command = [sys.executable, "-m", "rota", "worker", "jobs:registry", *both, "--no-listen"]
+    listening = "select count(*)::int from pg_stat_activity where application_name = %s"
+    with subprocess.Popen([*command, "--poll-interval", "0.1"], cwd=tmp_path) as worker:
+        try:
+            for jobs in (2, 3):
+                wait_until(lambda: [*map(finished, urls)] == [jobs] * 2)  # noqa: B023
+                for number, url in zip((14, 13), urls, strict=True):
+                    with psycopg.connect(url, autocommit=True) as db:
+                        found = db.execute(listening, ["rota notifier"]).fetchone()
+                        db.execute("select rota.enqueue_to(%s, 'ok')", (number,))
+                    assert found == (0,)
+        finally:
+            worker.send_signal(signal.SIGTERM)
 
 
 def finished(url: str) -> int:

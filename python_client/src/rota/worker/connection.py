@@ -232,7 +232,7 @@ class Connection:
         self.state = state
         self.database = ""
         """The name of the database, once there was a connection."""
-        self._conninfo = conninfo
+        self.conninfo = conninfo
         self._name = name
         self._opened_at = 0.0
         self._connection: AsyncConnection[Any] | None = None
@@ -295,7 +295,7 @@ class Connection:
         if self._connection is None or self._connection.closed:
             self._opened_at = time.monotonic()
             # Ours from here on: the questions below may fail or be cancelled.
-            self._connection = await connect_async(self._conninfo, self._name)
+            self._connection = await connect_async(self.conninfo, self._name)
             await self._connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             self.database = self._connection.info.dbname
             if is_own(self._connection, await (await self._connection.execute(PID)).fetchone()):

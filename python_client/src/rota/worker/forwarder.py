@@ -65,11 +65,15 @@ class Listener:
     """Has a scout notified of jobs of *queues*.
 
     It does so by the notifier *lent* by a worker, as long as that is idle, and else by one of
-    its own.
+    its *own*; without that the scout only polls.
     """
 
     def __init__(
-        self, own: Notifier, lent: Notifier | None, queues: list[str], wake: Callable[[], None]
+        self,
+        own: Notifier | None,
+        lent: Notifier | None,
+        queues: list[str],
+        wake: Callable[[], None],
     ) -> None:
         self._own, self._lent, self._queues = own, lent, queues
         self._task: asyncio.Task[None] | None = None
@@ -80,18 +84,20 @@ class Listener:
     @property
     def hears_all(self) -> bool:
         """Whether a notification comes of a job in any of the queues."""
-        lent = self._lent
-        if len(self._queues) >= MAX_QUEUES - (0 if lent is None else lent.queue_count):
+        lent, own = self._lent, self._own
+        if own is None or len(self._queues) >= MAX_QUEUES - (
+            0 if lent is None else lent.queue_count
+        ):
             return False
         if lent is not None and lent.wanted is Place.IDLE:
             # One of its own is still to be closed.
             return self._task is None and lent.others_heard == frozenset(self._queues)
-        return self._own.is_on and self._own.place is Place.IDLE and not self._own.is_moving
+        return own.is_on and own.place is Place.IDLE and not own.is_moving
 
     def listen(self, poll_interval: float) -> float:
         """Wait for notifications; return the seconds after which to look without one."""
-        lent = self._lent
-        if not self._queues:
+        lent, own = self._lent, self._own
+        if own is None or not self._queues:
             return poll_interval
         if lent is not None and lent.wanted is Place.IDLE:
             if lent.others_heard != frozenset(self._queues):
@@ -106,19 +112,19 @@ class Listener:
             if time.monotonic() - lent.away_at < patience:
                 return interval
         if self._task is None:
-            self._task = asyncio.create_task(self._own.run())
-        if self._own.is_on and self._own.wanted is Place.AWAY:
-            self._own.go(Place.IDLE)
+            self._task = asyncio.create_task(own.run())
+        if own.is_on and own.wanted is Place.AWAY:
+            own.go(Place.IDLE)
         return poll_interval
 
     def listen_again(self) -> None:
         """Wait for those queues that have come, too."""
-        if self._own.wanted is not Place.AWAY:
+        if self._own is not None and self._own.wanted is not Place.AWAY:
             self._own.go(Place.IDLE)
 
     def turn_away(self) -> None:
         """Have producers notify nobody: the scout looks by itself."""
-        if self._own.wanted is not Place.AWAY:
+        if self._own is not None and self._own.wanted is not Place.AWAY:
             self._own.go(Place.AWAY)
         lent = self._lent
         if lent is not None and lent.other_queues:
@@ -157,27 +163,32 @@ class Scout:
         )
         # The list changes when the others tell their numbers.
         self._queues: list[str] = []
-        registry = Registry()
-        registry.handler("rota.forward")(lambda job: None)
-        notifier = Notifier(
-            Connection(source.conninfo, "rota notifier", source.state),
-            self._connection, self._queues, registry, QUIET_FACTOR * poll_interval,
-        )  # fmt: skip
         self._wake = asyncio.Event()
-        notifier.on_notify = self._hurry
-        notifier.on_change = self._wake.set
-        notifier.on_answer = self._expect
         self._ticker = Ticker(self._connection, tick_interval, jitter=0.2)
-        notifier.on_maintenance = self._hurry_ticker
-        self._listener = Listener(
-            notifier, lent[1] if lent is not None else None, self._queues, self._hurry
-        )
+        # It listens where the worker does, or not at all.
+        own, theirs = None, None if lent is None else lent[1]
+        if lent is None or theirs is not None:
+            own = self._notifier(theirs.conninfo if theirs else source.conninfo)
+        self._listener = Listener(own, theirs, self._queues, self._hurry)
         self._report_at = inf
         self._has_moves = False
         self._patient_until = inf
         self._connection.state.on_back(self._report_soon)
         self.carriers: dict[int, Carrier] = {}
         self._movers: dict[int, Mover] = {}
+
+    def _notifier(self, conninfo: str) -> Notifier:
+        registry = Registry()
+        registry.handler("rota.forward")(lambda job: None)
+        notifier = Notifier(
+            Connection(conninfo, "rota notifier", self._source.state),
+            self._connection, self._queues, registry, QUIET_FACTOR * self._poll_interval,
+        )  # fmt: skip
+        notifier.on_notify = self._hurry
+        notifier.on_change = self._wake.set
+        notifier.on_answer = self._expect
+        notifier.on_maintenance = self._hurry_ticker
+        return notifier
 
     async def run(self) -> None:
         """Work until cancelled."""

@@ -105,6 +105,11 @@ class Notifier:
         self.has_maintenance = False
 
     @property
+    def conninfo(self) -> str:
+        """Where it listens."""
+        return self._connection.conninfo
+
+    @property
     def queue_count(self) -> int:
         """How many queues it waits for, beside those of others."""
         return len(self._queues)
