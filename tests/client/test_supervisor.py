@@ -345,22 +345,28 @@ def test_a_worker_is_not_ready_while_its_database_is_away(dsn: str) -> None:
         assert not worker.is_ready
 
 
+@pytest.mark.parametrize("options", [[], ["--processes", "2"]])
 def test_systemd_hears_that_a_worker_is_ready_and_that_it_stops(
     db: psycopg.Connection[Any],
     start_worker: Start,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
         service.bind(str(tmp_path / "notify"))
         service.settimeout(30)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        worker = start_worker()
+        worker = start_worker(*options)
         assert service.recv(100) == b"READY=1"
-        assert len(_value(db, PIDS)) == 1
+        assert _value(db, PIDS)
+        _pids(db, 2 if options else 1)
         worker.signal(signal.SIGTERM)
         assert service.recv(100) == b"STOPPING=1"
         assert worker.wait() == 0
+        service.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            service.recv(100)
 
 
 def test_systemd_hears_nothing_of_a_worker_that_fails(

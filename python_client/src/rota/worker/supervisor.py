@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from .process import die_with, notify_service, stop_on_signals
 
@@ -38,6 +40,8 @@ class Child:
 
     def __init__(self, command: Sequence[str], number: int) -> None:
         self.number = number
+        self.notify_socket: str | None = None
+        """Where it says that it is ready."""
         self._command = command
         self._failures = 0
         self._told = self._to_tell = 0
@@ -52,6 +56,8 @@ class Child:
             self._told = self._to_tell = 0
             environment = dict(os.environ)
             environment.pop("NOTIFY_SOCKET", None)  # the parent speaks for all
+            if self.notify_socket is not None:
+                environment["NOTIFY_SOCKET"] = self.notify_socket
             self._process = subprocess.Popen(  # noqa: S603
                 [*self._command, "--process-number", str(self.number)],
                 env=environment,
@@ -110,15 +116,20 @@ class Supervisor:
         self._is_done = is_done
         self._is_stopping = False
         self._signals = 0
+        self._is_ready = False
         self._reloaded_at: float | None = None
         self._codes: list[int] = []
 
     def run(self) -> int:
         """Return the worst exit code of the children, once all have left."""
-        with stop_on_signals(self._stop):
+        with stop_on_signals(self._stop), _service_socket() as children:
             files = _Files() if self._reload else None
-            notify_service("READY=1")
+            if children is not None:
+                for child in self._children:
+                    child.notify_socket = children.getsockname()
             while True:
+                if children is not None:
+                    self._pass_on(children)
                 for child in list(self._children):
                     if not self._is_stopping:
                         child.start_if_due()
@@ -142,6 +153,14 @@ class Supervisor:
         self._signals += 1
         notify_service("STOPPING=1")
 
+    def _pass_on(self, children: socket.socket) -> None:
+        """Tell systemd once that a child is ready."""
+        with suppress(BlockingIOError):
+            while message := children.recv(100):
+                if message == b"READY=1" and not (self._is_ready or self._is_stopping):
+                    self._is_ready = True
+                    notify_service("READY=1")
+
     def _take_end(self, child: Child, code: int) -> None:
         if self._is_stopping:
             self._codes.append(code if code >= 0 else 1)
@@ -161,6 +180,21 @@ class Supervisor:
             logger.warning(
                 "worker process %s ended with %s, and is started again", child.number, code
             )
+
+
+@contextmanager
+def _service_socket() -> Iterator[socket.socket | None]:
+    """Listen to the children as systemd would, if that wants to hear of this process."""
+    if not os.environ.get("NOTIFY_SOCKET"):
+        yield None
+        return
+    with (
+        TemporaryDirectory(prefix="rota-") as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as children,
+    ):
+        children.bind(os.path.join(folder, "notify"))
+        children.setblocking(False)
+        yield children
 
 
 class _Files:
