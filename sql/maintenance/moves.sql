@@ -36,15 +36,25 @@ create or replace function rota.plan_queue_move(queue text, database integer)
 as $$
 declare
     c_here constant integer := rota.database_number();
+    c_is_under_way constant boolean := exists (
+        select from rota.queue_moves as m
+        where m.queue = plan_queue_move.queue
+          and (m.direction, m.database) = ('out', plan_queue_move.database)
+    );
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_number('database', database, 0, 1023);
     perform rota._check_queues('operator', array[queue]);
     return query
-    select 'refused', f.finding, f.evidence, f.remedy
+    -- A move that is under way goes on: what is found now delays some of its jobs.
+    select case when c_is_under_way and f.finding not in ('number', 'read_only')
+        then 'info' else 'refused' end, f.finding, f.evidence, f.remedy
     from (
         select 'number', 'this database has no number', 'select rota.set_database_number(N);'
         where c_here is null
+        union all
+        select 'read_only', 'this database takes no writes, as a standby', null
+        where current_setting('transaction_read_only')::boolean
         union all
         select 'number', format('this is database %s', c_here), null
         where plan_queue_move.database = c_here
@@ -114,8 +124,9 @@ end;
 $$;
 
 comment on function rota.plan_queue_move is
-    'What keeps a queue from moving to the database of that number, as far as it is known '
-    'here: no row if nothing does; raises 22023, 42501.';
+    'What keeps a queue from moving to the database of that number, refused, or delays a move '
+    'that is under way, info, as far as it is known here: no row if nothing does; raises '
+    '22023, 42501.';
 
 create or replace function rota.queue_move_facts(queue text)
     returns jsonb language plpgsql stable security definer
@@ -933,14 +944,20 @@ create or replace function rota._move_obstacle(move rota.queue_moves)
     returns text language plpgsql stable as $$
 begin
     return case
-        when move.direction = 'in' or move.state <> 'moving' then null
+        when move.direction = 'in' then null
         when move.horizon > pg_snapshot_xmin(pg_current_snapshot())
             then 'transactions that began before it'
-        else (
+        else coalesce((
             select format('ordering key %L, halted by job %s', h.ordering_key, h.job_id)
             from rota.halted_keys as h join rota.jobs as j on j.ordering_key = h.ordering_key
             where j.queue = move.queue limit 1
-        )
+        ), (
+            select format('ordering key %L, behind job %s of queue %s', j.ordering_key, o.id,
+                o.queue)
+            from rota.jobs as j join rota.jobs as o on o.ordering_key = j.ordering_key
+            where j.queue = move.queue and j.status = 'blocked'
+              and o.queue <> j.queue and o.status <> 'blocked' limit 1
+        ))
     end;
 end;
 $$;

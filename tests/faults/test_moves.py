@@ -61,6 +61,28 @@ def test_rota_queue_move_tells_moves_and_ends(urls):
     assert again.returncode == 1
 
 
+def test_rota_queue_move_goes_on_and_says_end_only_when_nothing_waits(urls):
+    both = [word for url in urls for word in ("--database", url)]
+    words = ["queue", "move", "q", "--to", "2", *both]
+    done = rota(*words)
+    with psycopg.connect(urls[0], autocommit=True) as db:
+        db.execute("select rota.enqueue('x', queue => 'r', ordering_key => 'k')")
+        db.execute("select rota.enqueue('x', queue => 'q', ordering_key => 'k')")
+    waits = rota(*words)
+
+    assert "then say --end" in done.stdout
+    assert waits.returncode == 0, waits.stderr
+    assert "waits for ordering key 'k', behind job" in waits.stdout
+    assert "--end" not in waits.stdout
+
+
+def test_rota_queue_move_refuses_to_move_a_queue_to_where_it_is(urls):
+    same = rota("queue", "move", "q", "--to", "1", "--from", "1", "--database", urls[0])
+
+    assert same.returncode == 2
+    assert "--to and --from are the same" in same.stderr
+
+
 def test_rota_queue_move_ends_what_a_killed_command_has_ended_here_only(urls):
     both = [word for url in urls for word in ("--database", url)]
     words = ["queue", "move", "q", "--to", "2", *both]

@@ -398,8 +398,10 @@ def test_a_database_that_takes_no_writes_is_told_before(db, there):
     there.execute("set default_transaction_read_only = on")
 
     (found,) = call(there, "receive_plan", queue="q", facts=facts)
+    (other,) = call(there, "plan_queue_move", queue="q", database=5)
 
-    assert (found.severity, found.finding) == ("refused", "read_only")
+    for each in (found, other):
+        assert (each.severity, each.finding) == ("refused", "read_only")
 
 
 def test_a_queue_that_is_resumed_there_while_it_moves_goes_on_moving(db, there):
@@ -589,6 +591,32 @@ def test_begin_is_the_same_again(db, there):
         call(db, "begin_queue_move", queue="q", database=7)
     with refused("queue"):
         call(there, "open_arrival", move_id=99, from_database=5, queue="q")
+
+
+def test_a_move_under_way_goes_on_whatever_comes_of_its_keys(db, there):
+    job = running(db, queue="q", ordering_key="k", max_attempts=1)
+    move_id = begin(db, there)
+    value(db, "fail_job", job_id=job.job_id, lease_token=job.lease_token, error="no")
+    for queue in "qr":
+        enqueue(db, queue=queue, ordering_key="o")
+
+    found = call(db, "plan_queue_move", queue="q", database=6)
+
+    assert [(row.severity, row.finding) for row in found] == [("info", "ordering_keys")] * 2
+    assert value(db, "begin_queue_move", queue="q", database=6) == move_id
+
+
+def test_what_a_late_job_waits_for_is_told(db, there):
+    settle(db, there, begin(db, there))
+    job = running(db, queue="r", ordering_key="k", max_attempts=1)
+    enqueue(db, queue="q", ordering_key="k")
+
+    behind = one(db, "queue_move_status", queue="q").obstacle
+    value(db, "fail_job", job_id=job.job_id, lease_token=job.lease_token, error="no")
+    halted = one(db, "queue_move_status", queue="q").obstacle
+
+    assert behind == f"ordering key 'k', behind job {job.job_id} of queue r"
+    assert halted == f"ordering key 'k', halted by job {job.job_id}"
 
 
 def test_bad_arguments_are_refused_by_name(db, there):

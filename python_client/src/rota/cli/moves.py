@@ -53,7 +53,8 @@ def move(arguments: argparse.Namespace) -> int:
         run_in_loop(_carry(source, target, number, arguments))
     status = _status(source, arguments.queue)
     code = _tell(arguments, status)
-    if status is not None and status.state == "settled" and not arguments.json:
+    is_done = status is not None and status.state == "settled" and not _left(status)
+    if is_done and not arguments.json:
         print("let producers and workers use the other database, and then say --end")
     return code
 
@@ -84,6 +85,8 @@ def _databases(arguments: argparse.Namespace) -> tuple[str, str, int]:
         if number in numbers:
             raise CommandError(f"two of the databases have the number {number}")
         numbers[number] = database
+    if arguments.source == arguments.to:
+        raise UsageError("--to and --from are the same")
     for wanted in (arguments.to, arguments.source):
         # The status is told by the database that the queue leaves.
         is_needed = wanted is not None and not (arguments.status and wanted == arguments.to)
@@ -134,6 +137,10 @@ def _tell(arguments: argparse.Namespace, status: MoveStatus | None) -> int:
     else:
         print(_words(status))
     return 0 if status.state == "settled" else NOT_SETTLED
+
+
+def _left(status: MoveStatus) -> int:
+    return status.waiting + status.running + status.in_transit
 
 
 def _words(status: MoveStatus) -> str:
