@@ -65,6 +65,20 @@ begin
 end;
 $$;
 
+create or replace function rota_front.check_database()
+    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    if to_regclass('rota.jobs') is not null then
+        raise exception using
+            errcode = '55000', message = 'this database has a rota with jobs of its own',
+            hint = 'A front is a database without jobs: create one for it.';
+    elsif current_setting('server_version_num')::integer < 150000 then
+        raise exception using
+            errcode = '0A000', message = 'a front needs PostgreSQL 15 or later';
+    end if;
+end;
+$$;
+
 create or replace function rota_front.set_shards(
     databases jsonb, version text, time_limit interval
 )
@@ -76,14 +90,7 @@ declare
         'rota front', 'tcp_user_timeout', c_milliseconds);
     v_number integer;
 begin
-    if to_regclass('rota.jobs') is not null then
-        raise exception using
-            errcode = '55000', message = 'this database has a rota with jobs of its own',
-            hint = 'A front is a database without jobs: create one for it.';
-    elsif current_setting('server_version_num')::integer < 150000 then
-        raise exception using
-            errcode = '0A000', message = 'a front needs PostgreSQL 15 or later';
-    end if;
+    perform rota_front.check_database();
     drop schema if exists rota, rota_all cascade;
     create schema rota;
     create schema rota_all;
@@ -440,6 +447,8 @@ begin
             union all
             select jsonb_path_query(jobs, 'lax $[*].blocks ? (@.type() == "number")')
         ) as i (n)
+        -- Any shard can say what is wrong with the others.
+        where (n #>> '{}')::numeric between 1 and 9223372036854775807
     );
     if cardinality(v_numbers) > 1 then
         raise exception using
@@ -618,7 +627,8 @@ begin
     ) then
         return rota_front.shard_of_number('job_id', split_part(v_detail, ' ', 1)::integer);
     end if;
-    if state = '08P01' and v_message = 'query timeout' then
+    if state in ('08P01', 'XX000')
+      and v_message ~ 'query[ _]timeout|server login has been failing' then
         -- So a pooler ends the call, which stands in front of the shard.
         raise exception using
             errcode = '57014', message = 'a database behind this front does not answer in time',
@@ -636,5 +646,8 @@ begin
     raise exception using errcode = state, message = v_message;
 end;
 $$;
+
+-- Nothing of this is left in a database that cannot be one.
+do $$ begin perform rota_front.check_database(); end $$;
 
 commit;

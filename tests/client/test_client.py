@@ -289,6 +289,14 @@ def test_a_payload_that_is_no_json_is_refused_by_its_path(
         client.schedule_job("n", "@daily", "a", payload)
 
 
+def test_moments_in_an_array_do_not_hide_what_the_database_says(client: Client) -> None:
+    moments = [datetime(2026, 1, 1, tzinfo=UTC)]
+    client.connection.execute("select rota.set_database_number(5)")
+    client.connection.execute("set default_transaction_read_only = on")
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        client.receive_jobs(5, [1], moments, [{"job_type": "a"}])
+
+
 def test_objects_in_the_place_of_their_ids_and_names_are_refused_with_what_helps(
     client: Client,
 ) -> None:

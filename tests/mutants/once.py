@@ -199,8 +199,8 @@ v_row ->> 'pause_name',
         "sql/maintenance/test_moves.py",
         sql(
             "maintenance/moves",
-            "where current_setting('transaction_read_only')::boolean",
-            "where false",
+            "'the other database takes no writes, as a standby', null\n    where",
+            "'the other database takes no writes, as a standby', null\n    where false and",
         ),
     ),
     mutant(

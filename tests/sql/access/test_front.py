@@ -239,6 +239,8 @@ def test_a_batch_is_for_one_database(shared):
         "select rota.enqueue('x', depends_on => array[1024 * 1024 + 1])",
         "select * from rota.enqueue_many('{}')",
         "select * from rota.enqueue_many(null)",
+        """select * from rota.enqueue_many('[{"job_type": "x",
+            "depends_on": [99999999999999999999, -1]}]')""",
         """select * from rota.enqueue_many('[{"job_type": "x"}, {"job_type": "x", "lease": 1},
             {"job_type": ""}]')""",
         "select rota.start_pipeline('none')",
@@ -554,10 +556,42 @@ def test_a_database_that_is_away_is_named_and_the_others_read(front, admin):
 
 
 def test_a_database_with_jobs_becomes_no_front(db):
-    run_script(db, "front.sql", {})
     with raises("55000", "a rota with jobs of its own"):
-        db.execute("select rota_front.set_shards('[]', '1', '5 seconds')")
+        run_script(db, "front.sql", {})
+    db.rollback()
     assert scalar(db, "select count(*) from rota.jobs") == 0
+    assert scalar(db, "select to_regnamespace('rota_front')") is None
+    assert rows(db, "select from pg_extension where extname = 'plproxy'") == []
+
+
+def test_a_front_that_got_jobs_of_its_own_is_not_made_again(front):
+    front.db.execute("create table rota.jobs ()")
+    with raises("55000", "a rota with jobs of its own"):
+        front.db.execute("select rota_front.set_shards('[]', '1', '5 seconds')")
+
+
+def test_what_is_no_front_is_told_how_to_become_one(server, admin, capsys):
+    url = server.url(admin.info.dbname)
+
+    assert main(["front", "status", "--front", url]) == 1
+    assert "rota front make" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("08P01", "query timeout"),
+        ("08P01", "query_timeout"),
+        ("08P01", "server login has been failing, try again later (server_login_retry)"),
+        ("XX000", "server closed the connection: query_timeout"),
+    ],
+)
+def test_a_pooler_that_gives_up_is_a_database_that_does_not_answer(shared, state, message):
+    call = "select rota_front.raise_of_shard(%s, %s, '', '')"
+    with raises("57014", "does not answer in time"):
+        shared.db.execute(
+            call, (state, f"rota._ask_enqueue(3): [shop] REMOTE FATAL: {message}")
+        )
 
 
 def test_a_database_is_not_taken_away(shared):

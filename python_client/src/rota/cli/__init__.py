@@ -109,9 +109,12 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
         hint = error.diag.message_hint
         return complain(_naming_option(error, arguments), hint, own or UsageError.code)
     except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable) as error:
+        if "rota_front." in str(error):
+            return complain(error, "Is this database a front? Try: rota front make")
         return complain(error, "Is rota installed in this database? Try: rota install")
     except (psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedColumn) as error:
-        return complain(error, "Bring the database up to date with: rota install")
+        maker = "rota front make" if "rota_front." in str(error) else "rota install"
+        return complain(error, f"Bring the database up to date with: {maker}")
     except psycopg.errors.LockNotAvailable:
         return complain(CommandError(_holder(arguments)), LOCKED)
     except psycopg.errors.InsufficientPrivilege as error:

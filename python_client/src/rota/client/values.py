@@ -138,8 +138,9 @@ def _same_keys(value: Mapping[Any, Any]) -> tuple[Any, Any] | None:
 
 def check_known(argument: str, value: Any) -> None:
     """Raise InvalidArgumentError for what no argument and no JSON can be."""
-    if isinstance(value, datetime | timedelta | Decimal):
-        return  # an argument can be one
+    items = value if isinstance(value, list) else [value]
+    if all(isinstance(item, datetime | timedelta | Decimal) for item in items):
+        return  # an argument can be one, or an array of them
     if isinstance(value, Jsonb):
         value = value.obj
         if argument in ("jobs", "stages") and isinstance(value, list):
