@@ -42,6 +42,12 @@ declare
     v_rows_counted bigint;
     v_has_uncounted boolean;
 begin
+    -- Each part would fail by itself, and who ticks here would take that for done.
+    if current_setting('transaction_read_only')::boolean then
+        raise exception using
+            errcode = '25006', message = 'tick() cannot work in a read-only transaction',
+            hint = 'Tick at the primary, where this is a standby.';
+    end if;
     was_skipped := v_is_alone
         and not pg_try_advisory_xact_lock(hashtextextended('rota.tick', 0))
         -- In the last ten seconds; where nothing happens none is recorded.
@@ -113,7 +119,8 @@ $$;
 comment on function rota.tick is
     'Sweep leases that ended, end jobs that expired, enqueue the jobs of schedules, do pending '
     'checks, create partitions ahead and purge what has expired, a bounded amount per call, '
-    'and return what was done and whether there is more; does nothing while another tick runs.';
+    'and return what was done and whether there is more; does nothing while another tick runs; '
+    'raises 25006.';
 
 /*
  * Whether there is anything to do: most ticks find nothing, and to ask first costs a third of

@@ -221,7 +221,7 @@ def test_status_shows_who_paused_a_queue(run: Callable[..., str], client: Client
     resumed = json.loads(run("resume", "mail", "--json"))
     assert resumed == {"queue": "mail", "is_paused": False}
     assert json.loads(run("status", "--json"))["paused"] == []
-    assert "rota status" in run("pause", "nowhere", code=1)
+    assert "make it known with set_queue()" in run("pause", "nowhere", code=1)
 
 
 def test_status_shows_due_jobs_by_type(run: Callable[..., str], client: Client) -> None:
@@ -674,6 +674,9 @@ def test_who_names_no_database_is_told_how_to(
 
     assert main(["jobs"]) == 1
     assert "(Name the database: -d " in capsys.readouterr().err
+    for words in (["jobs", "--database"], ["front", "status", "--front"]):
+        assert main([*words, "dbname=x"]) == 1
+        assert "Name the database" not in capsys.readouterr().err
 
 
 def test_effects_lists_what_nobody_knows(run: Callable[..., str], client: Client) -> None:

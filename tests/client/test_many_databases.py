@@ -238,6 +238,25 @@ def test_a_database_that_comes_later_is_worked_for_and_costs_the_others_nothing(
 
 
 @pytest.mark.slow
+def test_the_log_says_which_of_the_databases_is_lost(make, admin, caplog):
+    urls = [make(name) for name in ("many7", "many8")]
+
+    async def watch() -> None:
+        end = (
+            "select count(pg_terminate_backend(pid)) from pg_stat_activity"
+            " where application_name = 'rota fetcher' and datname = 'many8'"
+        )
+        await until(lambda: admin.execute(end).fetchone()[0])
+        await until(lambda: any("is back" in line for line in caplog.messages))
+
+    run_together(urls, 2, lambda job: None, watch)
+
+    lost = [line for line in caplog.messages if "is lost" in line]
+    assert lost
+    assert all("/many8 is lost" in line for line in lost)
+
+
+@pytest.mark.slow
 def test_rota_worker_works_for_all_of_a_file_and_carries_between_them(make, tmp_path):
     urls = [make(f"many{n}") for n in (5, 6)]
     for number, url in enumerate(urls, 5):

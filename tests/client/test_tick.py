@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 from rota import Client, InvalidArgumentError
 from rota.__main__ import main
 from rota.worker import maintenance
+from rota.worker.connection import Connection, ConnectionState
 from support.waiting import wait_until
 
 Start = Callable[..., "Ticker"]
@@ -219,6 +221,29 @@ def test_a_payload_that_is_no_object_is_refused_as_such(client: Client, payload:
         client.schedule_job("p", "@daily", "x", payload)
     with pytest.raises(InvalidArgumentError, match="payload must be a JSON object"):
         client.enqueue("x", payload)
+
+
+def test_a_standby_is_no_place_to_tick_and_nobody_dies_of_it(
+    dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PGOPTIONS", "-c default_transaction_read_only=on")
+
+    async def tick_before_and_after_the_failover() -> list[bool]:
+        connection = Connection(dsn, "rota tick", ConnectionState())
+        ticker = maintenance.Ticker(connection, 1.0)
+        reports = [await ticker.tick()]
+        monkeypatch.delenv("PGOPTIONS")
+        reports.append(await ticker.tick())
+        await connection.close()
+        return [report is not None for report in reports]
+
+    assert main(["tick", "-d", dsn]) == 1
+    assert "Tick at the primary" in capsys.readouterr().err
+    assert asyncio.run(tick_before_and_after_the_failover()) == [False, True]
+    assert "tick failed, trying again: tick() cannot work" in caplog.messages[0]
 
 
 def test_nobody_ticks_before_the_others_can_be_back_after_an_outage() -> None:

@@ -14,7 +14,8 @@ from psycopg import sql
 
 import rota
 from rota import Client, Job, JsonFormatter, Registry
-from rota.worker.connection import ConnectionState
+from rota.worker.carrier import Database
+from rota.worker.connection import ConnectionState, Retry
 from support.waiting import wait_until
 from support.workers import BackgroundWorker
 
@@ -158,6 +159,19 @@ def test_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.messages) == 2
     state.lost(LOST, time.monotonic())
     assert len(caplog.messages) == 3
+
+
+def test_one_of_several_databases_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    state = Database("host=b dbname=shop").state
+    state.works(time.monotonic())
+
+    Retry("claim", state).fail(psycopg.DataError("no"))
+    state.lost(LOST, time.monotonic())
+    state.works(time.monotonic())
+
+    assert caplog.messages[0] == "claim in b/shop failed, trying again: no"
+    assert caplog.messages[1].startswith("the database b/shop is lost, trying again: ")
+    assert caplog.messages[2].startswith("the database b/shop is back after ")
 
 
 @pytest.mark.slow

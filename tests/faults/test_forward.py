@@ -146,6 +146,7 @@ def test_nothing_is_carried_to_a_number_that_two_databases_have(admin, server, u
     assert len(told) == 1
     assert "/travel2 " in told[0]
     assert "/travel_copy " in told[0]
+    assert "or only one of the two is named, if one is a standby" in told[0]
 
 
 def count_jobs(url: str) -> Any:

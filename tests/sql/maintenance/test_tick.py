@@ -39,6 +39,13 @@ def test_tick_says_what_it_did(db, clock):
     assert did.partitions_dropped > 0
 
 
+def test_tick_refuses_a_transaction_that_is_read_only(db):
+    db.execute("set default_transaction_read_only = on")
+
+    with raises("25006", "tick()"):
+        one(db, "tick")
+
+
 def test_tick_is_all_that_a_failed_job_needs(db, clock):
     clock.set("2026-01-01 00:00+00")
     running(db)

@@ -32,7 +32,6 @@ from ..exceptions import (
     JobNotFoundError,
     JobRunningError,
     RotaError,
-    UnknownQueueError,
     UnknownScheduleError,
 )
 from ..worker.events import JsonFormatter
@@ -158,7 +157,11 @@ def _checked(word: str) -> str:
 
 def hint_to_connect(arguments: argparse.Namespace) -> str | None:
     """Return what helps when no database was named, and none could be reached."""
-    if arguments.database_url or any(name in os.environ for name in NAMES):
+    given = [
+        getattr(arguments, name, None)
+        for name in ("database_url", "database", "databases", "front")
+    ]
+    if any(given) or any(name in os.environ for name in NAMES):
         return None
     return "Name the database: -d postgresql://user@host/database, or DATABASE_URL"
 
@@ -328,7 +331,6 @@ _HINTS: dict[type[RotaError], str] = {
     JobNotFoundError: "It never existed, or retention has removed it.",
     JobFinishedError: "To run it again: rota retry {job_id}",
     JobRunningError: "Wait, or take it from its worker: rota retry {job_id} --force",
-    UnknownQueueError: "To see those that are known: rota status",
     UnknownScheduleError: "To see those that there are: rota schedule list",
 }
 

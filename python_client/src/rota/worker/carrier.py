@@ -19,7 +19,7 @@ from typing import TypeVar
 import psycopg
 
 from ..client.async_client import AsyncClient
-from ..client.connecting import one_line
+from ..client.connecting import name_of, one_line
 from ..exceptions import RotaError
 from ..rows import ForwardJob, ReceivedJob, ReceivedMove, TakenMove, WaitingMove
 from .connection import Connection, ConnectionState, Retry, end_task
@@ -56,7 +56,7 @@ class Database:
 
     def __init__(self, conninfo: str) -> None:
         self.conninfo = conninfo
-        self.state = ConnectionState()
+        self.state = ConnectionState(name_of(conninfo))
         self.number: int | None = None
         self.told: int | None = None
         self.was_asked = False

@@ -67,10 +67,12 @@ class ConnectionState:
 
     *opened_at* says when a connection was opened, on the monotonic clock.  One from before the
     last outage that turns out to be broken is no news, and one from before this outage that
-    still works does not end it.
+    still works does not end it.  *name* tells the database from others in the log.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.database = f"the database {name}".strip()
+        self.place = f" in {name}" if name else ""
         self._lock = threading.Lock()
         self._began_at: float | None = None
         self._ended_at: float | None = None
@@ -95,7 +97,7 @@ class ConnectionState:
             if self._ended_at is None or opened_at < self._ended_at:
                 return  # before the first connection the error is the caller's
             self._began_at = time.monotonic()
-        logger.warning("the database is lost, trying again: %s", one_line(error))
+        logger.warning("%s is lost, trying again: %s", self.database, one_line(error))
 
     def works(self, opened_at: float) -> None:
         """Record that a connection works."""
@@ -107,7 +109,8 @@ class ConnectionState:
                 return
             self._began_at, self._ended_at = None, opened_at
             callbacks = list(self._on_back)
-        logger.warning("the database is back after %.1f s", time.monotonic() - began_at)
+        seconds = time.monotonic() - began_at
+        logger.warning("%s is back after %.1f s", self.database, seconds)
         for callback in callbacks:
             callback()
 
@@ -167,7 +170,8 @@ class Retry:
         """Log a failure, unless the outage is logged already; return the seconds to wait."""
         self.failures += 1
         if self._activity is not None and not is_lost(error):
-            logger.warning("%s failed, trying again: %s", self._activity, one_line(error))
+            activity = self._activity + self._state.place
+            logger.warning("%s failed, trying again: %s", activity, one_line(error))
         pause = backoff(self.failures)
         return self._state.pause(pause) if is_lost(error) else pause
 

@@ -307,7 +307,8 @@ class Scout:
         else:
             names = " and ".join(name_of(each.conninfo) for each in same)
             problem = f"databases {names} have the same number {source.told}, nothing is"
-            problem += " carried to it or from them until each has a number of its own"
+            problem += " carried to it or from them until each has a number of its own, or"
+            problem += " only one of the two is named, if one is a standby"
         if problem != source.problem:
             logger.error("%s", problem)
         for each in same:

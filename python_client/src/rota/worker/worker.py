@@ -24,7 +24,7 @@ import psycopg
 
 from .._version import __version__
 from ..client.async_client import AsyncClient
-from ..client.connecting import one_line
+from ..client.connecting import name_of, one_line
 from ..client.values import check_name, check_range
 from ..exceptions import RotaError, to_duration
 from ..job import BaseJob, JobContext
@@ -124,7 +124,8 @@ class Worker:
         self._is_retiring = False
         self._is_told = asyncio.Event()
         """Somebody wants it to stop; one that retires has its grace period from here on."""
-        self._state = state = ConnectionState()
+        # One of several is named in the log.
+        self._state = state = ConnectionState(name_of(conninfo) if self._is_patient else "")
         self._connection = Connection(conninfo, "rota fetcher", state)
         self._connections = JobConnections(conninfo, self._share.total, state)
         self._context = JobContext(self.name, self._connections)
