@@ -342,9 +342,10 @@ $$;
 
 /*
  * Give jobs of a queue their places anew, from one id on, a few thousand at a time; the subject
- * is the queue, the id that the last step has come to, and the pass.  A second pass comes when
- * all transactions are over that may not have known the new setting, and another as long as a
- * session has one of the jobs locked, which may come back to where it was.
+ * is the queue, the id that the last step has come to, and the pass.  After the first pass it
+ * waits until all transactions are over that may not have known the new setting.  A second pass
+ * follows, and another as long as a session has one of the jobs locked, which may come back to
+ * where it was.
  */
 create or replace function rota._check_queue(subject text)
     returns boolean language plpgsql as $$
@@ -362,10 +363,7 @@ declare
     v_locked bigint[];
     v_holds text[];
 begin
-    v_ids := array(
-        select j.id from rota.jobs as j where j.id > c_after order by j.id limit 5000
-    );
-    if v_ids = '{}' and v_pass = '' then
+    if v_pass = 'wait' then
         if not exists (
             select from rota.pending_checks as c
             where c.kind = 'queue' and c.subject = _check_queue.subject and c.deferrals > 0
@@ -374,12 +372,12 @@ begin
             return false;
         end if;
         perform rota._add_checks('queue', array[c_queue || ' 0 second']);
-    elsif v_ids = '{}' and v_pass = 'missed' then
-        perform rota._add_checks('queue', array[c_queue || ' 0 second'],
-            rota.now() + interval '5 seconds');
+        return true;
     end if;
-    if v_ids = '{}' then return true; end if;
 
+    v_ids := array(
+        select j.id from rota.jobs as j where j.id > c_after order by j.id limit 5000
+    );
     v_wanted := array(
         select j.id from rota.jobs as j
         where j.id = any(v_ids) and j.queue = c_queue and j.status = any(c_waiting)
@@ -414,8 +412,16 @@ begin
     if v_pass = 'second' and cardinality(v_locked) < cardinality(v_wanted) then
         v_pass := 'missed';
     end if;
-    perform rota._add_checks('queue', array[rtrim(format('%s %s %s', c_queue,
-        v_ids[cardinality(v_ids)], v_pass))]);
+    -- Fewer are the last: those that come in later know the setting.
+    if cardinality(v_ids) = 5000 then
+        perform rota._add_checks('queue', array[rtrim(format('%s %s %s', c_queue,
+            v_ids[5000], v_pass))]);
+    elsif v_pass = '' then
+        perform rota._add_checks('queue', array[c_queue || ' 0 wait']);
+    elsif v_pass = 'missed' then
+        perform rota._add_checks('queue', array[c_queue || ' 0 second'],
+            rota.now() + interval '5 seconds');
+    end if;
     return true;
 end;
 $$;

@@ -1025,7 +1025,7 @@ v_row ->> 'pause_name',
         "placed-once",
         "A job that was not committed when its queue stopped ageing waits for months.",
         "sql/waiting/test_fairness.py",
-        sql("waiting/fairness", "if v_ids = '{}' and v_pass = '' then", "if false then"),
+        sql("waiting/fairness", "elsif v_pass = '' then", "elsif false then"),
     ),
     mutant(
         "placed-but-for-the-locked",

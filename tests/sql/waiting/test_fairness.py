@@ -136,7 +136,7 @@ def test_a_held_job_is_where_it_belongs_when_its_queue_ages_no_more(db, clock, h
 
 
 def test_jobs_of_open_transactions_are_where_they_belong_too(db, connect, clock):
-    """One was not to be seen yet, the other was locked by a claim that is rolled back."""
+    """One was not to be seen yet, the other was locked, again and again."""
     clock.set("2026-03-01 12:00+00")
     value(db, "set_queue", queue="default", ageing="1 day")
     locked = _aged(db)
@@ -147,8 +147,11 @@ def test_jobs_of_open_transactions_are_where_they_belong_too(db, connect, clock)
     _maintain(db, clock)
 
     producer.commit()
-    _maintain(db, clock)
     claimer.rollback()
+    canceller = connect(autocommit=False)
+    value(canceller, "cancel_job", job_id=locked)
+    _maintain(db, clock)
+    canceller.rollback()
     _maintain(db, clock)
 
     assert {c.job_id for c in claim(db, max_jobs=5)} == {locked, unseen}
