@@ -410,6 +410,8 @@ def test_an_open_transaction_delays_only_what_it_has_taken(
 
     wrong = []
     for name, (statement, expected) in STRANGERS.items():
+        if name == "act_on_jobs purge" and act in ("enqueue depends_on", "enqueue blocks"):
+            expected = 0  # nobody sees yet for which jobs theirs wait, so none is deleted
         try:
             answer = b.fetch(statement.encode(), params)
         except psycopg.Error as error:
