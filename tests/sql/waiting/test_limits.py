@@ -931,8 +931,8 @@ def test_a_slot_goes_to_the_type_that_has_a_worker_however_many_have_none(db, cl
     settle(db)
     enqueue(db, "first", limit_key="k", lease="1 day")
     (running,) = take(db)
-    for number in range(25):
-        enqueue(db, f"idle-{number:02}", limit_key="k")
+    for number in range(50):
+        enqueue(db, f"idle-{number // 2:02}", limit_key="k")
     last = enqueue(db, "worked-at", limit_key="k")
     assert take(db, max_jobs=100) == []
     settle_all(db, clock)
