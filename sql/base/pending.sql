@@ -21,3 +21,19 @@ begin
     if found and due_at is null then perform rota._notify(''); end if;
 end;
 $$;
+
+/*
+ * Whether all transactions are over that were there when a check of this subject was deferred
+ * for the first time: those that come later see what made it necessary.
+ */
+create or replace function rota._has_outlasted_others(kind text, subject text)
+    returns boolean language plpgsql stable as $$
+begin
+    return exists (
+        select from rota.pending_checks as c
+        where c.kind = _has_outlasted_others.kind and c.subject = _has_outlasted_others.subject
+          and c.due_at > '-infinity' and c.deferrals > 0
+          and c.made_by <= pg_snapshot_xmin(pg_current_snapshot())
+    );
+end;
+$$;

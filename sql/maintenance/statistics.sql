@@ -164,15 +164,24 @@ create or replace function rota._open_enders()
     returns xid[] language plpgsql as $$
 begin
     return array(
-        select distinct x.transactionid
-        from pg_locks as t
-        join pg_locks as x on x.virtualtransaction = t.virtualtransaction
-          and x.locktype = 'transactionid' and x.mode = 'ExclusiveLock' and x.granted
+        select x.transactionid from pg_locks as x
+        where x.locktype = 'transactionid' and x.mode = 'ExclusiveLock' and x.granted
+          and x.virtualtransaction = any(rota._open_writers(array['rota.finished_jobs',
+            'rota.job_errors', 'rota.stage_runs', 'rota.dependencies']::regclass[]))
+    );
+end;
+$$;
+
+/* The other transactions, by their virtual ids, that are writers on one of these tables. */
+create or replace function rota._open_writers(tables regclass[])
+    returns text[] language plpgsql as $$
+begin
+    return array(
+        select distinct t.virtualtransaction from pg_locks as t
         where t.locktype = 'relation' and t.mode = 'RowExclusiveLock' and t.granted
           and t.database = (select d.oid from pg_database as d
             where d.datname = current_database())
-          and t.relation in ('rota.finished_jobs'::regclass, 'rota.job_errors'::regclass,
-            'rota.stage_runs'::regclass, 'rota.dependencies'::regclass)
+          and t.relation = any(_open_writers.tables)
           and t.pid is distinct from pg_backend_pid()
     );
 end;

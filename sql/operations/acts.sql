@@ -721,27 +721,12 @@ begin
     elsif act = 'purge' and exists (
         select from rota.finished_jobs as f
         where f.id = _conflict.job_id and f.finished_at >= rota._counted_until()
-    ) and rota._has_open_edges() then
+    ) and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}' then
         v_reason := 'an open transaction may let jobs wait for it: try again';
     end if;
     if v_reason is null then return null; end if;
     return jsonb_strip_nulls(jsonb_build_object('job_id', job_id, 'reason', v_reason, 'pid',
         v_pid, 'holder', v_key_job));
-end;
-$$;
-
-/* Whether another transaction is open that may let jobs wait for others. */
-create or replace function rota._has_open_edges()
-    returns boolean language plpgsql as $$
-begin
-    return exists (
-        select from pg_locks as t
-        where t.locktype = 'relation' and t.mode = 'RowExclusiveLock' and t.granted
-          and t.database = (
-            select d.oid from pg_database as d where d.datname = current_database())
-          and t.relation = 'rota.dependencies'::regclass
-          and t.pid is distinct from pg_backend_pid()
-    );
 end;
 $$;
 

@@ -364,13 +364,7 @@ declare
     v_holds text[];
 begin
     if v_pass = 'wait' then
-        if not exists (
-            select from rota.pending_checks as c
-            where c.kind = 'queue' and c.subject = _check_queue.subject and c.deferrals > 0
-              and c.made_by <= pg_snapshot_xmin(pg_current_snapshot())
-        ) then
-            return false;
-        end if;
+        if not rota._has_outlasted_others('queue', subject) then return false; end if;
         perform rota._add_checks('queue', array[c_queue || ' 0 second']);
         return true;
     end if;

@@ -395,12 +395,7 @@ begin
               and j.status in ('queued', 'failed')
         );
     elsif is_second then
-        return v_is_backfilled and exists (
-            select from rota.pending_checks as c
-            where c.kind = 'slots' and c.subject = limit_name and c.due_at > '-infinity'
-              and c.deferrals > 0
-              and c.made_by <= pg_snapshot_xmin(pg_current_snapshot())
-        );
+        return v_is_backfilled and rota._has_outlasted_others('slots', limit_name);
     elsif exists (
         select from rota.pending_checks as c
         where c.kind = 'slots' and c.subject = limit_name and c.due_at > '-infinity'

@@ -256,13 +256,19 @@ def test_the_log_says_which_of_the_databases_is_lost(make, admin, caplog):
     assert all("/many8 is lost" in line for line in lost)
 
 
-@pytest.mark.slow
-def test_rota_worker_works_for_all_of_a_file_and_carries_between_them(make, tmp_path):
-    urls = [make(f"many{n}") for n in (5, 6)]
-    for number, url in enumerate(urls, 5):
+def _two_with_jobs_for_both(make: Make, first: int) -> list[str]:
+    urls = [make(f"many{n}") for n in (first, first + 1)]
+    for number, url in enumerate(urls, first):
         with psycopg.connect(url) as db:
             db.execute("select rota.set_database_number(%s)", (number,))
-            db.execute("select rota.enqueue_to(n, 'ok') from generate_series(5, 6) as n")
+            jobs = "select rota.enqueue_to(n, 'ok') from generate_series(%s::int, %s) as n"
+            db.execute(jobs, (first, first + 1))
+    return urls
+
+
+@pytest.mark.slow
+def test_rota_worker_works_for_all_of_a_file_and_carries_between_them(make, tmp_path):
+    urls = _two_with_jobs_for_both(make, 5)
     file = tmp_path / "databases"
     file.write_text("# none yet\n")
     none = rota("status", "--databases", str(file))
@@ -351,11 +357,7 @@ def test_a_forwarder_listens_where_the_workers_do_or_not_at_all():
 
 @pytest.mark.slow
 def test_a_worker_that_only_polls_carries_too(make, tmp_path):
-    urls = [make(f"many{n}") for n in (13, 14)]
-    for number, url in enumerate(urls, 13):
-        with psycopg.connect(url) as db:
-            db.execute("select rota.set_database_number(%s)", (number,))
-            db.execute("select rota.enqueue_to(n, 'ok') from generate_series(13, 14) as n")
+    urls = _two_with_jobs_for_both(make, 13)
     (tmp_path / "jobs.py").write_text(JOBS)
     both = [word for url in urls for word in ("--database", url)]
     command = [sys.executable, "-m", "rota", "worker", "jobs:registry", *both, "--no-listen"]

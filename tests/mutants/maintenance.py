@@ -56,8 +56,8 @@ MAINTENANCE = (
         "sql/maintenance/test_retention.py",
         sql(
             "maintenance/statistics",
-            "'rota.stage_runs'::regclass, 'rota.dependencies'::regclass)",
-            "'rota.stage_runs'::regclass)",
+            "'rota.stage_runs', 'rota.dependencies']::regclass[]",
+            "'rota.stage_runs']::regclass[]",
         ),
     ),
     mutant(
@@ -227,8 +227,8 @@ MAINTENANCE = (
         "A held job is forgotten though a transaction is open that gives back its slot.",
         "sql/waiting/test_pending.py",
         sql(
-            "waiting/limits",
-            "\n              and c.deferrals > 0\n              and c.made_by <= "
+            "base/pending",
+            " and c.deferrals > 0\n          and c.made_by <= "
             "pg_snapshot_xmin(pg_current_snapshot())",
             "",
         ),

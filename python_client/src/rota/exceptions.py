@@ -274,7 +274,7 @@ def translate(error: Exception, function: str) -> Exception:
     message = getattr(told, "message_primary", None) or getattr(told, "message", None)
     text = message or str(error)
     if ours is NotGrantedError and getattr(told, "context", None) is None:
-        text = f"{text}: {_remedy(function)}"  # of Postgres, which says no more than that
+        text = f"{text}: {grant_remedy(function)}"  # of Postgres, which says no more than that
     translated = ours(text)
     if isinstance(translated, JobMovedError):
         translated.detail = getattr(told, "message_detail", None) or getattr(
@@ -284,7 +284,8 @@ def translate(error: Exception, function: str) -> Exception:
     return translated
 
 
-def _remedy(function: str) -> str:
+def grant_remedy(function: str = "") -> str:
+    """Return what lets a role call a function, or without one see the views."""
     access = ACCESS.get(function, "observer")
     if function in OWNERS:
         return f"rota.{function}() is for the owner of the schema"

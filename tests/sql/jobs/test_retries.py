@@ -380,14 +380,20 @@ def test_an_operator_has_the_last_word_over_a_breaker(db, clock):
     assert rows(db, "select set_by, until from rota.pauses") == [("operator", None)]
 
 
-def test_what_a_breaker_lets_through_stops_at_the_pause_of_an_operator(db):
-    value(db, "set_breaker", job_type="mail", max_failures=1, probes=3, pause_for="1 s")
+def open_breaker_until_now(db, **arguments):
+    """Fail one of five jobs; the next tick lets some of the others through."""
+    given = {"job_type": "mail", "max_failures": 1, "pause_for": "1 s", **arguments}
+    value(db, "set_breaker", **given)
     for _ in range(5):
         enqueue(db, "mail")
     fail_all(db, 1)
     settle(db)
     assert claim(db) == []
     db.execute("update rota.breakers set retry_at = rota.now() - interval '1 s'")
+
+
+def test_what_a_breaker_lets_through_stops_at_the_pause_of_an_operator(db):
+    open_breaker_until_now(db, probes=3)
     settle(db)
 
     value(db, "pause_type", job_type="mail", queue="default")
@@ -428,13 +434,7 @@ def one_reason(db, job_id):
 
 def test_two_ticks_at_once_let_through_as_many_as_one(db, connect):
     """Both find the breaker half open; the one that is second changes nothing."""
-    value(db, "set_breaker", job_type="mail", max_failures=1, pause_for="1 s")
-    for _ in range(5):
-        enqueue(db, "mail")
-    fail_all(db, 1)
-    settle(db)
-    assert claim(db) == []
-    db.execute("update rota.breakers set retry_at = rota.now() - interval '1 s'")
+    open_breaker_until_now(db)
     a, b = connect(autocommit=False), connect(autocommit=False)
     a.execute("select rota._check_breakers()")
     b.execute("select rota._check_breakers()")

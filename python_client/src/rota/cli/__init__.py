@@ -15,7 +15,7 @@ import psycopg
 
 from ..client.connecting import one_line
 from ..client.sync_client import Client
-from ..exceptions import BadScheduleError, InvalidArgumentError, RotaError
+from ..exceptions import BadScheduleError, InvalidArgumentError, RotaError, grant_remedy
 from .many import run_on_many
 from .output import (
     CommandError,
@@ -25,7 +25,6 @@ from .output import (
     conninfos,
     hint_for,
     hint_to_connect,
-    hint_to_grant,
     printable,
 )
 from .parser import FOR_MANY, OWN_MANY, Misuse, make_parser
@@ -118,7 +117,7 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
     except psycopg.errors.LockNotAvailable:
         return complain(CommandError(_holder(arguments)), LOCKED)
     except psycopg.errors.InsufficientPrivilege as error:
-        return complain(error, error.diag.message_hint or hint_to_grant())
+        return complain(error, error.diag.message_hint or grant_remedy())
     except psycopg.OperationalError as error:
         return complain(error, error.diag.message_hint or hint_to_connect(arguments))
     except psycopg.Error as error:

@@ -335,14 +335,6 @@ _HINTS: dict[type[RotaError], str] = {
 }
 
 
-def hint_to_grant() -> str:
-    """Return what lets a role see the views; of functions the error itself says it."""
-    return (
-        "Let the owner of the schema execute what "
-        "select rota.grant_statements('observer', 'ROLE') returns"
-    )
-
-
 def hint_for(error: RotaError, arguments: argparse.Namespace) -> str | None:
     """Return a hint that names commands where that of the database names functions."""
     name = getattr(arguments, "name", None)

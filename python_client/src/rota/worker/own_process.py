@@ -26,13 +26,11 @@ from functools import reduce
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from .process import die_with
+from .process import LAST_WORDS, die_with
 
 MAX_IDLE = 64
 LOOK_INTERVAL = 0.25
 """Seconds between two looks whether a process still lives."""
-LAST_WORDS = 1.0
-"""Seconds in which the answer of a process that has ended is read."""
 LENGTH = struct.Struct(">Q")
 START = "from rota.worker.own_process import answer_parent; answer_parent()"
 

@@ -109,7 +109,7 @@ class Worker:
         self.name = name or f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
         self._registry = registry
         self._queues = list(queues)
-        # Among others the database may be away, from the start on, too.
+        # Among others the database may be away, also from the start on.
         self._is_patient = places is not None
         self._share = Share(places or Places(concurrency))
         self._grace_period = grace_period
