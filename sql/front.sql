@@ -49,8 +49,7 @@ create or replace function rota_front.set_server(server name, wrapper name, opti
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     v_known constant text[] := (
-        select coalesce(s.srvoptions, '{}') from pg_foreign_server as s
-        where s.srvname = server
+        select coalesce(s.srvoptions, '{}') from pg_foreign_server as s where s.srvname = server
     );
 begin
     execute format(case when v_known is null
@@ -290,14 +289,12 @@ begin
                     row_number() over (partition by s.number order by s.slot desc) as place
                 from rota_front.slots as s
             ) as s
-            join shares as h on h.number = s.number
-            where s.place > h.share
+            join shares as h on h.number = s.number where s.place > h.share
         ),
         wanted as (
             select w.number, row_number() over (order by w.place, w.number) as place
             from (
-                select h.number, g as place
-                from shares as h
+                select h.number, g as place from shares as h
                 cross join lateral generate_series(1, h.share - (
                     select count(*) from rota_front.slots as s where s.number = h.number
                 )) as g
@@ -409,8 +406,7 @@ begin
     if job_id is null then
         raise exception using errcode = '22023', message = 'job_id must not be null';
     end if;
-    select s.ordinal into v_ordinal from rota_front.shards as s
-    where s.number = job_id & 1023;
+    select s.ordinal into v_ordinal from rota_front.shards as s where s.number = job_id & 1023;
     if not found then
         raise exception using
             errcode = 'RT001', message = format('job %s not found', job_id),
@@ -457,8 +453,7 @@ begin
             hint = 'Jobs that wait for each other have to be in one database.';
     end if;
     v_keys := array(
-        select distinct k.key
-        from jsonb_array_elements(jobs) as j
+        select distinct k.key from jsonb_array_elements(jobs) as j
         cross join lateral (
             values (j ->> 'idempotency_key'), (j ->> 'ordering_key'), (j ->> 'limit_key')
         ) as k (key)
@@ -492,8 +487,7 @@ begin
             return rota_front.shard_of_number('depends_on', v_numbers[1]);
         end if;
         return (
-            select s.ordinal from rota_front.shards as s
-            order by s.ordinal
+            select s.ordinal from rota_front.shards as s order by s.ordinal
             offset floor(random() * (select count(*) from rota_front.shards))::integer limit 1
         );
     end if;

@@ -17,16 +17,13 @@ set local search_path = pg_catalog, pg_temp;
 do $$
 begin
     if exists (
-        select
-        from pg_extension as e
-        join pg_namespace as n on n.nspname = 'cron'
+        select from pg_extension as e join pg_namespace as n on n.nspname = 'cron'
         -- Before it had this table, its entries had no names.
         join pg_class as c on c.relnamespace = n.oid and c.relname = 'job_run_details'
         where e.extname = 'pg_cron'
           and has_schema_privilege(n.oid, 'usage')
     ) then
-        perform cron.unschedule(j.jobid)
-        from cron.job as j
+        perform cron.unschedule(j.jobid) from cron.job as j
         where j.jobname in ('rota tick', 'rota tick log')
           and j.database = current_database();
         delete from cron.job_run_details as d
@@ -35,8 +32,7 @@ begin
     end if;
 
     if to_regnamespace('rota') is not null and not exists (
-        select
-        from pg_class as c
+        select from pg_class as c
         where c.relnamespace = to_regnamespace('rota') and c.relname = 'upgrade_log'
     ) then
         raise exception using

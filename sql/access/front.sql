@@ -52,9 +52,7 @@ begin
         ) or exists (
             select from rota.jobs as o
             where o.ordering_key = j.ordering_key and o.status <> 'blocked'
-        ) or exists (
-            select from rota.halted_keys as h where h.ordering_key = j.ordering_key
-        )
+        ) or exists (select from rota.halted_keys as h where h.ordering_key = j.ordering_key)
         order by j.place
     );
 end;
@@ -156,8 +154,7 @@ begin
                 as n (name, type, place)
             where n.place <= p.pronargs
         ) as a
-        where p.proname <> 'version'
-        order by p.proname
+        where p.proname <> 'version' order by p.proname
     loop
         v_remote := v_function.name;
         v_route := case

@@ -36,8 +36,7 @@ from unnest(
     'plan_queue_move,queue_move_facts,receive_plan,begin_queue_move,end_queue_move,'
     'queue_move_status,grant_statements}'::text[]) as f (name)
 union all
-select a.access, 'procedure', 'tick_loop'
-from unnest('{worker,operator}'::text[]) as a (access)
+select a.access, 'procedure', 'tick_loop' from unnest('{worker,operator}'::text[]) as a (access)
 union all
 select 'observer', 'view', v.name
 from unnest(
@@ -104,8 +103,7 @@ begin
     revoke all on all routines in schema rota from public;
     -- A column of the type of a row of ours would keep an upgrade from changing the table.
     for v_type in
-        select t.oid::regtype
-        from pg_type as t
+        select t.oid::regtype from pg_type as t
         where t.typnamespace = 'rota'::regnamespace
           and t.typelem = 0
     loop

@@ -9,17 +9,9 @@
 
 do $$
 begin
-    if to_regrole('rota_producer') is null then
-        create role rota_producer nologin;
-    end if;
-    if to_regrole('rota_worker') is null then
-        create role rota_worker nologin;
-    end if;
-    if to_regrole('rota_operator') is null then
-        create role rota_operator nologin;
-    end if;
-    if to_regrole('rota_observer') is null then
-        create role rota_observer nologin;
-    end if;
+    if to_regrole('rota_producer') is null then create role rota_producer nologin; end if;
+    if to_regrole('rota_worker') is null then create role rota_worker nologin; end if;
+    if to_regrole('rota_operator') is null then create role rota_operator nologin; end if;
+    if to_regrole('rota_observer') is null then create role rota_observer nologin; end if;
 end;
 $$;

@@ -116,15 +116,12 @@ create or replace function rota._kinds_of_retries(queue text)
 begin
     return query
     with recursive kinds (job_type, lane, number) as (
-        (
-            select j.job_type, coalesce(j.own_lane, j.priority), 1 from rota.jobs as j
-            where j.hold = 'retries ' || _kinds_of_retries.queue and j.hold <> 'time'
-              and j.queue = _kinds_of_retries.queue and j.status in ('queued', 'failed')
-            order by j.job_type, coalesce(j.own_lane, j.priority) limit 1
-        )
+        (select j.job_type, coalesce(j.own_lane, j.priority), 1 from rota.jobs as j
+        where j.hold = 'retries ' || _kinds_of_retries.queue and j.hold <> 'time'
+          and j.queue = _kinds_of_retries.queue and j.status in ('queued', 'failed')
+        order by j.job_type, coalesce(j.own_lane, j.priority) limit 1)
         union all
-        select n.job_type, n.lane, k.number + 1
-        from kinds as k
+        select n.job_type, n.lane, k.number + 1 from kinds as k
         cross join lateral (
             select j.job_type, coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
             where j.hold = 'retries ' || _kinds_of_retries.queue and j.hold <> 'time'
@@ -163,7 +160,6 @@ create or replace function rota._has_retries_due()
     returns boolean language plpgsql stable as $$
 begin
     return exists (
-        select from rota.retry_budgets as b where rota._first_retries(b.queue, 1) <> '{}'
-    );
+        select from rota.retry_budgets as b where rota._first_retries(b.queue, 1) <> '{}');
 end;
 $$;

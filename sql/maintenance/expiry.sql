@@ -27,23 +27,20 @@ begin
         where j.locked_until is null and j.expires_at <= v_now
           and j.expires_at >= rota._from_micros(rota._scan_from('expired', v_now))
         -- By both columns: the server does not see that the first is the same for all.
-        order by j.locked_until, j.expires_at limit _expire_jobs.max_jobs
-        for update skip locked
+        order by j.locked_until, j.expires_at limit _expire_jobs.max_jobs for update skip locked
     );
 
     begin
         perform rota._expire(v_ids);
-    exception
-        when others then
-            raise warning 'expiry falls back to one job at a time: %', sqlerrm;
-            foreach v_job_id in array v_ids loop
-                begin
-                    perform rota._expire(array[v_job_id]);
-                exception
-                    when others then
-                        raise warning 'job % cannot be ended as expired: %', v_job_id, sqlerrm;
-                end;
-            end loop;
+    exception when others then
+        raise warning 'expiry falls back to one job at a time: %', sqlerrm;
+        foreach v_job_id in array v_ids loop
+            begin
+                perform rota._expire(array[v_job_id]);
+            exception when others then
+                raise warning 'job % cannot be ended as expired: %', v_job_id, sqlerrm;
+            end;
+        end loop;
     end;
     return cardinality(v_ids);
 end;

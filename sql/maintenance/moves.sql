@@ -72,8 +72,7 @@ begin
         (select 'dependencies', format('job %s of it is waited for by job %s', d.parent_id,
                 d.job_id), format('select * from rota.explain_job(%s);', d.job_id)
         from rota.dependencies as d join rota.jobs as p on p.id = d.parent_id
-        join rota.jobs as j on j.id = d.job_id
-        where p.queue = plan_queue_move.queue limit 1)
+        join rota.jobs as j on j.id = d.job_id where p.queue = plan_queue_move.queue limit 1)
         union all
         (select 'pipelines', format('stage %s of pipeline %s is in it', s.stage, s.pipeline),
             format('select rota.drop_pipeline(%L);', s.pipeline)
@@ -841,8 +840,7 @@ begin
         with come as (
             insert into rota.arrivals as a (move_id, job_id, new_job_id)
             select move.move_id, n.id, n.new_id from unnest(v_ids, v_new_ids) as n (id, new_id)
-            order by n.id on conflict do nothing
-            returning a.job_id, a.new_job_id
+            order by n.id on conflict do nothing returning a.job_id, a.new_job_id
         )
         select array_agg(c.job_id order by c.job_id),
             array_agg(c.new_job_id order by c.job_id)
@@ -898,14 +896,13 @@ begin
             if v_keyed is not null then perform rota._jobs_came_in(v_keyed); end if;
             perform rota._notify_for(v_inserted);
         end if;
-    exception
-        when others then
-            if sqlstate = '42501'
-              or left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}') then
-                raise;
-            end if;
-            error_code := sqlstate;
-            message := sqlerrm;
+    exception when others then
+        if sqlstate = '42501'
+          or left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}') then
+            raise;
+        end if;
+        error_code := sqlstate;
+        message := sqlerrm;
     end;
 end;
 $$;
@@ -941,9 +938,8 @@ $$;
 
 /* What a move waits for; null if for nothing but the mover. */
 create or replace function rota._move_obstacle(move rota.queue_moves)
-    returns text language plpgsql stable as $$
-begin
-    return case
+    returns text language sql stable as $$
+    select case
         when move.direction = 'in' then null
         when move.horizon > pg_snapshot_xmin(pg_current_snapshot())
             then 'transactions that began before it'
@@ -959,5 +955,4 @@ begin
               and o.queue <> j.queue and o.status <> 'blocked' limit 1
         ))
     end;
-end;
 $$;

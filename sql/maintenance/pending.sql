@@ -33,9 +33,8 @@ begin
     );
     begin
         perform rota._do_locked_checks(v_ids);
-    exception
-        when others then
-            perform rota._do_checks_singly(v_ids);
+    exception when others then
+        perform rota._do_checks_singly(v_ids);
     end;
     return cardinality(v_ids);
 end;
@@ -177,14 +176,13 @@ begin
     loop
         begin
             perform rota._do_locked_checks(array[v_check.id]);
-        exception
-            when others then
-                raise warning 'check of % % failed and will be tried again: %', v_check.kind,
-                    v_check.subject, sqlerrm;
-                update rota.pending_checks as c
-                set due_at = rota.now() + interval '10 seconds', deferrals = c.deferrals + 1,
-                    updated_at = rota.now()
-                where c.id = v_check.id;
+        exception when others then
+            raise warning 'check of % % failed and will be tried again: %', v_check.kind,
+                v_check.subject, sqlerrm;
+            update rota.pending_checks as c
+            set due_at = rota.now() + interval '10 seconds', deferrals = c.deferrals + 1,
+                updated_at = rota.now()
+            where c.id = v_check.id;
         end;
     end loop;
 end;

@@ -71,23 +71,19 @@ $$;
 
 /* Whether pg_cron is in this database, with names and a log, for the owner of rota to use. */
 create or replace function rota._has_cron()
-    returns boolean language plpgsql stable as $$
-begin
-    return exists (
+    returns boolean language sql stable as $$
+    select exists (
         select from pg_extension as e join pg_namespace as n on n.nspname = 'cron'
         join pg_class as c on c.relnamespace = n.oid and c.relname = 'job_run_details'
         where e.extname = 'pg_cron' and has_schema_privilege(n.oid, 'usage')
     );
-end;
 $$;
 
 /* The version of the pg_cron of this database, else of the one that could be there. */
 create or replace function rota._cron_version()
-    returns text language plpgsql stable as $$
-begin
-    return coalesce((select e.extversion from pg_extension as e where e.extname = 'pg_cron'),
+    returns text language sql stable as $$
+    select coalesce((select e.extversion from pg_extension as e where e.extname = 'pg_cron'),
         (select a.default_version from pg_available_extensions as a where a.name = 'pg_cron'));
-end;
 $$;
 
 /* What to tell a pg_cron of this version, such as 1.4-1, to make it tick so often. */
@@ -181,9 +177,8 @@ create or replace function rota._cron_database()
     returns text language plpgsql stable as $$
 begin
     return current_setting('cron.database_name', true);
-exception
-    when insufficient_privilege then
-        return '';
+exception when insufficient_privilege then
+    return '';
 end;
 $$;
 

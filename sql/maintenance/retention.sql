@@ -79,10 +79,9 @@ begin
                 has_more := has_more or v_rows > c_max_rows;
             end if;
             v_did := v_did or v_rows > 0;
-        exception
-            when others then
-                raise warning 'retention of % failed, to be tried again: %', v_kind, sqlerrm;
-                continue;
+        exception when others then
+            raise warning 'retention of % failed, to be tried again: %', v_kind, sqlerrm;
+            continue;
         end;
         deleted := deleted || jsonb_build_object(v_kind, v_rows);
     end loop;
@@ -93,9 +92,8 @@ begin
             partitions_created := rota._create_partitions();
             partitions_dropped := rota._drop_partitions();
             v_did := v_did or greatest(partitions_created, partitions_dropped) > 0;
-        exception
-            when others then
-                raise warning 'partitions failed, to be tried again: %', sqlerrm;
+        exception when others then
+            raise warning 'partitions failed, to be tried again: %', sqlerrm;
         end;
     end if;
 
@@ -290,8 +288,7 @@ begin
                 select n.queue from rota._history_queues() as n (queue)
                 where v_horizon > interval '7 days'
             ) as h
-            left join rota.queues as q on q.queue = h.queue
-            where q.keep_finished is null
+            left join rota.queues as q on q.queue = h.queue where q.keep_finished is null
         ) as k
     loop
         v_deleted := v_deleted + rota._purge_queue(v_keep.is_dead, v_keep.queue, v_keep.before,
@@ -312,10 +309,8 @@ create or replace function rota._history_queues()
 begin
     return query
     with recursive found (queue) as (
-        (
-            select f.queue from rota.finished_jobs as f
-            order by f.queue desc, f.finished_at desc limit 1
-        )
+        (select f.queue from rota.finished_jobs as f
+        order by f.queue desc, f.finished_at desc limit 1)
         union all
         select (
             select f.queue from rota.finished_jobs as f
@@ -353,23 +348,21 @@ begin
         else rota._purge_rows('finished_jobs_done', 'finished_at', before, max_rows,
             c_of_queue || c_unneeded, queue)
     end;
-exception
-    when others then
-        if queue is not null then
-            raise warning 'old jobs of queue % stay for now: %', queue, sqlerrm;
-            return 0;
-        end if;
+exception when others then
+    if queue is not null then
+        raise warning 'old jobs of queue % stay for now: %', queue, sqlerrm;
+        return 0;
+    end if;
 
-        for v_queue in
-            select h.queue from rota._history_queues() as h (queue)
-            left join rota.queues as q on q.queue = h.queue
-            where q.keep_dead is null
-        loop
-            exit when v_deleted >= max_rows;
-            v_deleted := v_deleted + rota._purge_queue(true, v_queue, before,
-                max_rows - v_deleted);
-        end loop;
-        return v_deleted;
+    for v_queue in
+        select h.queue from rota._history_queues() as h (queue)
+        left join rota.queues as q on q.queue = h.queue where q.keep_dead is null
+    loop
+        exit when v_deleted >= max_rows;
+        v_deleted := v_deleted + rota._purge_queue(true, v_queue, before,
+            max_rows - v_deleted);
+    end loop;
+    return v_deleted;
 end;
 $$;
 
@@ -425,28 +418,22 @@ $$;
 /* What is partitioned by time: by so many days, so many partitions ahead, kept so long. */
 create or replace function rota._partitioned_tables()
     returns table (name text, time_column text, days integer, ahead integer, keep interval)
-    language plpgsql stable as $$
-begin
-    return query
+    language sql stable as $$
     select 'finished_jobs_done', 'finished_at', 1, 7, rota._horizon()
     union all
     select 'job_errors', 'failed_at', 7, 2, greatest(interval '90 days',
         (select max(q.keep_dead) from rota.queues as q));
-end;
 $$;
 
 /* The partitions of a table that lie wholly before this day, oldest first. */
 create or replace function rota._old_partitions(parent text, days integer, before date)
-    returns setof regclass language plpgsql stable as $$
-begin
-    return query
+    returns setof regclass language sql stable as $$
     select c.oid::regclass from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
     where i.inhparent = format('rota.%I', _old_partitions.parent)::regclass
       and c.relname ~ ('^' || _old_partitions.parent || '_[0-9]{8}$')
       and c.relname <= format('%s_%s', _old_partitions.parent,
         to_char(_old_partitions.before - _old_partitions.days, 'YYYYMMDD'))
     order by c.relname;
-end;
 $$;
 
 /*
@@ -473,9 +460,8 @@ begin
         exit when v_deleted >= max_rows;
         begin
             v_deleted := v_deleted + rota._purge_partition(v_partition, max_rows - v_deleted);
-        exception
-            when others then
-                raise warning 'rows of % stay for now: %', v_partition, sqlerrm;
+        exception when others then
+            raise warning 'rows of % stay for now: %', v_partition, sqlerrm;
         end;
     end loop;
     return v_deleted;
@@ -545,9 +531,8 @@ begin
         end loop;
     end loop;
     return v_created;
-exception
-    when lock_not_available then
-        return 0;
+exception when lock_not_available then
+    return 0;
 end;
 $$;
 

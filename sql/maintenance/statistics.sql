@@ -66,8 +66,7 @@ begin
     insert into rota.late_xids (xid, since)
     select o.xid, v_counted_until from unnest(v_was_open) as o (xid)
     where o.xid = any(v_open) and not exists (
-        select from rota.late_xids as l where l.xid = o.xid and l.until is null
-    );
+        select from rota.late_xids as l where l.xid = o.xid and l.until is null);
     update rota.late_xids as l set until = v_counted_until
     where l.xid <> all(v_open) and l.until is null;
     select c.rows_counted, c.has_more into rows_counted, has_more
@@ -194,22 +193,17 @@ create or replace function rota._first_uncounted(since timestamptz)
 begin
     return coalesce(least(
         (
-            select min(n.moment)
-            from rota._history_queues() as q (queue)
+            select min(n.moment) from rota._history_queues() as q (queue)
             cross join lateral (
                 select f.finished_at as moment from rota.finished_jobs_done as f
                 where f.queue = q.queue and f.finished_at > _first_uncounted.since
                 order by f.finished_at limit 1
             ) as n
         ),
-        (
-            select min(f.finished_at) from rota.finished_jobs_dead as f
-            where f.finished_at > _first_uncounted.since
-        ),
-        (
-            select min(e.failed_at) from rota.job_errors as e
-            where e.failed_at > _first_uncounted.since
-        ),
+        (select min(f.finished_at) from rota.finished_jobs_dead as f
+        where f.finished_at > _first_uncounted.since),
+        (select min(e.failed_at) from rota.job_errors as e
+        where e.failed_at > _first_uncounted.since),
         (
             select min(n.moment)
             from (select distinct s.pipeline from rota.pipeline_stages as s) as p

@@ -29,10 +29,9 @@ begin
     perform rota._check_number('max_jobs', max_jobs, 1, 10000);
     begin
         return rota._sweep(max_jobs, false);
-    exception
-        when others then
-            raise warning 'sweep falls back to one job at a time: %', sqlerrm;
-            return rota._sweep(max_jobs, true);
+    exception when others then
+        raise warning 'sweep falls back to one job at a time: %', sqlerrm;
+        return rota._sweep(max_jobs, true);
     end;
 end;
 $$;
@@ -67,9 +66,8 @@ begin
         begin
             perform rota._sweep_one(v_job);
             v_swept := v_swept + 1;
-        exception
-            when others then
-                raise warning 'job % cannot be swept: %', v_job.id, sqlerrm;
+        exception when others then
+            raise warning 'job % cannot be swept: %', v_job.id, sqlerrm;
         end;
     end loop;
     return v_swept;

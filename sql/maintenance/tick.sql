@@ -86,9 +86,8 @@ begin
                         or greatest(jobs_swept, jobs_expired, jobs_enqueued, checks_done,
                             v_rows_counted) > 0) as r;
             end case;
-        exception
-            when others then
-                raise warning '% failed and will be tried again: %', v_part, sqlerrm;
+        exception when others then
+            raise warning '% failed and will be tried again: %', v_part, sqlerrm;
         end;
     end loop;
 

@@ -105,8 +105,7 @@ create or replace function rota.stop_waiting()
 as $$
 declare
     v_keys constant integer[] := array(
-        select h.key from rota._held_locks() as h where h.kind > 0
-    );
+        select h.key from rota._held_locks() as h where h.kind > 0);
 begin
     perform rota._give_up(h.kind, h.key) from rota._held_locks() as h;
     perform set_config('rota.waiting', '', false);

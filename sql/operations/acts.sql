@@ -83,10 +83,9 @@ begin
     begin
         select d.done, d.conflicts, d.before into v_done, conflicts, v_before
         from rota._act(act, v_ids, v_arguments) as d;
-    exception
-        when others then
-            select d.done, d.conflicts, d.before into v_done, conflicts, v_before
-            from rota._act_singly(act, v_ids, v_arguments) as d;
+    exception when others then
+        select d.done, d.conflicts, d.before into v_done, conflicts, v_before
+        from rota._act_singly(act, v_ids, v_arguments) as d;
     end;
     conflicts := v_missing || conflicts;
     changed := cardinality(v_done);
@@ -110,9 +109,8 @@ comment on function rota.act_on_jobs is
 
 /* What each act takes, and of which statuses jobs may be. */
 create or replace function rota._act_statuses(act text, arguments jsonb)
-    returns text[] language plpgsql immutable as $$
-begin
-    return case act
+    returns text[] language sql immutable as $$
+    select case act
         when 'retry' then '{failed,dead,queued,blocked,cancelled,succeeded}'::text[]
             || case when arguments @> '{"force": true}' then '{running}'::text[] end
         when 'cancel' then '{blocked,queued,failed,running}'
@@ -123,7 +121,6 @@ begin
         when 'purge' then '{succeeded,cancelled,dead}'
         when 'erase' then '{blocked,queued,failed,succeeded,dead,cancelled}'
     end;
-end;
 $$;
 
 /* The arguments of an act, checked. */
@@ -213,12 +210,11 @@ begin
         when 'a time' then perform (value #>> '{}')::timestamptz;
         when 'a length of time' then perform (value #>> '{}')::interval;
     end case;
-exception
-    when data_exception then
-        perform rota._refuse(argument, format('must be %s, got %s', must_be, case must_be
-            when 'a whole number' then left(value::text, 80)
-            else quote_literal(left(value #>> '{}', 80))
-        end));
+exception when data_exception then
+    perform rota._refuse(argument, format('must be %s, got %s', must_be, case must_be
+        when 'a whole number' then left(value::text, 80)
+        else quote_literal(left(value #>> '{}', 80))
+    end));
 end;
 $$;
 
@@ -511,8 +507,7 @@ begin
     from (
         select j.id, j.status, j.queue, j.priority, j.run_at, j.max_attempts,
             jsonb_typeof(coalesce(j.rerun_payload, j.payload)) as payload_type
-        from rota.jobs as j where j.id = any(_lock_for_act.job_ids)
-        for update skip locked
+        from rota.jobs as j where j.id = any(_lock_for_act.job_ids) for update skip locked
     ) as l;
     return v_live || (
         select coalesce(jsonb_object_agg(k.id, to_jsonb(k)), '{}')
@@ -575,8 +570,7 @@ declare
 begin
     select coalesce(jsonb_object_agg(i.id, c.conflict)
         filter (where c.conflict is not null), '{}')
-    into v_refused
-    from unnest(_sort_out.job_ids) as i (id)
+    into v_refused from unnest(_sort_out.job_ids) as i (id)
     cross join lateral (
         select rota._conflict(act, i.id, known -> i.id::text, arguments) as conflict
     ) as c;
@@ -673,9 +667,8 @@ begin
                 || (case when before = '[]' then v_one.before
                     else v_one.before #- '{0,payload}' end);
             conflicts := conflicts || v_one.conflicts;
-        exception
-            when others then
-                conflicts := conflicts || jsonb_build_object('job_id', v_id, 'reason', sqlerrm);
+        exception when others then
+            conflicts := conflicts || jsonb_build_object('job_id', v_id, 'reason', sqlerrm);
         end;
     end loop;
 end;

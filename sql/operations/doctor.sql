@@ -73,73 +73,33 @@ begin
             continue;
         end if;
         begin
-            return query
-            select e.severity, v_check.name, e.evidence, e.remedy
-            from rota._examine(v_check.name) as e;
+            return query execute format('select e.severity, $1, e.evidence, e.remedy '
+                'from rota.%I() as e', '_examine_' || v_check.name) using v_check.name;
             if not found then
                 return query select 'ok', v_check.name, v_check.if_ok, null::text;
             end if;
-        exception
-            when others then
-                return query
-                select 'warning', v_check.name, 'this could not be examined: ' || sqlerrm,
-                    null::text;
+        exception when others then
+            return query
+            select 'warning', v_check.name, 'this could not be examined: ' || sqlerrm,
+                null::text;
         end;
     end loop;
 end;
 $$;
 
-create or replace function rota._examine(finding text)
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    case finding
-        when 'ticker' then return query select e.* from rota._examine_ticker() as e;
-        when 'leases' then return query select e.* from rota._examine_leases() as e;
-        when 'workers' then return query select e.* from rota._examine_workers() as e;
-        when 'running_jobs' then return query select e.* from rota._examine_running_jobs() as e;
-        when 'job_types' then return query select e.* from rota._examine_job_types() as e;
-        when 'forwards' then return query select e.* from rota._examine_forwards() as e;
-        when 'queues' then return query select e.* from rota._examine_queues() as e;
-        when 'limits' then return query select e.* from rota._examine_limits() as e;
-        when 'ordering_keys'
-            then return query select e.* from rota._examine_ordering_keys() as e;
-        when 'failures' then return query select e.* from rota._examine_failures() as e;
-        when 'statistics' then return query select e.* from rota._examine_statistics() as e;
-        when 'dead_jobs' then return query select e.* from rota._examine_dead_jobs() as e;
-        when 'effects' then return query select e.* from rota._examine_effects() as e;
-        when 'schedules' then return query select e.* from rota._examine_schedules() as e;
-        when 'horizon' then return query select e.* from rota._examine_horizon() as e;
-        when 'vacuum' then return query select e.* from rota._examine_vacuum() as e;
-        when 'indexes' then return query select e.* from rota._examine_indexes() as e;
-        when 'partitions' then return query select e.* from rota._examine_partitions() as e;
-        when 'notifications'
-            then return query select e.* from rota._examine_notifications() as e;
-        when 'sequences' then return query select e.* from rota._examine_sequences() as e;
-        when 'versions' then return query select e.* from rota._examine_versions() as e;
-        when 'drift' then return query select d.* from rota._drift() as d;
-        when 'standby' then return query select e.* from rota._examine_standby() as e;
-    end case;
-end;
-$$;
-
 /* Not trouble, but what the reader has to know of all other rows. */
 create or replace function rota._examine_standby()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select case when s.behind > interval '5 minutes' then 'warning' else 'ok' end,
         format('this is a standby%s: its remedies are for the primary',
             ', ' || rota._span(s.behind) || ' behind or idle'),
         null::text
     from (select rota.now() - pg_last_xact_replay_timestamp() as behind) as s
     where pg_is_in_recovery();
-end;
 $$;
 
 create or replace function rota._examine_ticker()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'critical', format('no tick has run %s: expired leases are not swept, schedules '
             'make no jobs, and what waits for others stays where it is. Start a worker or rota '
             'tick --loop%s',
@@ -161,13 +121,10 @@ begin
     ) as t
     -- While there is nothing to do, a tick is recorded every five.
     where t.lag > interval '6 minutes';
-end;
 $$;
 
 create or replace function rota._examine_leases()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'critical', format('%s without a sign of life and not taken back, though the '
             'first lease ended %s ago: job %s of %s', rota._jobs_words(count(*), 1000),
             rota._span(rota.now() - min(s.locked_until)),
@@ -180,13 +137,10 @@ begin
         order by j.locked_until limit 1000
     ) as s
     having count(*) > 0;
-end;
 $$;
 
 create or replace function rota._examine_workers()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('worker %s (pid %s on %s) is not connected any more, and holds %s '
             'until %s', w.worker, w.pid, w.host,
             case h.jobs when 1 then '1 job' else h.jobs || ' jobs' end,
@@ -205,22 +159,18 @@ begin
     join rota.workers as w on w.worker = h.locked_by
     where not exists (select from rota._live_workers() as l where l.worker = w.worker)
     order by h.jobs desc, w.worker limit 20;
-end;
 $$;
 
 /* A worker that lives keeps its job by heartbeats, also where the handler hangs. */
 create or replace function rota._examine_running_jobs()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('job %s of type %s in queue %s, on %s: %s', r.id, r.job_type,
             r.queue, r.locked_by, h.words),
         format('select rota.retry_job(%s, force => true);', r.id)
     from (
         select j.id, j.queue, j.job_type, j.locked_by, j.started_at, j.overdue_at,
             j.locked_until
-        from rota.jobs as j
-        where j.status = 'running' and j.locked_until is not null
+        from rota.jobs as j where j.status = 'running' and j.locked_until is not null
         order by j.locked_until limit 10000
     ) as r
     cross join lateral (
@@ -228,9 +178,7 @@ begin
             rota._hung_words(r.queue, r.job_type, r.started_at)) as words
         where r.overdue_at < rota.now() or r.started_at < rota.now() - interval '5 minutes'
     ) as h
-    where h.words is not null
-    order by r.started_at limit 10;
-end;
+    where h.words is not null order by r.started_at limit 10;
 $$;
 
 /* The first due jobs of each lane of these queues, 500 of each of the first 200 lanes. */
@@ -250,8 +198,7 @@ begin
             order by coalesce(j.own_lane, j.priority) limit 1
         ) as f
         union all
-        select l.queue, n.lane
-        from lanes as l
+        select l.queue, n.lane from lanes as l
         cross join lateral (
             select coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
             where j.queue = l.queue and coalesce(j.own_lane, j.priority) > l.lane
@@ -273,18 +220,14 @@ $$;
 
 /* The queues that have jobs which may start; of very many not all. */
 create or replace function rota._ready_queues()
-    returns text[] language plpgsql stable as $$
-begin
-    return array(
+    returns text[] language sql stable as $$
+    select array(
         with recursive queues as (
-            (
-                select j.queue from rota.jobs as j
-                where j.hold is null and j.status in ('queued', 'failed')
-                order by j.queue limit 1
-            )
+            (select j.queue from rota.jobs as j
+            where j.hold is null and j.status in ('queued', 'failed')
+            order by j.queue limit 1)
             union all
-            select n.queue
-            from queues as q
+            select n.queue from queues as q
             cross join lateral (
                 select j.queue from rota.jobs as j
                 where j.queue > q.queue and j.hold is null and j.status in ('queued', 'failed')
@@ -293,7 +236,6 @@ begin
         )
         select r.queue from queues as r limit 200
     );
-end;
 $$;
 
 create or replace function rota.untaken_jobs(queues text[])
@@ -323,9 +265,7 @@ create or replace function rota._untaken_jobs(queues text[])
     returns table (
         queue text, job_type text, due_jobs bigint, due_since timestamptz, job_id bigint
     )
-    language plpgsql stable as $$
-begin
-    return query
+    language sql stable as $$
     select t.queue, t.job_type, t.due_jobs, t.due_since, t.job_id
     from (
         select d.queue, d.job_type, count(*) as due_jobs, min(d.run_at) as due_since,
@@ -339,7 +279,6 @@ begin
           and (w.job_types is null or t.job_type = any(w.job_types))
     )
     order by t.due_since limit 20;
-end;
 $$;
 
 create or replace function rota._examine_job_types()
@@ -355,8 +294,7 @@ begin
                 else 'warning' end as severity,
             rota._span(c_now - u.due_since) as due_for,
             format('select * from rota.explain_job(%s);', u.job_id) as remedy
-        from rota._untaken_jobs(rota._ready_queues()) as u
-        where u.queue !~ '^forward:[0-9]+$'
+        from rota._untaken_jobs(rota._ready_queues()) as u where u.queue !~ '^forward:[0-9]+$'
     )
     (
         select t.severity, format('no worker is there, and jobs of %s are due, the first for '
@@ -380,9 +318,7 @@ end;
 $$;
 
 create or replace function rota._examine_forwards()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select case when t.due_since < rota.now() - interval '5 minutes' then 'critical'
             else 'warning' end,
         format('%s: %s waiting, the first for %s, such as job %s',
@@ -390,7 +326,6 @@ begin
             rota._span(rota.now() - t.due_since), t.job_id),
         format('select * from rota.explain_job(%s);', t.job_id)
     from rota._untaken_jobs(rota._ready_queues()) as t where t.queue ~ '^forward:[0-9]+$';
-end;
 $$;
 
 create or replace function rota._examine_queues()
@@ -411,8 +346,7 @@ begin
             '%s}'');', b.queue, least(2 * b.per_minute, 1000000), least(2 * b.percent, 1000))
     from rota.retry_budgets as b
     cross join lateral unnest(rota._first_retries(b.queue, 1)) as f (id)
-    join rota.jobs as j on j.id = f.id
-    cross join lateral rota._budget_state(b) as s
+    join rota.jobs as j on j.id = f.id cross join lateral rota._budget_state(b) as s
     where j.run_at < c_now - interval '10 seconds' and b.per_minute is not null
     order by j.run_at limit 20;
 
@@ -423,8 +357,7 @@ begin
         coalesce(e.remedy, format('select * from rota.explain_job(%s);', o.id))
     from (
         select distinct on (d.queue) d.queue, d.id, d.run_at
-        from rota._due_sample(rota._ready_queues()) as d
-        order by d.queue, d.run_at, d.id
+        from rota._due_sample(rota._ready_queues()) as d order by d.queue, d.run_at, d.id
     ) as o
     cross join lateral (
         select x.reason, x.explanation, x.remedy from rota.explain_job(o.id) as x
@@ -439,9 +372,7 @@ end;
 $$;
 
 create or replace function rota._examine_limits()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('limit %s lets nothing run since %s', l.limit_name,
             rota._moment(l.updated_at)),
         format('select rota.set_limit(%s, max_running => 1);', case
@@ -450,13 +381,10 @@ begin
             else 'limit_key => ' || rota._literal(l.limit_key)
         end)
     from rota.limits as l where l.max_running = 0 order by l.limit_name limit 20;
-end;
 $$;
 
 create or replace function rota._examine_ordering_keys()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('ordering key %L has been halted for %s by job %s%s',
             h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id,
             case
@@ -478,13 +406,10 @@ begin
         where i.id = h.job_id limit 1
     ) as f on true
     order by h.halted_since limit 20;
-end;
 $$;
 
 create or replace function rota._examine_failures()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('failures of type %s in queue %s rise: %s of %s attempts in the '
             'last 10 minutes, where %s are usual', r.job_type, r.queue, r.failures, r.attempts,
             r.usual_failures),
@@ -494,13 +419,10 @@ begin
             'job_type = %L order by failed_at desc limit 1000) as e group by 1 order by 2 desc '
             'limit 10;', r.queue, r.job_type)
     from rota.rising_failures() as r limit 10;
-end;
 $$;
 
 create or replace function rota._examine_statistics()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('the statistics know what ended until %s ago, and retention keeps '
             'what is not counted; a tick counts it', rota._span(rota.now() - p.counted_until)),
         'select * from rota.tick();'
@@ -517,14 +439,11 @@ begin
         'where backend_xid = any(array(select xid from rota.late_xids)) order by xact_start;'
     from rota.late_xids as l where l.until is null
     having min(l.since) < rota.now() - interval '5 minutes';
-end;
 $$;
 
 /* The newest dead jobs, by their errors; of many the groups are those of the newest 5000. */
 create or replace function rota._examine_dead_jobs()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select case when g.jobs >= 1000 then 'critical' else 'warning' end,
         format('%s of type %s in queue %s died in the last hour with %s, the last %s ago, such '
             'as job %s', case g.jobs when 1 then '1 job' else g.jobs || ' jobs' end, g.job_type,
@@ -545,7 +464,6 @@ begin
         group by 1, 2, 3, 4
     ) as g
     order by g.jobs desc, g.last_at desc limit 10;
-end;
 $$;
 
 /*
@@ -573,9 +491,7 @@ end;
 $$;
 
 create or replace function rota._examine_effects()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('it is unknown whether %s happened, the newest of them %s %s of '
             'job %s: look, and say how it was with settle_effect()',
             case count(*) when 1 then '1 effect' else count(*) || ' effects' end,
@@ -593,7 +509,6 @@ begin
         where j.id = u.job_id and j.lease_token = u.lease_token and j.status = 'running'
     )
     having count(*) > 0;
-end;
 $$;
 
 create or replace function rota._examine_schedules()
@@ -628,8 +543,7 @@ declare
     c_cost constant text := (
         select format('; %s dead rows of rota''s tables cannot be removed meanwhile, and '
             'claims have to walk past them', sum(pg_stat_get_dead_tuples(c.oid)))
-        from pg_class as c
-        where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
+        from pg_class as c where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
     );
 begin
     return query
@@ -676,17 +590,14 @@ $$;
  * few entries stay.  How many entries there are vacuum has counted.
  */
 create or replace function rota._examine_indexes()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('index %s takes %s for about %s entries: what scans it reads many '
             'pages in vain', i.name, pg_size_pretty(i.bytes), i.entries),
         format('reindex index concurrently %s;', i.name)
     from (
         select x.indexrelid::regclass::text as name, pg_relation_size(x.indexrelid) as bytes,
             c.reltuples::bigint as entries
-        from pg_index as x
-        join pg_class as t on t.oid = x.indrelid
+        from pg_index as x join pg_class as t on t.oid = x.indrelid
         join pg_class as c on c.oid = x.indexrelid
         where t.relnamespace = 'rota'::regnamespace and c.relkind = 'i' and c.relpages >= 0
     ) as i
@@ -694,7 +605,6 @@ begin
       -- An entry takes about 40 to 400 bytes; half of each page may be free in good order.
       and i.bytes > 1000 * i.entries
     order by i.bytes desc limit 10;
-end;
 $$;
 
 create or replace function rota._examine_vacuum()
@@ -731,24 +641,18 @@ begin
                 t.name, t.dead, t.live, coalesce('vacuumed '
                     || rota._span(rota.now() - t.vacuumed_at) || ' ago', 'never vacuumed')),
             format('vacuum (analyze) %s;', t.name)
-        from tables as t where t.dead > 50000 + t.live
-        order by t.dead desc limit 5
+        from tables as t where t.dead > 50000 + t.live order by t.dead desc limit 5
     )
     union all
-    (
-        select 'warning', format('statistics of table %s are stale: %s rows changed since '
-                'they were taken, and %s are live', t.name, t.changed, t.live),
-            format('analyze %s;', t.name)
-        from tables as t where t.changed > 100000 + 2 * t.live
-        order by t.changed desc limit 5
-    );
+    (select 'warning', format('statistics of table %s are stale: %s rows changed since '
+            'they were taken, and %s are live', t.name, t.changed, t.live),
+        format('analyze %s;', t.name)
+    from tables as t where t.changed > 100000 + 2 * t.live order by t.changed desc limit 5);
 end;
 $$;
 
 create or replace function rota._examine_partitions()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('rows are in %s, because the partition of their time was not '
             'made ahead: they are purged one by one. Let tick() be called alone in its '
             'transaction', d.name),
@@ -759,7 +663,6 @@ begin
         union all
         select 'rota.job_errors_default' where exists (select from rota.job_errors_default)
     ) as d;
-end;
 $$;
 
 /* Healthy listeners read at once, so that the queue of the whole server is all but empty. */
@@ -787,20 +690,15 @@ end;
 $$;
 
 create or replace function rota._examine_sequences()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'critical', format('sequence rota.%s is at %s of %s', s.sequencename, s.last_value,
         s.max_value), null::text
     from pg_sequences as s
     where s.schemaname = 'rota' and s.last_value > s.max_value / 2 order by s.sequencename;
-end;
 $$;
 
 create or replace function rota._examine_versions()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('worker %s (pid %s on %s) is of version %s, and the database '
         'of %s: %s', w.worker, w.pid, w.host, w.version, rota.version(), case
             when w.version !~ '^[0-9]{1,9}(\.[0-9]{1,9})*$'
@@ -811,8 +709,6 @@ begin
                     rota.version())
             else 'bring the database up to date, with rota install of the newer package'
         end), null::text
-    from rota._live_workers() as w
-    where w.version is distinct from rota.version()
+    from rota._live_workers() as w where w.version is distinct from rota.version()
     order by w.worker limit 20;
-end;
 $$;

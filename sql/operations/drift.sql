@@ -19,9 +19,7 @@
 create or replace function rota._owned()
     returns table (
         kind text, name text, short_name text, owner oid, acl aclitem[], default_acl aclitem[]
-    ) language plpgsql stable as $$
-begin
-    return query
+    ) language sql stable as $$
     select case when p.prokind = 'p' then 'procedure' else 'function' end as kind,
         p.oid::regprocedure::text as name, p.proname::text as short_name, p.proowner as owner,
         p.proacl as acl, acldefault('f', p.proowner) as default_acl
@@ -35,14 +33,11 @@ begin
     union all
     select 'schema', 'rota', '', n.nspowner, n.nspacl, acldefault('n', n.nspowner)
     from pg_namespace as n where n.nspname = 'rota';
-end;
 $$;
 
 /* All that is in the schema but partitions by time, in the words of the catalog. */
 create or replace function rota._objects()
-    returns table (kind text, name text, definition text) language plpgsql stable as $$
-begin
-    return query
+    returns table (kind text, name text, definition text) language sql stable as $$
     with relations as (
         select c.oid, c.relname::text as name, c.relkind, c.relispartition, c.relpersistence,
             c.reloptions, c.relrowsecurity
@@ -110,15 +105,12 @@ begin
         select to_regrole('rota_' || n.access)::oid
         from unnest('{producer,worker,operator,observer}'::text[]) as n (access)
     ));
-end;
 $$;
 
 /* What differs from the manifest: as it should be, null if it should not be; and as it is. */
 create or replace function rota._differences()
     returns table (kind text, name text, expected text, actual text)
-    language plpgsql stable as $$
-begin
-    return query
+    language sql stable as $$
     select coalesce(m.kind, o.kind), coalesce(m.name, o.name), m.definition, o.definition
     from (select i.* from rota.manifest as i where i.definition is not null) as m
     full join rota._objects() as o on o.kind = m.kind and o.name = m.name
@@ -126,7 +118,6 @@ begin
       -- Restored where our roles are not.
       and not (m.kind is not distinct from 'grant' and o.kind is null
         and to_regrole(substring(m.name from '[^ ]+$')) is null);
-end;
 $$;
 
 /* Before an upgrade: note what is out of order.  Code is replayed whole, and so is in order. */
@@ -152,8 +143,7 @@ declare
     v_function record;
 begin
     for v_function in
-        select p.oid::regprocedure as function
-        from rota.manifest as m
+        select p.oid::regprocedure as function from rota.manifest as m
         join pg_proc as p on p.pronamespace = 'rota'::regnamespace
           and m.name = format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid))
         where m.kind in ('function', 'procedure') and m.definition is not null
@@ -186,13 +176,11 @@ end;
 $$;
 
 /* What is otherwise than installed, in objects and rights, and the statement that mends it. */
-create or replace function rota._drift()
+create or replace function rota._examine_drift()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
 begin
     return query
-    with differences as (
-        select d.* from rota._differences() as d
-    )
+    with differences as (select d.* from rota._differences() as d)
     select case when d.expected is null then 'warning' else 'critical' end,
         format('%s %s %s', d.kind, d.name, case
             when d.expected is null then 'is not of the install'
@@ -273,13 +261,11 @@ end;
 $$;
 
 create or replace function rota._make_column(table_name text, column_name text, column_as jsonb)
-    returns text language plpgsql immutable as $$
-begin
-    return format('alter table %s add column %s;', table_name, concat_ws(' ', column_name,
+    returns text language sql immutable as $$
+    select format('alter table %s add column %s;', table_name, concat_ws(' ', column_name,
         column_as ->> 'type', 'collate ' || quote_ident(column_as ->> 'collation'),
         'generated ' || (column_as ->> 'generated'), 'default ' || (column_as ->> 'default'),
         case when (column_as ->> 'not null')::boolean then 'not null' end));
-end;
 $$;
 
 create or replace function rota._set_column(

@@ -46,9 +46,7 @@ comment on function rota.explain_job is
     'this job, and the statement that would change it, or null; the first row decides; only '
     'reads, and waits for no lock; raises RT001, 22023.';
 
-create or replace function rota._explain(
-    job rota.jobs, row_xmax xid, ended rota.finished_jobs
-)
+create or replace function rota._explain(job rota.jobs, row_xmax xid, ended rota.finished_jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 begin
     if job.id is null then
@@ -368,8 +366,7 @@ begin
     from rota.halted_keys as h
     left join lateral (
         select i.id, r.error_type, r.last_error from rota.finished_jobs as i
-        left join rota.job_runs as r on r.id = i.id
-        where i.id = h.job_id limit 1
+        left join rota.job_runs as r on r.id = i.id where i.id = h.job_id limit 1
     ) as f on true
     where h.ordering_key = job.ordering_key
     union all
@@ -392,11 +389,9 @@ begin
         select 'behind_in_key', format('%s before it under ordering key %L%s',
                 rota._jobs_words(v_ahead + (v_head_id is not null)::integer, c_max_ahead),
                 job.ordering_key,
-                (
-                    select format(', and the first of them is job %s (%s, %s)', j.id,
-                        j.job_type, j.status)
-                    from rota.job_runs as j where j.id = v_head_id
-                )),
+                (select format(', and the first of them is job %s (%s, %s)', j.id,
+                    j.job_type, j.status)
+                from rota.job_runs as j where j.id = v_head_id)),
             'select * from rota.explain_job(' || v_head_id || ');'
         where v_head_id is distinct from job.id;
     end if;
@@ -651,9 +646,7 @@ $$;
 
 /* Whether any session does the maintenance that lets jobs in and takes them back. */
 create or replace function rota._explain_ticks()
-    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (reason text, explanation text, remedy text) language sql stable as $$
     select 'no_tick', format('no tick has run for %s: what waits for more than its place stays '
             'where it is; a worker ticks, and so does rota tick --loop',
             rota._span(t.lag)),
@@ -664,5 +657,4 @@ begin
     ) as t
     -- While there is nothing to do, a tick is recorded every five.
     where t.lag > interval '6 minutes';
-end;
 $$;

@@ -111,8 +111,7 @@ begin
         s.total_run / nullif(s.runs, 0), rota._bucket_time(p.run_p50),
         least(rota._bucket_time(p.run_p95), s.longest_run),
         least(rota._bucket_time(p.run_p99), s.longest_run), s.longest_run
-    from sums as s left join percentiles as p on p.place = s.place
-    order by s.place;
+    from sums as s left join percentiles as p on p.place = s.place order by s.place;
 end;
 $$;
 
@@ -148,9 +147,7 @@ $$;
  * The rows of job_stats that make up a span, each end of a job in one of them.  The row of a
  * day or hour that goes on has what ended up to days_until or hours_until.
  */
-create or replace function rota._stats_rows(
-    step text, since timestamptz, until timestamptz
-)
+create or replace function rota._stats_rows(step text, since timestamptz, until timestamptz)
     returns setof rota.job_stats language plpgsql stable as $$
 declare
     v_progress rota.stats_progress;

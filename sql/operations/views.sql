@@ -146,8 +146,7 @@ with newest as materialized (
     order by e.failed_at desc limit 2000
 ),
 folded as materialized (
-    select n.shape, rota.fold_error(min(n.text)) as message from newest as n group by n.shape
-),
+    select n.shape, rota.fold_error(min(n.text)) as message from newest as n group by n.shape),
 -- Of each job once, so that jobs are counted without a sort.
 jobs as (
     select n.queue, n.job_type, n.error_type, f.message, n.job_id, count(*) as failures,
@@ -242,11 +241,8 @@ left join (
         (sum(c.jobs) filter (where c.status = 'running'))::bigint as running,
         (sum(c.jobs) filter (where c.status <> 'running'))::bigint as waiting
     from rota.job_counts() as c
-    cross join lateral (
-        values ('queue ' || c.queue), ('type ' || c.job_type)
-    ) as k (limit_name)
-    where c.status = 'running' or c.status in ('queued', 'failed') and c.is_due
-    group by 1
+    cross join lateral (values ('queue ' || c.queue), ('type ' || c.job_type)) as k (limit_name)
+    where c.status = 'running' or c.status in ('queued', 'failed') and c.is_due group by 1
 ) as w on w.limit_name = n.limit_name
 -- Keys may be very many: their jobs are found by indexes, of those that wait up to 1000.
 left join (

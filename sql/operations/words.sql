@@ -31,8 +31,8 @@ $$;
 
 /* A time in the zone of the session, to the second. */
 create or replace function rota._moment(moment timestamptz)
-    returns text language plpgsql stable as $$
-begin return to_char(moment, 'YYYY-MM-DD HH24:MI:SS TZ'); end;
+    returns text language sql stable as $$
+    select to_char(moment, 'YYYY-MM-DD HH24:MI:SS TZ');
 $$;
 
 /*
@@ -40,11 +40,9 @@ $$;
  * cursor, change colours or turn the direction of writing is a question mark.
  */
 create or replace function rota._printable(value text)
-    returns text language plpgsql immutable as $$
-begin
-    return regexp_replace(regexp_replace(value, '[\u0009-\u000d\u0085\u2028\u2029]', ' ', 'g'),
+    returns text language sql immutable as $$
+    select regexp_replace(regexp_replace(value, '[\u0009-\u000d\u0085\u2028\u2029]', ' ', 'g'),
         '[\u0001-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]', '?', 'g');
-end;
 $$;
 
 /* The same in one line, cut to a readable length. */
@@ -96,27 +94,22 @@ declare
 begin
     return format('no live forwarder carries jobs to database %s; %s. Run rota forward, or '
         'rota worker, with this database and that one', c_number, coalesce(
-            (
-                select format('%s did, and was last seen %s ago', w.worker,
-                    rota._span(rota.now() - w.last_seen_at))
-                from rota.workers as w where _forwarder_words.queue = any(w.queues)
-                order by w.last_seen_at desc limit 1
-            ),
-            (
-                select format('forwarders are here, and none of them knows a database of that '
-                    'number, but those of %s', string_agg(distinct substr(q.queue, 9), ', '))
-                from rota._live_workers() as l cross join unnest(l.queues) as q (queue)
-                where q.queue ~ '^forward:[0-9]+$' having count(*) > 0
-            ),
+            (select format('%s did, and was last seen %s ago', w.worker,
+                rota._span(rota.now() - w.last_seen_at))
+            from rota.workers as w where _forwarder_words.queue = any(w.queues)
+            order by w.last_seen_at desc limit 1),
+            (select format('forwarders are here, and none of them knows a database of that '
+                'number, but those of %s', string_agg(distinct substr(q.queue, 9), ', '))
+            from rota._live_workers() as l cross join unnest(l.queues) as q (queue)
+            where q.queue ~ '^forward:[0-9]+$' having count(*) > 0),
             'none was ever here that knows a database of that number'));
 end;
 $$;
 
 /* What is paused, by whom and why. */
 create or replace function rota._pause_words(pause rota.pauses)
-    returns text language plpgsql stable as $$
-begin
-    return format('%s paused: by %s %s ago%s%s',
+    returns text language sql stable as $$
+    select format('%s paused: by %s %s ago%s%s',
         case
             when pause.job_type is not null then format('type %s%s is', pause.job_type,
                 coalesce(' in queue ' || pause.queue, ''))
@@ -131,14 +124,12 @@ begin
         rota._span(rota.now() - pause.paused_at),
         coalesce(', because ' || rota._one_line(pause.reason), ', without a reason'),
         coalesce(', for another ' || rota._span(pause.until - rota.now()), ''));
-end;
 $$;
 
 /* The statement that ends a pause. */
 create or replace function rota._resume_statement(pause rota.pauses)
-    returns text language plpgsql immutable as $$
-begin
-    return case
+    returns text language sql immutable as $$
+    select case
         when pause.job_type is not null then format('select rota.resume_type(%L%s);',
             pause.job_type, coalesce(', queue => ' || quote_literal(pause.queue), ''))
         when pause.set_by = 'move'
@@ -146,57 +137,44 @@ begin
         when pause.queue is not null then format('select rota.resume_queue(%L);', pause.queue)
         else 'select rota.resume_all();'
     end;
-end;
 $$;
 
 /* How many jobs there are, where they were counted up to so many. */
 create or replace function rota._jobs_words(jobs bigint, counted_to bigint)
-    returns text language plpgsql immutable as $$
-begin
-    return format('%s%s %s', case when jobs >= counted_to then 'at least ' end, jobs,
+    returns text language sql immutable as $$
+    select format('%s%s %s', case when jobs >= counted_to then 'at least ' end, jobs,
         case jobs when 1 then 'job is' else 'jobs are' end);
-end;
 $$;
 
 /* An error as its type and its text. */
 create or replace function rota._error_words(error_type text, error text)
-    returns text language plpgsql immutable as $$
-begin
-    return coalesce(nullif(concat_ws(': ', nullif(rota._one_line(error_type), ''),
+    returns text language sql immutable as $$
+    select coalesce(nullif(concat_ws(': ', nullif(rota._one_line(error_type), ''),
         nullif(rota._one_line(error), '')), ''), 'no text');
-end;
 $$;
 
 /* The live job that has the idempotency key of an ended one; null where none has it. */
 create or replace function rota._key_holder(ended_id bigint)
-    returns bigint language plpgsql stable as $$
-begin
-    return (
-        select j.id
-        from (
-            select f.idempotency_key, f.pipeline, f.job_type from rota.finished_jobs as f
-            where f.id = _key_holder.ended_id limit 1
-        ) as e
-        join rota.jobs as j on j.idempotency_key = e.idempotency_key
-          and coalesce('pipeline ' || j.pipeline, j.job_type)
-            = coalesce('pipeline ' || e.pipeline, e.job_type)
-    );
-end;
+    returns bigint language sql stable as $$
+    select j.id
+    from (
+        select f.idempotency_key, f.pipeline, f.job_type from rota.finished_jobs as f
+        where f.id = _key_holder.ended_id limit 1
+    ) as e
+    join rota.jobs as j on j.idempotency_key = e.idempotency_key
+      and coalesce('pipeline ' || j.pipeline, j.job_type)
+        = coalesce('pipeline ' || e.pipeline, e.job_type);
 $$;
 
 /* That a live job has the key of an ended one, and what follows; null where none has it. */
 create or replace function rota._key_words(ended_id bigint)
-    returns text language plpgsql stable as $$
-begin
-    return (
-        select format('its idempotency key is taken by job %s (%s), so it can only be retried '
-            '%s', j.id, j.status, case j.status
-                when 'running' then 'when that one has ended'
-                else 'in place of that one, which the remedy cancels'
-            end)
-        from rota.jobs as j where j.id = rota._key_holder(ended_id)
-    );
-end;
+    returns text language sql stable as $$
+    select format('its idempotency key is taken by job %s (%s), so it can only be retried '
+        '%s', j.id, j.status, case j.status
+            when 'running' then 'when that one has ended'
+            else 'in place of that one, which the remedy cancels'
+        end)
+    from rota.jobs as j where j.id = rota._key_holder(ended_id);
 $$;
 
 /*
@@ -228,13 +206,11 @@ $$;
 
 /* At most five of these, and how many more there are. */
 create or replace function rota._list(names text[])
-    returns text language plpgsql immutable as $$
-begin
-    return array_to_string(names[:5], ', ') || case
+    returns text language sql immutable as $$
+    select array_to_string(names[:5], ', ') || case
         when cardinality(names) > 5 then format(' and %s more', cardinality(names) - 5)
         else ''
     end;
-end;
 $$;
 
 /* Who a process of the server is; says that it is gone where it is. */
@@ -247,8 +223,7 @@ begin
         clock.now - coalesce(a.state_change, a.xact_start) as since, a.backend_type,
         clock.now - a.xact_start as open_for
     into v_session from pg_stat_get_activity(_session_words.pid) as g
-    join pg_stat_activity as a on a.pid = g.pid
-    cross join (select rota.now() as now) as clock;
+    join pg_stat_activity as a on a.pid = g.pid cross join (select rota.now() as now) as clock;
     if not found then return format('pid %s, which has just left', pid); end if;
     return format('pid %s (%s)', pid, concat_ws(', ', 'role ' || v_session.usename,
         'application ' || v_session.application_name,
@@ -267,15 +242,12 @@ $$;
  * connected.  On a standby the sessions of the primary are not to be seen.
  */
 create or replace function rota._live_workers()
-    returns setof rota.workers language plpgsql stable as $$
-begin
-    return query
+    returns setof rota.workers language sql stable as $$
     select w.* from rota.workers as w
     -- A worker that is idle reports every five.
     where w.last_seen_at > rota.now() - interval '6 minutes'
       and (w.backend_pid is null or pg_is_in_recovery()
         or exists (select from pg_stat_get_activity(w.backend_pid)));
-end;
 $$;
 
 /* That an attempt is over its time limit; null if it is not. */
@@ -296,9 +268,7 @@ $$;
  * were of its type, and at least five minutes; null if it does not.  Where there was none to
  * compare with, an hour is long.
  */
-create or replace function rota._hung_words(
-    queue text, job_type text, started_at timestamptz
-)
+create or replace function rota._hung_words(queue text, job_type text, started_at timestamptz)
     returns text language plpgsql stable as $$
 declare
     c_runs_for constant interval := rota.now() - started_at;
@@ -350,10 +320,9 @@ begin
         begin
             v_holders := array(
                 select m.xid from pg_get_multixact_members(_row_holder.row_xmax) as m);
-        exception
-            when others then
-                -- It is no number of a set.
-                return;
+        exception when others then
+            -- It is no number of a set.
+            return;
         end;
     end loop;
 end;

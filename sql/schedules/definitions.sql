@@ -131,9 +131,7 @@ $$;
  * The new definition with the source that it has, or had; refused if that is another one, or
  * if the old one is of a queue that an operator is kept from.
  */
-create or replace function rota._keep_source(
-    new rota.job_definitions, old rota.job_definitions
-)
+create or replace function rota._keep_source(new rota.job_definitions, old rota.job_definitions)
     returns rota.job_definitions language plpgsql as $$
 begin
     perform rota._check_queues('operator', array[old.queue]);

@@ -138,12 +138,10 @@ end;
 $$;
 
 create or replace function rota._describe_values(unit text, numbers integer[])
-    returns text language plpgsql immutable as $$
-begin
-    return unit
+    returns text language sql immutable as $$
+    select unit
         || case cardinality(numbers) when 1 then ' ' else 's ' end
         || rota._describe_list(rota._describe_runs(numbers, null), 'and');
-end;
 $$;
 
 /* With a space in front; nothing if it is every day and *times* say so. */
@@ -222,8 +220,7 @@ begin
     for v_weekday in 1..7 loop
         v_nths := array(
             select n from generate_series(1, 6) as n
-            where _describe_weekdays.weekdays >> 7 * n + v_weekday % 7 & 1 = 1
-            order by n);
+            where _describe_weekdays.weekdays >> 7 * n + v_weekday % 7 & 1 = 1 order by n);
         if weekdays >> v_weekday % 7 & 1 = 1 then
             v_weekdays := v_weekdays || v_weekday;
         elsif v_nths <> '{}' then
@@ -280,11 +277,9 @@ end;
 $$;
 
 create or replace function rota._bits(bits bigint)
-    returns integer[] language plpgsql immutable as $$
-begin
-    return array(
+    returns integer[] language sql immutable as $$
+    select array(
         select n from generate_series(0, 62) as n where _bits.bits >> n & 1 = 1 order by n);
-end;
 $$;
 
 /* The distance of evenly spaced numbers; null if there is one number, or none such. */

@@ -27,8 +27,7 @@ begin
     -- Some are dealt with and make no job; of such ten batches are enough for a call.
     for v_batch in 1..10 loop
         exit when v_enqueued >= _enqueue_due_schedules.max_jobs or not exists (
-            select from rota.job_definitions as d where d.next_run_at <= v_now
-        );
+            select from rota.job_definitions as d where d.next_run_at <= v_now);
         begin
             v_names := array(
                 select d.name from rota.job_definitions as d where d.next_run_at <= v_now
@@ -37,10 +36,9 @@ begin
             );
             exit when v_names = '{}';
             v_enqueued := v_enqueued + rota._enqueue_due(v_names, v_now, max_jobs - v_enqueued);
-        exception
-            when others then
-                raise warning 'schedules are tried one by one: %', sqlerrm;
-                return v_enqueued + rota._enqueue_one_by_one(v_now, max_jobs - v_enqueued);
+        exception when others then
+            raise warning 'schedules are tried one by one: %', sqlerrm;
+            return v_enqueued + rota._enqueue_one_by_one(v_now, max_jobs - v_enqueued);
         end;
     end loop;
     return v_enqueued;
@@ -68,13 +66,11 @@ begin
             continue when not found;
             begin
                 v_enqueued := v_enqueued + rota._enqueue_due(array[v_name], due, 1);
-            exception
-                when others then
-                    perform rota._disable_broken(v_name, sqlstate, sqlerrm);
+            exception when others then
+                perform rota._disable_broken(v_name, sqlstate, sqlerrm);
             end;
-        exception
-            when others then
-                raise warning 'schedule % stays due: %', v_name, sqlerrm;
+        exception when others then
+            raise warning 'schedule % stays due: %', v_name, sqlerrm;
         end;
     end loop;
     return v_enqueued;
@@ -111,10 +107,9 @@ begin
 
     begin
         perform rota._enqueue_due(array[definition.name], v_now, 1);
-    exception
-        when others then
-            if left(sqlstate, 2) not in ('22', '23', '42', '54', 'RT') then raise; end if;
-            perform rota._disable_broken(definition.name, sqlstate, sqlerrm);
+    exception when others then
+        if left(sqlstate, 2) not in ('22', '23', '42', '54', 'RT') then raise; end if;
+        perform rota._disable_broken(definition.name, sqlstate, sqlerrm);
     end;
     select d.* into definition from rota.job_definitions as d where d.name = definition.name;
     return definition;
@@ -329,8 +324,7 @@ begin
 
     select array_agg(m.id) into v_blocked
     from unnest(_make_jobs.names, _make_jobs.ids) as m (name, id)
-    join rota.job_definitions as d on d.name = m.name
-    where d.overlap = 'queue';
+    join rota.job_definitions as d on d.name = m.name where d.overlap = 'queue';
     if v_blocked is not null then perform rota._jobs_came_in(v_blocked); end if;
     perform rota._notify_for(ids);
 end;
@@ -382,8 +376,7 @@ begin
     where d.name = _check_schedule.name for update skip locked;
     if not found then
         return not exists (
-            select from rota.job_definitions as d where d.name = _check_schedule.name
-        );
+            select from rota.job_definitions as d where d.name = _check_schedule.name);
     elsif not v_definition.is_enabled or v_definition.next_run_at is not null
       or v_definition.last_job_id is null or v_definition.kind <> 'after' then
         return true;

@@ -79,9 +79,8 @@ begin
         begin
             perform rota.now() at time zone time_zone;
             return;
-        exception
-            when invalid_parameter_value then
-                null;
+        exception when invalid_parameter_value then
+            null;
         end;
     end if;
 

@@ -24,8 +24,7 @@ declare
 begin
     select n.nspowner::regrole into v_owner from pg_namespace as n where n.nspname = 'rota';
     if not exists (
-        select
-        from pg_class as c
+        select from pg_class as c
         where c.relnamespace = to_regnamespace('rota') and c.relname = 'upgrade_log'
     ) then
         raise exception using

@@ -11,14 +11,15 @@ SQL = Path(__file__).resolve().parents[2] / "sql"
 UPGRADES = sorted(SQL.glob("upgrades/*.sql"))
 PARTS = sorted({*SQL.glob("*/*.sql")} - {*UPGRADES})
 MANIFESTS = [SQL / "install.sql", SQL / "uninstall.sql", SQL / "front.sql"]
-# Names of partitions, roles and servers cannot be arguments of a statement, and pg_cron may
-# be missing.
+# Names of partitions, roles and servers cannot be arguments of a statement, pg_cron may be
+# missing, and doctor() goes through a list of functions.
 DYNAMIC = [
     "visible_rows.sql",
     "ids.sql",
     "archive.sql",
     "retention.sql",
     "pg_cron.sql",
+    "doctor.sql",
     "grants.sql",
     "front.sql",
 ]
