@@ -15,130 +15,119 @@ create or replace function rota.verify(max_rows integer default 10000)
 as $$
 declare
     c_now constant timestamptz := rota.now();
-    v_limits jsonb;
 begin
     perform rota._check_sees_all('verify()');
     perform rota._check_number('max_rows', max_rows, 1, 1000000);
 
     return query
-    select v.* from rota._verdict('a job is live or has ended, and never both', array(
+    -- What is issued of a limit is free or held, and no more is held than may run.
+    with limits as materialized (
+        select n.limit_name, coalesce(h.held, 0) as held,
+            (select sum(p.slots) from rota.limit_parts as p
+            where p.limit_name = n.limit_name) as issued,
+            (select count(*) from rota.limit_slots as f
+            where f.limit_name = n.limit_name) as free
+        from (
+            select p.limit_name from rota.limit_parts as p group by p.limit_name
+            order by p.limit_name limit verify.max_rows
+        ) as n
+        left join (
+            select u.limit_name, count(*) as held from rota.jobs as j
+            cross join lateral unnest(j.held_limits) as u (limit_name)
+            where j.status = 'running' and j.locked_until is not null group by u.limit_name
+        ) as h on h.limit_name = n.limit_name
+    )
+    -- Of what was examined, null is what keeps the promise.
+    select p.promise, cardinality(p.found)::bigint, cardinality(b.broken)::bigint, b.broken[1]
+    from (values ('a job is live or has ended, and never both', array(
         select case
                 when exists (select from rota.finished_jobs as f where f.id = j.id)
                 then format('job %s is %s, and has ended', j.id, j.status)
             end
         from (
-            select i.id, i.status from rota.jobs as i order by i.id desc
-            limit verify.max_rows
+            select i.id, i.status from rota.jobs as i order by i.id desc limit verify.max_rows
         ) as j
-    )) as v;
-    return query
-    select v.* from rota._verdict('a job ends once', array(
+    )), ('a job ends once', array(
         select case when count(*) > 1 then format('job %s ended %s times', f.id, count(*)) end
         from (
-            select i.id from rota.finished_jobs as i order by i.id desc
-            limit verify.max_rows
+            select i.id from rota.finished_jobs as i order by i.id desc limit verify.max_rows
         ) as f
         group by f.id
-    )) as v;
-    return query
-    select v.* from rota._verdict('a running job has a worker, a lease of at most 30 days, and '
-        'did not start before its time', array(
+    )), ('a running job has a worker, a lease of at most 30 days, and did not start before its '
+        'time', array(
         select case
                 when j.locked_by is null or j.locked_until > c_now + interval '30 days 1 second'
                   or j.started_at < j.run_at - interval '1 second'
                 then format('job %s, due at %s, runs since %s on %s until %s', j.id, j.run_at,
                     j.started_at, j.locked_by, j.locked_until)
             end
-        from rota.jobs as j
-        where j.status = 'running' and j.locked_until is not null
+        from rota.jobs as j where j.status = 'running' and j.locked_until is not null
         order by j.locked_until desc limit verify.max_rows
-    )) as v;
-    return query
-    select v.* from rota._verdict('a planned time of a schedule makes at most one job', array(
+    )), ('a planned time of a schedule makes at most one job', array(
         select case
                 when o.job_id <> j.id
                 then format('jobs %s and %s stand for %s of schedule %s', j.id, o.job_id,
                     j.scheduled_for, j.definition)
             end
         from (
-            (
-                select i.id, i.definition, i.scheduled_for from rota.jobs as i
-                where i.definition is not null order by i.id desc limit verify.max_rows
-            )
+            (select i.id, i.definition, i.scheduled_for from rota.jobs as i
+            where i.definition is not null order by i.id desc limit verify.max_rows)
             union all
-            (
-                select r.id, r.definition, r.scheduled_for
-                from (
-                    select i.id, i.definition, i.scheduled_for from rota.finished_jobs as i
-                    order by i.id desc limit verify.max_rows
-                ) as r
-                where r.definition is not null
-            )
+            select r.id, r.definition, r.scheduled_for
+            from (
+                select i.id, i.definition, i.scheduled_for from rota.finished_jobs as i
+                order by i.id desc limit verify.max_rows
+            ) as r
+            where r.definition is not null
         ) as j
         left join rota.occurrences as o
           on o.definition = j.definition and o.scheduled_for = j.scheduled_for
-    )) as v;
-
-    return query
-    select v.* from rota._verdict('a job has at most max_attempts attempts', array(
+    )), ('a job has at most max_attempts attempts', array(
         select case
                 when a.attempts > a.max_attempts
                 then format('job %s had %s of %s', a.id, a.attempts, a.max_attempts)
             end
         from (
-            (
-                select i.id, i.attempts, i.max_attempts from rota.jobs as i order by i.id desc
-                limit verify.max_rows
-            )
+            (select i.id, i.attempts, i.max_attempts from rota.jobs as i order by i.id desc
+            limit verify.max_rows)
             union all
-            (
-                select i.id, i.attempts, i.max_attempts from rota.finished_jobs as i
-                order by i.id desc limit verify.max_rows
-            )
+            (select i.id, i.attempts, i.max_attempts from rota.finished_jobs as i
+            order by i.id desc limit verify.max_rows)
         ) as a
-    )) as v;
-    return query
-    select v.* from rota._verdict('the lease tokens of a job grow, and an attempt fails once',
-        array(
-            select case
-                    when e.lease_token > coalesce(j.lease_token, f.lease_token)
-                    then format('job %s has token %s, and failed with %s', e.job_id,
-                        coalesce(j.lease_token, f.lease_token), e.lease_token)
-                    when e.is_repeated
-                    then format('job %s failed twice with token %s', e.job_id, e.lease_token)
-                end
+    )), ('the lease tokens of a job grow, and an attempt fails once', array(
+        select case
+                when e.lease_token > coalesce(j.lease_token, f.lease_token)
+                then format('job %s has token %s, and failed with %s', e.job_id,
+                    coalesce(j.lease_token, f.lease_token), e.lease_token)
+                when e.is_repeated
+                then format('job %s failed twice with token %s', e.job_id, e.lease_token)
+            end
+        from (
+            select n.job_id, n.lease_token,
+                count(*) over (partition by n.job_id, n.lease_token) > 1 as is_repeated
             from (
-                select n.job_id, n.lease_token,
-                    count(*) over (partition by n.job_id, n.lease_token) > 1 as is_repeated
-                from (
-                    select i.job_id, i.lease_token from rota.job_errors as i
-                    order by i.failed_at desc limit verify.max_rows
-                ) as n
-            ) as e
-            left join rota.jobs as j on j.id = e.job_id
-            left join lateral (
-                select i.lease_token from rota.finished_jobs as i
-                where i.id = e.job_id and j.id is null limit 1
-            ) as f on true
-        )) as v;
-
-    return query
-    select v.* from rota._verdict('an idempotency key has at most one live job of its type',
-        array(
-            select case
-                    when count(*) > 1
-                    then format('key %L of %s has jobs %s and %s', k.idempotency_key, k.scope,
-                        min(k.id), max(k.id))
-                end
-            from (
-                select i.id, i.idempotency_key,
-                    coalesce('pipeline ' || i.pipeline, i.job_type) as scope
-                from rota.jobs as i order by i.id desc limit verify.max_rows
-            ) as k
-            where k.idempotency_key is not null group by k.idempotency_key, k.scope
-        )) as v;
-    return query
-    select v.* from rota._verdict('jobs of an ordering key run one at a time', array(
+                select i.job_id, i.lease_token from rota.job_errors as i
+                order by i.failed_at desc limit verify.max_rows
+            ) as n
+        ) as e
+        left join rota.jobs as j on j.id = e.job_id
+        left join lateral (
+            select i.lease_token from rota.finished_jobs as i
+            where i.id = e.job_id and j.id is null limit 1
+        ) as f on true
+    )), ('an idempotency key has at most one live job of its type', array(
+        select case
+                when count(*) > 1
+                then format('key %L of %s has jobs %s and %s', k.idempotency_key, k.scope,
+                    min(k.id), max(k.id))
+            end
+        from (
+            select i.id, i.idempotency_key,
+                coalesce('pipeline ' || i.pipeline, i.job_type) as scope
+            from rota.jobs as i order by i.id desc limit verify.max_rows
+        ) as k
+        where k.idempotency_key is not null group by k.idempotency_key, k.scope
+    )), ('jobs of an ordering key run one at a time', array(
         select case
                 when count(*) > 1
                 then format('jobs %s and %s of key %L are both at it', min(k.id), max(k.id),
@@ -150,25 +139,19 @@ begin
             order by i.ordering_key, i.id limit verify.max_rows
         ) as k
         group by k.ordering_key
-    )) as v;
-    return query
-    select v.* from rota._verdict('a halted key is halted by a job that is not live', array(
+    )), ('a halted key is halted by a job that is not live', array(
         select case
                 when j.id is not null
                 then format('key %L is halted by job %s, which is %s', h.ordering_key, j.id,
                     j.status)
             end
         from (
-            select i.ordering_key, i.job_id from rota.halted_keys as i
-            limit verify.max_rows
+            select i.ordering_key, i.job_id from rota.halted_keys as i limit verify.max_rows
         ) as h
         left join rota.jobs as j on j.id = h.job_id
-    )) as v;
-
     -- A job that waits for something is found by the transaction that ends that, or by a
     -- check.  A key or a limit whose check is still to be done is not judged.
-    return query
-    select v.* from rota._verdict('a blocked job waits for something that will end', array(
+    )), ('a blocked job waits for something that will end', array(
         select case
                 when not exists (
                     select from rota.dependencies as d where d.job_id = b.id
@@ -194,80 +177,44 @@ begin
             limit verify.max_rows
         ) as b
         where b.status = 'blocked'
-    )) as v;
-    return query
-    select v.* from rota._verdict(
-        'a job that is held waits for a limit, pause or budget that there is', array(
-            select case
-                    when num_nonnulls(l.max_running, l.max_starts) = 0 and h.hold <> 'expired'
-                      and not exists (
-                        select from rota.pauses as p
-                        where h.hold = 'pause ' || p.pause_name collate "C"
-                    ) and not exists (
-                        select from rota.retry_budgets as b
-                        where h.hold = 'retries ' || b.queue
-                    ) and not exists (
-                        select from rota.pending_checks as c
-                        where c.kind = 'pause' and h.hold = 'pause ' || c.subject collate "C"
-                          or c.kind in ('limit', 'slots')
-                          and (c.subject = h.hold or c.subject like '%:*')
-                    )
-                    then format('job %s waits for %s, which is not set', h.id, h.hold)
-                end
-            from (
-                select i.id, i.hold from rota.jobs as i
-                where i.hold is not null and i.hold <> 'time' order by i.hold
-                limit verify.max_rows
-            ) as h
-            cross join lateral rota._bound(h.hold) as l
-        )) as v;
-
-    -- What is issued of a limit is free or held, and no more is held than may run.
-    v_limits := (
-        select jsonb_agg(to_jsonb(s))
+    )), ('a job that is held waits for a limit, pause or budget that there is', array(
+        select case
+                when num_nonnulls(l.max_running, l.max_starts) = 0 and h.hold <> 'expired'
+                  and not exists (
+                    select from rota.pauses as p
+                    where h.hold = 'pause ' || p.pause_name collate "C"
+                ) and not exists (
+                    select from rota.retry_budgets as b where h.hold = 'retries ' || b.queue
+                ) and not exists (
+                    select from rota.pending_checks as c
+                    where c.kind = 'pause' and h.hold = 'pause ' || c.subject collate "C"
+                      or c.kind in ('limit', 'slots')
+                      and (c.subject = h.hold or c.subject like '%:*')
+                )
+                then format('job %s waits for %s, which is not set', h.id, h.hold)
+            end
         from (
-            select n.limit_name, (
-                    select sum(p.slots) from rota.limit_parts as p
-                    where p.limit_name = n.limit_name
-                ) as issued,
-                (
-                    select count(*) from rota.limit_slots as f
-                    where f.limit_name = n.limit_name
-                ) as free,
-                coalesce(h.held, 0) as held
-            from (
-                select p.limit_name from rota.limit_parts as p group by p.limit_name
-                order by p.limit_name limit verify.max_rows
-            ) as n
-            left join (
-                select u.limit_name, count(*) as held from rota.jobs as j
-                cross join lateral unnest(j.held_limits) as u (limit_name)
-                where j.status = 'running' and j.locked_until is not null
-                group by u.limit_name
-            ) as h on h.limit_name = n.limit_name
-        ) as s
-    );
-    return query
-    select v.* from rota._verdict('the slots of a limit are free or held', array(
+            select i.id, i.hold from rota.jobs as i
+            where i.hold is not null and i.hold <> 'time' order by i.hold limit verify.max_rows
+        ) as h
+        cross join lateral rota._bound(h.hold) as l
+    )), ('the slots of a limit are free or held', array(
         select case
                 when l.issued <> l.free + l.held
                 then format('of limit %s %s slots are issued, %s free and %s held',
                     l.limit_name, l.issued, l.free, l.held)
             end
-        from jsonb_to_recordset(v_limits) as l (limit_name text, issued bigint, free bigint,
-            held bigint)
-    )) as v;
-    return query
-    select v.* from rota._verdict('no more run under a limit than may', array(
+        from limits as l
+    )), ('no more run under a limit than may', array(
         select case
                 when b.max_running < l.held and b.is_backfilled
                   and rota._is_issued_for(l.limit_name, b.max_running)
                 then format('%s run under limit %s, which lets %s', l.held, l.limit_name,
                     b.max_running)
             end
-        from jsonb_to_recordset(v_limits) as l (limit_name text, held bigint)
-        cross join lateral rota._bound(l.limit_name) as b
-    )) as v;
+        from limits as l cross join lateral rota._bound(l.limit_name) as b
+    ))) as p (promise, found)
+    cross join lateral (select array_remove(p.found, null) as broken) as b;
 end;
 $$;
 
@@ -275,15 +222,3 @@ comment on function rota.verify is
     'Count the promises again on the newest max_rows rows of each kind: the promise, how many '
     'rows were examined, how many break it, and one of them; takes no lock that delays other '
     'sessions; raises 22023.';
-
-/* How a count is told; of what was examined, null is what keeps the promise. */
-create or replace function rota._verdict(sentence text, broken text[])
-    returns table (promise text, examined bigint, violations bigint, example text)
-    language plpgsql immutable as $$
-declare
-    c_broken constant text[] := array_remove(broken, null);
-begin
-    return query
-    select sentence, cardinality(broken)::bigint, cardinality(c_broken)::bigint, c_broken[1];
-end;
-$$;
