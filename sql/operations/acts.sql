@@ -13,12 +13,8 @@
  */
 
 create or replace function rota.act_on_jobs(
-    act text,
-    filter jsonb,
-    arguments jsonb default '{}',
-    max_jobs integer default 1000,
-    after_id bigint default 0,
-    dry_run boolean default false
+    act text, filter jsonb, arguments jsonb default '{}', max_jobs integer default 1000,
+    after_id bigint default 0, dry_run boolean default false
 )
     returns table (
         matched integer, changed integer, conflicts jsonb, samples jsonb, next_after_id bigint
@@ -73,8 +69,8 @@ begin
         changed := 0;
         conflicts := v_missing || (
             select s.conflicts
-            from rota._sort_out(act, v_ids[:max_jobs], rota._see_for_act(v_ids[:max_jobs]),
-                v_arguments) as s
+            from rota._sort_out(act, v_ids[:max_jobs],
+                rota._known_for_act(v_ids[:max_jobs], true), v_arguments) as s
         );
         return next;
         return;
@@ -309,23 +305,22 @@ declare
     c_statuses constant text[] := array(
         select jsonb_array_elements_text(_matching_jobs.filter -> 'status'));
     c_is_live constant boolean := c_statuses && '{blocked,queued,failed,running}'::text[];
-    c_is_done constant boolean := c_statuses && '{succeeded,cancelled}'::text[];
-    c_is_dead constant boolean := 'dead' = any(c_statuses);
+    c_ended constant text[] := case when 'dead' = any(c_statuses) then '{dead}'::text[] end
+        || case when c_statuses && '{succeeded,cancelled}' then '{succeeded,cancelled}'::text[]
+        end;
     c_ids constant bigint[] := case when filter ? 'ids' then array(
         select jsonb_array_elements_text(_matching_jobs.filter -> 'ids')::numeric::bigint) end;
     c_queue constant text := filter ->> 'queue';
     c_job_type constant text := filter ->> 'job_type';
     c_error constant text := rota.fold_error(filter ->> 'error');
-    c_error_type constant text := filter ->> 'error_type';
     c_error_text constant text := lower(filter ->> 'error_text');
     c_key constant text := filter ->> 'key';
-    c_idempotency_key constant text := filter ->> 'idempotency_key';
-    c_ordering_key constant text := filter ->> 'ordering_key';
-    c_limit_key constant text := filter ->> 'limit_key';
-    c_definition constant text := filter ->> 'definition';
-    c_pipeline constant text := filter ->> 'pipeline';
-    c_stage constant text := filter ->> 'stage';
-    c_worker constant text := filter ->> 'worker';
+    -- What has to be the same; of an error type that may be null.
+    c_same constant jsonb := (
+        select jsonb_object_agg(e.key, e.value) from jsonb_each(_matching_jobs.filter) as e
+        where e.key in ('error_type', 'idempotency_key', 'ordering_key', 'limit_key',
+            'definition', 'pipeline', 'stage', 'worker')
+    );
     c_is_discarded constant boolean := (filter ->> 'is_discarded')::boolean;
     c_payload constant jsonb[] := array(
         select jsonb_path_query(_matching_jobs.filter, '$.payload[*]'));
@@ -338,16 +333,11 @@ begin
             and (c_allowed is null or w.queue = any(c_allowed))
             and (c_queue is null or w.queue = c_queue)
             and (c_job_type is null or w.job_type = c_job_type)
-            and (c_error_type is null or w.error_type = c_error_type)
-            and (c_error_type is not null or not filter ? 'error_type' or w.error_type is null)
             and (c_key is null or c_key in (w.idempotency_key, w.ordering_key, w.limit_key))
-            and (c_idempotency_key is null or w.idempotency_key = c_idempotency_key)
-            and (c_ordering_key is null or w.ordering_key = c_ordering_key)
-            and (c_limit_key is null or w.limit_key = c_limit_key)
-            and (c_definition is null or w.definition = c_definition)
-            and (c_pipeline is null or w.pipeline = c_pipeline)
-            and (c_stage is null or w.stage = c_stage)
-            and (c_worker is null or w.locked_by = c_worker)
+            and (c_same is null or jsonb_build_object('error_type', w.error_type,
+                'idempotency_key', w.idempotency_key, 'ordering_key', w.ordering_key,
+                'limit_key', w.limit_key, 'definition', w.definition, 'pipeline', w.pipeline,
+                'stage', w.stage, 'worker', w.locked_by) @> c_same)
             and (c_is_discarded is null or (w.discarded_at is not null) = c_is_discarded)
             and (c_before is null or w.since <= c_before)
             and (c_since is null or w.since > c_since)
@@ -364,38 +354,22 @@ begin
     from (
         select a.*
         from (
-            (
-                select j.id, j.status, j.queue, j.job_type, j.error_type, j.idempotency_key,
-                    j.ordering_key, j.limit_key, j.definition, j.pipeline, j.stage,
-                    j.created_at as since, null::timestamptz as discarded_at, j.payload,
-                    j.headers, j.last_error, j.locked_by
-                from rota.jobs as j
-                where c_is_live and j.id > _matching_jobs.after_id
-                  and (c_ids is null or j.id = any(c_ids))
-                order by j.id limit max_rows
-            )
+            (select j.id, j.status, j.queue, j.job_type, j.error_type, j.idempotency_key,
+                j.ordering_key, j.limit_key, j.definition, j.pipeline, j.stage,
+                j.created_at as since, null::timestamptz as discarded_at, j.payload, j.headers,
+                j.last_error, j.locked_by
+            from rota.jobs as j
+            where c_is_live and j.id > _matching_jobs.after_id
+              and (c_ids is null or j.id = any(c_ids))
+            order by j.id limit max_rows)
             union all
-            (
-                select f.id, f.status, f.queue, f.job_type, f.error_type, f.idempotency_key,
-                    f.ordering_key, f.limit_key, f.definition, f.pipeline, f.stage,
-                    f.finished_at, null::timestamptz, f.payload, f.headers, f.last_error,
-                    f.locked_by
-                from rota.finished_jobs_done as f
-                where c_is_done and f.id > _matching_jobs.after_id
-                  and (c_ids is null or f.id = any(c_ids))
-                order by f.id limit max_rows
-            )
-            union all
-            (
-                select d.id, d.status, d.queue, d.job_type, d.error_type, d.idempotency_key,
-                    d.ordering_key, d.limit_key, d.definition, d.pipeline, d.stage,
-                    d.finished_at, d.discarded_at, d.payload, d.headers, d.last_error,
-                    d.locked_by
-                from rota.finished_jobs_dead as d
-                where c_is_dead and d.id > _matching_jobs.after_id
-                  and (c_ids is null or d.id = any(c_ids))
-                order by d.id limit max_rows
-            )
+            (select f.id, f.status, f.queue, f.job_type, f.error_type, f.idempotency_key,
+                f.ordering_key, f.limit_key, f.definition, f.pipeline, f.stage, f.finished_at,
+                f.discarded_at, f.payload, f.headers, f.last_error, f.locked_by
+            from rota.finished_jobs as f
+            where f.status = any(c_ended) and f.id > _matching_jobs.after_id
+              and (c_ids is null or f.id = any(c_ids))
+            order by f.id limit max_rows)
         ) as a
         order by a.id limit max_rows
     ) as w;
@@ -439,7 +413,7 @@ declare
         when 'reschedule' then 'run_at'
         when 'retry' then case when arguments ? 'max_attempts' then 'max_attempts' end
     end;
-    c_locked constant jsonb := rota._lock_for_act(job_ids);
+    c_locked constant jsonb := rota._known_for_act(job_ids, false);
     v_payload jsonb;
     v_planned jsonb;
 begin
@@ -495,64 +469,49 @@ begin
 end;
 $$;
 
-/* What there is to know of these jobs for an act, of those that no other session has locked. */
-create or replace function rota._lock_for_act(job_ids bigint[])
+/*
+ * What there is to know of these jobs for an act, of those that no other session has locked.  A
+ * dry run locks none itself: it reads once which transactions hold rows; where several hold one
+ * row together, xmax is none of them, and it is not told.
+ */
+create or replace function rota._known_for_act(job_ids bigint[], dry_run boolean)
     returns jsonb language plpgsql as $$
--- It locks rows, which plpgsql_check does not see in a subquery.
+-- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
-    v_live jsonb;
+    v_holders xid[] := '{}'::xid[];
+    v_ids bigint[] := job_ids;
 begin
-    select coalesce(jsonb_object_agg(l.id, to_jsonb(l)), '{}') into v_live
-    from (
-        select j.id, j.status, j.queue, j.priority, j.run_at, j.max_attempts,
-            jsonb_typeof(coalesce(j.rerun_payload, j.payload)) as payload_type
-        from rota.jobs as j where j.id = any(_lock_for_act.job_ids) for update skip locked
-    ) as l;
-    return v_live || (
-        select coalesce(jsonb_object_agg(k.id, to_jsonb(k)), '{}')
-        from (
-            select l.*, min(l.id) over (partition by l.key, l.key_scope) as first_of_key
-            from (
-                select f.id, f.status, rota._payload_type(f.payload) as payload_type,
-                    f.idempotency_key as key, f.max_attempts,
-                    coalesce('pipeline ' || f.pipeline, f.job_type) as key_scope
-                from rota.finished_jobs as f where f.id = any(_lock_for_act.job_ids)
-                for update skip locked
-            ) as l
-        ) as k
-    );
-end;
-$$;
-
-/*
- * The same without a lock, for a dry run.  The transactions that hold rows are read once; where
- * several hold one row together, xmax is none of them, and it is not told.
- */
-create or replace function rota._see_for_act(job_ids bigint[])
-    returns jsonb language plpgsql stable as $$
-declare
-    c_holders constant xid[] := array(
-        select l.transactionid from pg_locks as l
-        where l.locktype = 'transactionid' and l.granted
-          and l.pid is distinct from pg_backend_pid()
-    );
-begin
+    if dry_run then
+        v_holders := array(
+            select l.transactionid from pg_locks as l
+            where l.locktype = 'transactionid' and l.granted
+              and l.pid is distinct from pg_backend_pid()
+        );
+    else
+        v_ids := array(
+            select j.id from rota.jobs as j where j.id = any(_known_for_act.job_ids)
+            for update skip locked
+        ) || array(
+            select f.id from rota.finished_jobs as f where f.id = any(_known_for_act.job_ids)
+            for update skip locked
+        );
+    end if;
     return (
         select coalesce(jsonb_object_agg(k.id, to_jsonb(k)), '{}')
         from (
             select l.*, min(l.id) over (partition by l.key, l.key_scope) as first_of_key
             from (
-                select j.id, j.status,
+                select j.id, j.status, j.queue, j.priority, j.run_at, j.max_attempts,
                     jsonb_typeof(coalesce(j.rerun_payload, j.payload)) as payload_type,
                     null::text as key, null::text as key_scope
-                from rota.jobs as j
-                where j.id = any(_see_for_act.job_ids) and j.xmax <> all(c_holders)
+                from rota.jobs as j where j.id = any(v_ids) and j.xmax <> all(v_holders)
                 union all
-                select f.id, f.status, rota._payload_type(f.payload), f.idempotency_key,
+                select f.id, f.status, null, null, null, f.max_attempts,
+                    rota._payload_type(f.payload), f.idempotency_key,
                     coalesce('pipeline ' || f.pipeline, f.job_type)
                 from rota.finished_jobs as f
-                where f.id = any(_see_for_act.job_ids) and f.xmax <> all(c_holders)
+                where f.id = any(v_ids) and f.xmax <> all(v_holders)
             ) as l
         ) as k
     );

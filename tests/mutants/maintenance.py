@@ -439,7 +439,7 @@ MAINTENANCE = (
         "dry-run-blind-to-locks",
         "A dry run takes a row that another session has locked for a free one.",
         "sql/operations/test_acts.py",
-        sql("operations/acts", "and j.xmax <> all(c_holders)", ""),
+        sql("operations/acts", "and j.xmax <> all(v_holders)", ""),
     ),
     mutant(
         "erased-brought-back",
