@@ -32,9 +32,7 @@ comment on function rota.grant_queue is
     'all queues; false if it may already; for the owner alone; raises 22023.';
 
 create or replace function rota.revoke_queue(
-    role name,
-    queue text,
-    access text default 'worker'
+    role name, queue text, access text default 'worker'
 )
     returns boolean language plpgsql security definer
     set search_path = pg_catalog, pg_temp

@@ -7,21 +7,19 @@
  * less, dead jobs, idempotency keys, effects, occurrences, and rows without a partition.
  *
  * A call deletes up to 1000 rows of each kind, and begins with no further kind after 100 ms.
- * What stays for the next call is told by has_more, and then the next tick goes on at once.
- * Otherwise retention looks every ten seconds.  Kinds are taken in any order, so that none
- * starves behind another.
+ * Where has_more tells that some stay, the next tick goes on at once; otherwise retention looks
+ * every ten seconds.  Kinds are taken in any order, so that none starves behind another.
  *
  * Each scan begins where the last one of its kind ended (base/scan_start.sql).  A row behind
  * that place -- it was locked, it was committed late -- is found by a full scan, an hour later
  * at the latest.
  *
  * Making and dropping a partition locks the parent for a moment.  It waits for that lock no
- * longer than a tenth of a second, so that finishing jobs never queue up behind it; what does
- * not succeed now will at a later tick.  And it is done only when tick() is alone in its
- * transaction: a forgotten transaction must not hold such a lock.  Where no tick is ever alone,
- * rows go to the default partition and are deleted from it one by one, and so are those of a
- * partition that should have been dropped a day ago.  (Several statements sent as one string
- * are one transaction that cannot be told from one statement: send tick() alone.)
+ * longer than a tenth of a second, so that finishing jobs never queue up behind it, and is done
+ * only when tick() is alone in its transaction, since a forgotten one must not hold the lock.
+ * (Several statements sent as one string are one transaction that cannot be told from one
+ * statement.)  Where no tick is ever alone, rows go to the default partition; from there, and
+ * from a partition that should have been dropped a day ago, they are deleted one by one.
  *
  * What ended is purged when it is counted (maintenance/statistics.sql), and not before.
  *
@@ -105,9 +103,8 @@ $$;
 /*
  * Record a tick, unless one was recorded lately; returns whether it was due.  Lately is five
  * minutes where there was nothing to do for a minute, so that an idle database is not written
- * to.  A tick that is not alone in its transaction may hold the row for long, and so leaves it
- * to others somewhat longer.  A row that another session holds stays as it is, and the tick is
- * due.
+ * to.  A tick that is not alone may hold the row for long, and so leaves it to others longer.
+ * A row that another session holds stays as it is, and the tick is due.
  */
 create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
     returns boolean language plpgsql as $$
@@ -132,8 +129,7 @@ begin
     end if;
 
     update rota.maintenance as u
-    set
-        done_at = v_now,
+    set done_at = v_now,
         done_by = format('%s as %s',
             -- A background worker has no name of an application, but a type.
             coalesce(nullif(current_setting('application_name'), ''), (
@@ -163,20 +159,17 @@ begin
         when 'errors' then rota._purge_partitions('job_errors', max_rows)
         when 'keys' then rota._purge_rows('idempotency_keys', 'expires_at', v_now, max_rows)
         -- A record whose lease is held is still needed.
-        when 'effects'
-        then rota._purge_rows('effects', 'expires_at', v_now, max_rows,
+        when 'effects' then rota._purge_rows('effects', 'expires_at', v_now, max_rows,
             'f.completed_at is not null or not rota._is_leased(f.job_id, f.lease_token)')
         -- last_run_at stands for planned times that were dealt with.
-        when 'occurrences'
-        then rota._purge_rows(
+        when 'occurrences' then rota._purge_rows(
             'occurrences', 'recorded_at', v_now - interval '90 days', max_rows)
         when 'limits' then rota._purge_limits(max_rows, not rota._leaves_limits())
         when 'workers'
         then rota._purge_rows('workers', 'last_seen_at', v_now - interval '1 day', max_rows)
             + rota._purge_rows(
                 'worker_starts', 'started_at', v_now - interval '90 days', max_rows)
-        when 'stats'
-        then rota._purge_stats(max_rows)
+        when 'stats' then rota._purge_stats(max_rows)
         when 'cron_runs' then rota._purge_cron_runs(max_rows)
         when 'receipts'
         then rota._purge_rows('receipts', 'received_at', v_now - interval '30 days', max_rows)
@@ -335,19 +328,15 @@ declare
     c_of_queue constant text := case when queue is not null then 'f.queue = $4' else
         'not exists (select from rota.queues as q '
         'where q.queue = f.queue and q.keep_dead is not null)' end;
-    c_unneeded constant text :=
-        ' and not exists (select from rota.dependencies as d where d.parent_id = f.id)';
     v_queue text;
     v_deleted integer := 0;
 begin
-    return case
-        when is_dead
-        then rota._purge_rows('finished_jobs_dead', 'finished_at', before, max_rows,
-            c_of_queue || c_unneeded || ' and not exists (select from rota.halted_keys as s '
-            'where s.ordering_key = f.ordering_key and s.job_id = f.id)', queue)
-        else rota._purge_rows('finished_jobs_done', 'finished_at', before, max_rows,
-            c_of_queue || c_unneeded, queue)
-    end;
+    return rota._purge_rows(case when is_dead then 'finished_jobs_dead'
+        else 'finished_jobs_done' end, 'finished_at', before, max_rows, c_of_queue
+        || case when is_dead then ' and not exists (select from rota.halted_keys as s '
+            'where s.ordering_key = f.ordering_key and s.job_id = f.id)' else '' end
+        || ' and not exists (select from rota.dependencies as d where d.parent_id = f.id)',
+        queue);
 exception when others then
     if queue is not null then
         raise warning 'old jobs of queue % stay for now: %', queue, sqlerrm;
@@ -448,8 +437,7 @@ declare
     v_deleted integer;
 begin
     select t.time_column, t.days, least(rota.now() - t.keep, rota._counted_until()) as before
-    into strict v_table
-    from rota._partitioned_tables() as t where t.name = _purge_partitions.parent;
+    into v_table from rota._partitioned_tables() as t where t.name = _purge_partitions.parent;
     v_deleted := rota._purge_rows(parent || '_default', v_table.time_column, v_table.before,
         max_rows);
 
@@ -511,20 +499,16 @@ declare
 begin
     for v_table in select t.* from rota._partitioned_tables() as t loop
         -- Attaching a partition reads the default one under a lock that endings wait for.
-        execute format(
-            'select count(*) > 100000 from (select from rota.%I as f limit 100001) as f',
-            v_table.name || '_default')
-        into v_is_large;
+        execute format('select count(*) > 100000 from (select from rota.%I as f limit 100001) '
+            'as f', v_table.name || '_default') into v_is_large;
         if v_is_large then
             raise warning 'partitions are made again when %_default is small', v_table.name;
             continue;
         end if;
 
         -- Weeks begin on Monday.
-        v_first := case v_table.days
-            when 7 then date_trunc('week', v_today)::date
-            else v_today
-        end;
+        v_first := case v_table.days when 7 then date_trunc('week', v_today)::date
+            else v_today end;
         for v_number in case when with_current then 0 else 1 end ..v_table.ahead loop
             v_created := v_created + rota._create_partition(v_table.name, v_table.time_column,
                 v_first + v_number * v_table.days, v_table.days);
@@ -598,13 +582,11 @@ begin
             end if;
             v_dropped := v_dropped + 1;
         exception
-            when lock_not_available then
-                return v_dropped;
+            when lock_not_available then return v_dropped;
             when others then
                 raise warning 'partition % stays for now: %', v_partition, sqlerrm;
         end;
     end loop;
-
     return v_dropped;
 end;
 $$;

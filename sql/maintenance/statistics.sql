@@ -253,18 +253,10 @@ begin
         cross join lateral (
             select i.queue, i.job_type, i.status, i.finished_at, i.ended_by, i.locked_by,
                 i.started_at, i.run_at, i.created_at
-            from rota.finished_jobs_done as i
+            from rota.finished_jobs as i
             where i.queue = q.queue and i.finished_at > _count_between.since
               and i.finished_at <= _count_between.until and i.pipeline is null
         ) as f
-        union all
-        select f.queue, f.job_type, f.status, f.finished_at, f.ended_by,
-            case when f.locked_by is not null
-                then f.started_at - greatest(f.run_at, f.created_at) end,
-            case when f.locked_by is not null then f.finished_at - f.started_at end
-        from rota.finished_jobs_dead as f
-        where f.finished_at > _count_between.since and f.finished_at <= _count_between.until
-          and f.pipeline is null
         union all
         select e.queue, e.job_type, 'failed', e.failed_at, e.ended_by, e.started_at - e.run_at,
             e.failed_at - e.started_at

@@ -18,19 +18,10 @@
 
 create or replace function rota.tick()
     returns table (
-        jobs_enqueued integer,
-        jobs_swept integer,
-        jobs_expired integer,
-        checks_done integer,
-        jobs_deleted integer,
-        keys_deleted integer,
-        effects_deleted integer,
-        errors_deleted integer,
-        occurrences_deleted integer,
-        others_deleted integer,
-        partitions_created integer,
-        partitions_dropped integer,
-        was_skipped boolean,
+        jobs_enqueued integer, jobs_swept integer, jobs_expired integer, checks_done integer,
+        jobs_deleted integer, keys_deleted integer, effects_deleted integer,
+        errors_deleted integer, occurrences_deleted integer, others_deleted integer,
+        partitions_created integer, partitions_dropped integer, was_skipped boolean,
         has_more boolean
     ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -153,8 +144,7 @@ $$;
  * setting it.  Each sleeps first and then ticks, so that no lock is held asleep.
  */
 create or replace procedure rota.tick_loop(
-    duration interval default '55 seconds',
-    every interval default '1 second'
+    duration interval default '55 seconds', every interval default '1 second'
 )
     language plpgsql as $$
 declare

@@ -38,17 +38,12 @@
  */
 
 create or replace function rota.wait_for_jobs(
-    queues text[] default '{default}',
-    job_types text[] default null,
-    poll_interval interval default '1 second',
-    active boolean default false,
+    queues text[] default '{default}', job_types text[] default null,
+    poll_interval interval default '1 second', active boolean default false,
     claimed boolean default true
 )
     returns table (
-        channels text[],
-        look_again_in interval,
-        has_maintenance boolean,
-        is_active boolean
+        channels text[], look_again_in interval, has_maintenance boolean, is_active boolean
     ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$

@@ -8,11 +8,8 @@
  */
 
 create or replace function rota.job_stats(
-    since timestamptz default null,
-    until timestamptz default null,
-    step text default 'hour',
-    queues text[] default null,
-    job_types text[] default null,
+    since timestamptz default null, until timestamptz default null, step text default 'hour',
+    queues text[] default null, job_types text[] default null,
     group_by text[] default '{queue,job_type}'
 )
     returns table (

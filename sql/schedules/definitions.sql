@@ -16,26 +16,13 @@
  */
 
 create or replace function rota.schedule_job(
-    name text,
-    schedule text,
-    job_type text,
-    payload jsonb default '{}',
-    queue text default 'default',
-    time_zone text default 'UTC',
-    priority integer default 0,
-    max_attempts integer default null,
-    lease interval default null,
-    backoff jsonb default null,
-    catch_up text default 'one',
-    catch_up_window interval default null,
-    catch_up_max integer default 100,
-    overlap text default 'allow',
-    jitter interval default '0',
-    starts_at timestamptz default null,
-    ends_at timestamptz default null,
-    source text default null,
-    time_limit interval default null,
-    headers jsonb default null
+    name text, schedule text, job_type text, payload jsonb default '{}',
+    queue text default 'default', time_zone text default 'UTC', priority integer default 0,
+    max_attempts integer default null, lease interval default null, backoff jsonb default null,
+    catch_up text default 'one', catch_up_window interval default null,
+    catch_up_max integer default 100, overlap text default 'allow', jitter interval default '0',
+    starts_at timestamptz default null, ends_at timestamptz default null,
+    source text default null, time_limit interval default null, headers jsonb default null
 )
     returns table (outcome text, next_run_at timestamptz) language plpgsql security definer
     set search_path = pg_catalog, pg_temp

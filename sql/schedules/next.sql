@@ -15,9 +15,7 @@
  */
 
 create or replace function rota.next_run(
-    schedule text,
-    time_zone text default 'UTC',
-    after timestamptz default null,
+    schedule text, time_zone text default 'UTC', after timestamptz default null,
     starts_at timestamptz default null
 )
     returns timestamptz language plpgsql stable security definer
@@ -40,16 +38,11 @@ comment on function rota.next_run is
     'the year 9999; raises RT006, 22023.';
 
 create or replace function rota.upcoming_runs(
-    schedule text default null,
-    time_zone text default 'UTC',
-    after timestamptz default null,
-    max_runs integer default 10,
-    name text default null
+    schedule text default null, time_zone text default 'UTC', after timestamptz default null,
+    max_runs integer default 10, name text default null
 )
     returns table (
-        run_at timestamptz,
-        local_time timestamp without time zone,
-        utc_offset interval,
+        run_at timestamptz, local_time timestamp without time zone, utc_offset interval,
         clock_change text
     ) language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp

@@ -22,13 +22,10 @@ create index audit_log_acted_at_idx on rota.audit_log (acted_at);
 create index audit_log_job_ids_idx on rota.audit_log using gin (job_ids);
 
 comment on table rota.audit_log is 'What operators did, by whom, to what; kept for a year.';
-comment on column rota.audit_log.role is 'The database role that came as operator.';
 comment on column rota.audit_log.actor is
     'The person behind that role: the setting rota.actor of the session; null if it is not '
         'set.';
-comment on column rota.audit_log.filter is 'Which jobs, or which setting, were meant.';
 comment on column rota.audit_log.jobs is 'How many jobs were changed; null for a setting.';
-comment on column rota.audit_log.job_ids is 'The jobs that were changed.';
 comment on column rota.audit_log.before is
     'How many of the jobs were in which status and had what was replaced, of one job the value '
     'itself, or the row of the setting as it was.';

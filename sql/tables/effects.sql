@@ -31,7 +31,5 @@ create index effects_open_idx on rota.effects (recorded_at) where completed_at i
 comment on table rota.effects is
     'What must happen once outside of the database: a row before it, completed after it.';
 comment on column rota.effects.scope is 'What kind of effect; a name like that of a queue.';
-comment on column rota.effects.key is 'Which one; unique in its scope.';
 comment on column rota.effects.lease_token is 'The lease that holds the row, with job_id.';
 comment on column rota.effects.completed_at is 'Null while the outcome is not known.';
-comment on column rota.effects.expires_at is 'Retention deletes the row after this.';

@@ -76,7 +76,6 @@ create index finished_jobs_dead_finished_at_idx on rota.finished_jobs_dead (fini
 
 comment on table rota.finished_jobs is
     'Jobs that have ended: succeeded, dead or cancelled, until retention drops them.';
-comment on column rota.finished_jobs.locked_by is 'The worker of the last attempt.';
 comment on column rota.finished_jobs.result is 'What finish_job() was given.';
 comment on column rota.finished_jobs.ended_by is
     'The transaction that wrote the row, by which the statistics find rows that commit late.';
@@ -114,10 +113,7 @@ create index job_errors_job_id_idx on rota.job_errors (job_id, lease_token);
 create index job_errors_failed_at_idx on rota.job_errors (failed_at);
 
 comment on table rota.job_errors is 'One row per failed attempt, a partition a week.';
-comment on column rota.job_errors.message is 'Full text of the error, cut to 10000 characters.';
-comment on column rota.job_errors.stack is 'Stack trace, cut to 20000 characters.';
 comment on column rota.job_errors.run_at is 'The time from which the attempt could begin.';
-comment on column rota.job_errors.ended_by is 'As in finished_jobs.';
 comment on column rota.job_errors.payload is
     'What the attempt was given, if the payload was changed since; else null.';
 comment on table rota.job_errors_default is 'Where a week has no partition.';

@@ -131,10 +131,8 @@ comment on table rota.jobs is
     'Live jobs: blocked, queued, running, or failed and waiting for a retry.';
 comment on column rota.jobs.priority is 'Lower runs first.';
 comment on column rota.jobs.run_at is 'Not before this time; for a failed job its next try.';
-comment on column rota.jobs.max_attempts is 'After so many attempts a failure is final.';
 comment on column rota.jobs.lease is 'Length of a lease of this job; null means the queue''s.';
-comment on column rota.jobs.time_limit is
-    'How long an attempt may take; null means as long as the queue''s.';
+comment on column rota.jobs.time_limit is 'Of an attempt; null means the queue''s.';
 comment on column rota.jobs.expires_at is 'No attempt begins then or later; null means never.';
 comment on column rota.jobs.headers is
     'Texts that go with the job through all attempts, such as a trace; null means none.';
@@ -143,8 +141,7 @@ comment on column rota.jobs.idempotency_key is
     'Unique among live jobs of one type, or runs of one pipeline; null means no key.';
 comment on column rota.jobs.ordering_key is
     'Jobs of one key run one at a time, in the order of their ids; null means no key.';
-comment on column rota.jobs.skip_dead is 'Whether the next job of its key may run if this job '
-    'is dead.';
+comment on column rota.jobs.skip_dead is 'Whether its key goes on if this job is dead.';
 comment on column rota.jobs.if_parent_dead is
     'What happens to the job if a job that it waits for is dead: cancel, run or wait.';
 comment on column rota.jobs.limit_key is
@@ -156,26 +153,17 @@ comment on column rota.jobs.hold is
     'else null.';
 comment on column rota.jobs.opened_for is
     'The limit that let the waiting job into its lane to take a free slot; else null.';
-comment on column rota.jobs.held_limits is
-    'The limits that the running job holds a slot of; null means none.';
+comment on column rota.jobs.held_limits is 'The limits that the running job holds a slot of.';
 comment on column rota.jobs.stage_input is 'Result of the stage before this one.';
-comment on column rota.jobs.stage_queued_at is 'When the job came to its stage.';
 comment on column rota.jobs.definition is 'The schedule that made the job; null for others.';
-comment on column rota.jobs.scheduled_for is 'The planned time of the schedule that the job is '
-    'for.';
+comment on column rota.jobs.scheduled_for is 'The planned time of its schedule that it is for.';
 comment on column rota.jobs.attempts is 'Claims so far that were not given back.';
 comment on column rota.jobs.lease_token is
     'The fence: grows with each claim for the whole life of the job, and never goes back.';
-comment on column rota.jobs.locked_by is 'The worker that runs the job; null unless running.';
-comment on column rota.jobs.locked_until is 'End of the lease; null unless running.';
-comment on column rota.jobs.overdue_at is
-    'When the latest attempt is over its time limit; null if it has none.';
-comment on column rota.jobs.cancel_requested_at is
-    'When an operator asked the worker to stop; null unless running.';
+comment on column rota.jobs.overdue_at is 'When its time limit is over; null if it has none.';
 comment on column rota.jobs.rerun_payload is
     'Payload of the run that follows this one; null if none was asked for.';
 comment on column rota.jobs.last_error is 'Text of the last failure, at most 1000 characters.';
-comment on column rota.jobs.started_at is 'Begin of the latest attempt.';
 
 create table rota.idempotency_keys (
     idempotency_key text not null,
@@ -198,11 +186,9 @@ comment on table rota.idempotency_keys is
     'Keys that mean something beyond the life of their job: unique for a time, or versioned.';
 comment on column rota.idempotency_keys.key_scope is
     'The job type that the key belongs to, or the word pipeline, a space and its name.';
-comment on column rota.idempotency_keys.job_id is 'The job that the key led to last.';
 comment on column rota.idempotency_keys.unique_until is
     'Until then the key makes no new job; null for a key that is only versioned.';
-comment on column rota.idempotency_keys.source_updated_at is
-    'Newest version seen of what the job is about; null if none was given.';
+comment on column rota.idempotency_keys.source_updated_at is 'Newest version seen; or null.';
 
 -- No row: a sequence keeps its value also where the transaction that sets it rolls back.
 create sequence rota.id_timeline as integer;
@@ -242,8 +228,7 @@ create table rota.queues (
 comment on table rota.queues is
     'Settings of queues that differ from the defaults; a queue needs no row to be used.';
 comment on column rota.queues.lease is 'Null means 1 minute.';
-comment on column rota.queues.time_limit is
-    'How long an attempt may take where the job does not say it; null means for ever.';
+comment on column rota.queues.time_limit is 'Where the job does not say it; null means none.';
 comment on column rota.queues.max_attempts is 'Null means 10.';
 comment on column rota.queues.backoff is 'Null means exponential, 1 to 30 minutes.';
 comment on column rota.queues.keep_finished is
@@ -294,9 +279,7 @@ comment on column rota.pauses.queue is 'Null means all queues.';
 comment on column rota.pauses.job_type is 'Null means all types.';
 comment on column rota.pauses.set_by is
     'Whether an operator paused it, or a breaker because too much of it failed.';
-comment on column rota.pauses.paused_by is 'The database role that paused it.';
-comment on column rota.pauses.until is
-    'From then on it is not paused any more; null means until it is resumed.';
+comment on column rota.pauses.until is 'When the pause ends; null means when it is resumed.';
 
 create table rota.workers (
     worker text primary key,

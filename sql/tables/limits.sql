@@ -61,8 +61,7 @@ comment on column rota.limits.per is 'Null means 1 second.';
 comment on column rota.limits.burst is 'How many may start at once after a rest; null means 1.';
 comment on column rota.limits.weight is
     'The share of the key among the keys of its queue; null means 1.';
-comment on column rota.limits.is_backfilled is
-    'Whether maintenance has counted what ran before the limit was set.';
+comment on column rota.limits.is_backfilled is 'Whether what ran before is counted.';
 comment on column rota.limits.backfill_xid is
     'Transactions before this one may not know of the limit; null when all is counted.';
 
@@ -99,8 +98,6 @@ comment on column rota.limit_parts.max_running is
     'to be adjusted, and nothing starts before.';
 comment on column rota.limit_parts.slots is
     'Free ones and those in use; only the sum over the parts of a limit says something.';
-comment on column rota.limit_parts.checked_at is
-    'When maintenance last asked whether the limit is still in use.';
 
 create table rota.limit_starts (
     limit_name text collate "C" not null,

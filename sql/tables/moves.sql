@@ -26,15 +26,11 @@ create table rota.queue_moves (
 );
 
 comment on table rota.queue_moves is 'Queues that move from here, or to here, or have.';
-comment on column rota.queue_moves.move_id is
-    'Drawn like the id of a job by the database that the queue leaves.';
-comment on column rota.queue_moves.database is 'The number of the other database.';
+comment on column rota.queue_moves.move_id is 'An id of the database that the queue leaves.';
 comment on column rota.queue_moves.state is
     'Settling once nothing of the queue was left: what comes later goes with a new id; settled '
     'when the other database knows it.';
-comment on column rota.queue_moves.after_id is 'Up to which id this pass has looked.';
-comment on column rota.queue_moves.has_found is
-    'Whether this pass has found any job of the queue.';
+comment on column rota.queue_moves.has_found is 'Whether this pass has found any job.';
 comment on column rota.queue_moves.horizon is
     'The first transaction that cannot have missed that the queue moves.';
 
@@ -78,4 +74,3 @@ create index arrivals_arrived_at_idx on rota.arrivals (arrived_at);
 
 comment on table rota.arrivals is
     'Jobs that came in with a queue, for 30 days, so that none comes in twice.';
-comment on column rota.arrivals.new_job_id is 'The job here.';

@@ -30,17 +30,13 @@ create table rota.pipeline_stages (
         check (octet_length(stage) between 1 and 63 and stage <> 'end')
 );
 
-comment on table rota.pipeline_stages is 'The stages of each pipeline, in their order.';
-comment on column rota.pipeline_stages.ordinal is
-    'Place in the order, from 1; null for a stage that is not part of the pipeline any more.';
+comment on table rota.pipeline_stages is
+    'The stages of each pipeline, in their order; where a setting is null it is the queue''s.';
+comment on column rota.pipeline_stages.ordinal is 'From 1; null for a stage that is retired.';
 comment on column rota.pipeline_stages.next_stage is
     'The stage that follows unless the job names another; null after the last stage.';
 comment on column rota.pipeline_stages.priority is
     'Null means that of the stage before, and for the first that of start_pipeline().';
-comment on column rota.pipeline_stages.max_attempts is 'Null means the queue''s.';
-comment on column rota.pipeline_stages.lease is 'Null means the queue''s.';
-comment on column rota.pipeline_stages.time_limit is 'Null means the queue''s.';
-comment on column rota.pipeline_stages.backoff is 'Null means the queue''s.';
 
 create table rota.stage_runs (
     job_id bigint not null,
@@ -72,7 +68,5 @@ comment on column rota.stage_runs.status is
     'How the stage ended: succeeded, dead or cancelled.';
 comment on column rota.stage_runs.worker is
     'The worker of the last attempt; null if the stage ended while the job waited.';
-comment on column rota.stage_runs.queued_at is 'When the job came to the stage.';
 comment on column rota.stage_runs.started_at is
     'Begin of the latest attempt; null if there was none.';
-comment on column rota.stage_runs.ended_by is 'As in finished_jobs.';

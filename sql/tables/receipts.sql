@@ -19,7 +19,6 @@ create index receipts_received_at_idx on rota.receipts (received_at);
 
 comment on table rota.receipts is
     'Jobs that other databases have sent here, for 30 days.';
-comment on column rota.receipts.source_job_id is
-    'The job there that carried it; ids tell their database.';
+comment on column rota.receipts.source_job_id is 'The job there that carried it.';
 comment on column rota.receipts.source_created_at is 'When that was enqueued.';
 comment on column rota.receipts.job_id is 'The job here.';

@@ -20,9 +20,7 @@ create table rota.retry_rules (
 comment on table rota.retry_rules is 'What a failure with an error of a type leads to.';
 comment on column rota.retry_rules.job_type is 'A job type, or * for all.';
 comment on column rota.retry_rules.queue is 'A queue, or * for all.';
-comment on column rota.retry_rules.retry_in is
-    'When such a job is tried again, in place of its backoff.';
-comment on column rota.retry_rules.is_fatal is 'Whether such a job is dead at once.';
+comment on column rota.retry_rules.retry_in is 'In place of the backoff; or null.';
 comment on column rota.retry_rules.pause_for is
     'How long its job type is paused from then on, in the queue of the rule; null means not.';
 
@@ -59,8 +57,7 @@ comment on column rota.breakers.min_attempts is 'Of fewer attempts no share is t
 comment on column rota.breakers.error_type is 'Only such errors count; null means all.';
 comment on column rota.breakers.probes is 'So many have to succeed before all may run again.';
 comment on column rota.breakers.counts_from is 'Attempts that began before do not count.';
-comment on column rota.breakers.times_opened is
-    'How often in a row; the pause doubles each time.';
+comment on column rota.breakers.times_opened is 'In a row; the pause doubles each time.';
 comment on column rota.breakers.retry_at is
     'When it tries again, or since when it does; null while it is closed and all may run.';
 comment on column rota.breakers.probed_at is

@@ -60,27 +60,21 @@ create index job_definitions_next_run_at_idx on rota.job_definitions (next_run_a
     where next_run_at is not null;
 
 comment on table rota.job_definitions is
-    'Schedules: jobs that are made again and again, with the time of the next.';
+    'Schedules: jobs that are made again and again, with the time of the next; where a setting '
+    'of the jobs is null it is the queue''s.';
 comment on column rota.job_definitions.source is
     'The program whose code declares it, and which removes it once it no longer does; or null.';
 comment on column rota.job_definitions.kind is
     'What its times are counted from: cron (a wall clock), every (an anchor) or after (the end '
     'of the last job).';
-comment on column rota.job_definitions.max_attempts is 'Null means the queue''s.';
-comment on column rota.job_definitions.lease is 'Null means the queue''s.';
-comment on column rota.job_definitions.time_limit is 'Null means the queue''s, if it has one.';
-comment on column rota.job_definitions.headers is 'Headers of its jobs; null means none.';
-comment on column rota.job_definitions.backoff is 'Null means the queue''s.';
 comment on column rota.job_definitions.catch_up is
     'What happens to planned times that passed without a tick: skip, one or all.';
 comment on column rota.job_definitions.catch_up_window is
     'Planned times longer ago make no job; null means 1 minute for skip, else no limit.';
-comment on column rota.job_definitions.catch_up_max is
-    'With all, at most so many jobs at once, the newest.';
+comment on column rota.job_definitions.catch_up_max is 'With all, so many at once, the newest.';
 comment on column rota.job_definitions.overlap is
     'While the last job is live: allow another, skip it, or queue it behind.';
-comment on column rota.job_definitions.jitter is
-    'Each job may start up to so much later than planned.';
+comment on column rota.job_definitions.jitter is 'Each job may start up to so much later.';
 comment on column rota.job_definitions.disabled_by is
     'The database role that disabled it; null if an error did, which is in last_error.';
 comment on column rota.job_definitions.anchored_at is
@@ -89,7 +83,6 @@ comment on column rota.job_definitions.next_run_at is
     'The next planned time; null while disabled, after ends_at, or until the last job ends.';
 comment on column rota.job_definitions.last_run_at is
     'The latest planned time that was dealt with; never goes back.';
-comment on column rota.job_definitions.last_job_id is 'The job that was made last.';
 
 create table rota.occurrences (
     definition text not null,
@@ -112,7 +105,6 @@ comment on table rota.occurrences is
 comment on column rota.occurrences.outcome is
     'enqueued: it has a job; skipped: the last job was live; missed: the first of those that '
     'came too late for catch_up.';
-comment on column rota.occurrences.recorded_at is 'When a tick dealt with it.';
 
 -- What _parse_schedule() makes of a text.  A field is a set of bits, one for each value.
 create type rota.parsed_schedule as (

@@ -37,8 +37,6 @@ comment on column rota.job_stats.outcome is
     'succeeded, dead or cancelled for jobs, and for stages of pipelines; failed for attempts.';
 comment on column rota.job_stats.wait_buckets is
     'Waits up to 1.1 to the power of this milliseconds, and longer than the bucket before.';
-comment on column rota.job_stats.waits is 'How many waits are in the buckets.';
-comment on column rota.job_stats.runs is 'How many runs are in the buckets.';
 
 create table rota.stats_progress (
     counted_until timestamptz not null,
@@ -58,11 +56,8 @@ comment on column rota.stats_progress.complete_until is
 comment on column rota.stats_progress.open_xids is
     'Transactions that had ended jobs, or let some wait for others, and were open when it was '
     'last looked, at sampled_at.';
-comment on column rota.stats_progress.hours_until is
-    'The rows of hours have what the minutes before it have: whole hours, and the beginning of '
-    'the one that goes on.';
+comment on column rota.stats_progress.hours_until is 'Until then hours have what minutes have.';
 comment on column rota.stats_progress.days_until is 'The rows of days, what the hours have.';
-comment on column rota.stats_progress.is_behind is 'Whether more can be counted at once.';
 
 insert into rota.stats_progress (counted_until, complete_until, sampled_at)
 values ('epoch', 'epoch', 'epoch');
@@ -109,8 +104,7 @@ create table rota.counted_jobs (
 comment on table rota.counted_jobs is
     'Live and dead jobs by queue, type and status, as maintenance counts them where they are '
     'many.';
-comment on column rota.counted_jobs.round is
-    'A round goes over all pages of the tables; the last whole one is read.';
+comment on column rota.counted_jobs.round is 'Goes over all pages; the last whole one is read.';
 
 create table rota.count_progress (
     round bigint not null default 0,
@@ -120,8 +114,6 @@ create table rota.count_progress (
 );
 
 comment on table rota.count_progress is 'How far the round of counting has come; one row.';
-comment on column rota.count_progress.round is 'The last whole round.';
-comment on column rota.count_progress.counted_at is 'When that round began.';
 comment on column rota.count_progress.began_at is
     'When the round began that is under way; null between two.';
 

@@ -26,7 +26,6 @@ create index dependencies_job_id_idx on rota.dependencies (job_id, parent_id);
 
 comment on table rota.dependencies is
     'Which job waits for which that has not succeeded; kept for a retry while the job is kept.';
-comment on column rota.dependencies.parent_id is 'The job that has to succeed first.';
 comment on column rota.dependencies.job_id is 'The job that waits, or waited when it ended.';
 
 create table rota.halted_keys (
