@@ -321,10 +321,8 @@ comment on function rota_front.rebalance is
     'Give each database its share of the slots, at most max_slots in this transaction: how '
     'many changed hands, and how many still have to, since calls use them or there are more.';
 
-/*
- * A shard that is away, or too slow, is a row with its problem, and the others are read.  One
- * that stands still ends the whole call with statement_timeout: ask for one at a time then.
- */
+/* A shard that is away, or too slow, is a row with its problem, and the others are read.  One
+ * that stands still ends the whole call with statement_timeout: ask for one at a time then. */
 create or replace function rota_front.ask_each(
     view_name text, filter jsonb default '{}', number integer default null,
     max_rows integer default 1000
@@ -408,8 +406,7 @@ begin
     end if;
     select s.ordinal into v_ordinal from rota_front.shards as s where s.number = job_id & 1023;
     if not found then
-        raise exception using
-            errcode = 'RT001', message = format('job %s not found', job_id),
+        raise exception using errcode = 'RT001', message = format('job %s not found', job_id),
             hint = format('Its id names database %s, which this front does not have.',
                 job_id & 1023);
     end if;
@@ -417,10 +414,8 @@ begin
 end;
 $$;
 
-/*
- * The shard for some jobs, which are all to be in one: where a key of theirs is live, else
- * where their slot belongs.
- */
+/* The shard for some jobs, which are all to be in one: where a key of theirs is live, else
+ * where their slot belongs. */
 create or replace function rota_front.shard_for(jobs jsonb, shard_key text)
     returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -475,8 +470,7 @@ begin
         select f.slot from slots as f order by f.place limit 1))
     into v_slots, v_place from slots as s;
     if cardinality(v_slots) > 1 then
-        raise exception using
-            errcode = '22023',
+        raise exception using errcode = '22023',
             message = case when jsonb_array_length(jobs) > 1
                 then format('jobs[%s]: its keys are in another slot than those before it',
                     v_place)
@@ -527,8 +521,7 @@ begin
         v_live := rota_front.ask_live(rota_front.shard_of_number('jobs', v_number), jobs);
         continue when v_live = '{}';
         if v_found is not null then
-            raise exception using
-                errcode = '22023',
+            raise exception using errcode = '22023',
                 message = format('jobs[%s] and jobs[%s]: their keys are live in different '
                     'databases', v_place, v_live[1]),
                 hint = 'Enqueue them one by one until the older jobs have ended.';

@@ -35,8 +35,7 @@ begin
         select from pg_class as c
         where c.relnamespace = to_regnamespace('rota') and c.relname = 'upgrade_log'
     ) then
-        raise exception using
-            errcode = 'duplicate_schema',
+        raise exception using errcode = 'duplicate_schema',
             message = 'a schema rota exists, but rota is not installed in it',
             hint = 'Nothing was removed.';
     end if;

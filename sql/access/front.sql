@@ -181,8 +181,7 @@ begin
     create %1$s rota.%2$s(%3$s)%4$s language plpgsql
     %5$s as $body$
 begin
-    raise exception using
-        errcode = '0A000', message = '%2$s() does not go through a front',
+    raise exception using errcode = '0A000', message = '%2$s() does not go through a front',
         hint = 'Connect to the databases behind it; rota takes --databases FILE.';
 end;
 $body$;$f$,
@@ -266,8 +265,7 @@ begin
         join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
         where x.kind = 'view' group by c.relname order by c.relname
     loop
-        return query
-        select format('create foreign table rota_%s.%I (%s) server rota_%1$s '
+        return query select format('create foreign table rota_%s.%I (%s) server rota_%1$s '
             'options (schema_name ''rota'');', d ->> 'number', v_view.name, v_view.columns)
         from jsonb_array_elements(databases) as d;
         return query

@@ -70,14 +70,12 @@ begin
     end if;
 
     return query select format('grant usage on schema rota to %I;', grant_statements.role);
-    return query
-    select format('grant select on rota.%I to %I;', a.name, grant_statements.role)
+    return query select format('grant select on rota.%I to %I;', a.name, grant_statements.role)
     from rota._access() as a
     where a.kind = 'view'
       and (a.access = grant_statements.access
         or (a.access = 'observer' and grant_statements.access = 'operator'));
-    return query
-    select format('grant execute on %s %s to %I;', a.kind, p.oid::regprocedure,
+    return query select format('grant execute on %s %s to %I;', a.kind, p.oid::regprocedure,
         grant_statements.role)
     from rota._access() as a
     join pg_proc as p on p.proname = a.name and p.pronamespace = 'rota'::regnamespace

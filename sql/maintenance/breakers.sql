@@ -225,11 +225,9 @@ begin
 end;
 $$;
 
-/*
- * How many attempts that began since one time have succeeded since another, up to so many,
+/* How many attempts that began since one time have succeeded since another, up to so many,
  * among the newest 5000 of the queue.  A stage of a pipeline that has succeeded is a row of
- * its own.
- */
+ * its own. */
 create or replace function rota._breaker_successes(
     breaker rota.breakers, begun_since timestamptz, ended_since timestamptz,
     max_successes integer
@@ -262,11 +260,9 @@ begin
 end;
 $$;
 
-/*
- * Jobs failed with errors of a type, and a retry rule pauses for them: until so long after the
+/* Jobs failed with errors of a type, and a retry rule pauses for them: until so long after the
  * last of the newest 5000 failures that is of these.  The subject is an array of error type,
- * job type and queue.  A pause that is there for another reason stays as it is.
- */
+ * job type and queue.  A pause that is there for another reason stays as it is. */
 create or replace function rota._check_error(subject text)
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$

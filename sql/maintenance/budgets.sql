@@ -74,10 +74,8 @@ begin
 end;
 $$;
 
-/*
- * How many first attempts of a queue ended in the last minute: of many, by the time that the
- * newest 5000 took.  A first attempt that failed is among the failures, whatever came later.
- */
+/* How many first attempts of a queue ended in the last minute: of many, by the time that the
+ * newest 5000 took.  A first attempt that failed is among the failures, whatever came later. */
 create or replace function rota._first_attempts(queue text)
     returns float8 language plpgsql stable as $$
 declare

@@ -42,8 +42,7 @@ begin
         group by 1, 2, 3, 4;
     end if;
     if v_dead_are_many is not true then
-        return query
-        select f.queue, f.job_type, 'dead', true, count(*), min(f.run_at), c_now
+        return query select f.queue, f.job_type, 'dead', true, count(*), min(f.run_at), c_now
         from rota.finished_jobs_dead as f
         where f.discarded_at is null and (c_visible is null or f.queue = any(c_visible))
         group by 1, 2;

@@ -183,8 +183,7 @@ begin
     if jsonb_typeof(receive_plan.facts) is distinct from 'object' then
         perform rota._refuse('facts', 'must be what queue_move_facts() returns');
     end if;
-    return query
-    select 'refused', 'number', 'the other database has no number',
+    return query select 'refused', 'number', 'the other database has no number',
         'select rota.set_database_number(N);'
     where rota.database_number() is null
     union all
@@ -311,8 +310,7 @@ begin
             union all
             select from rota.arrivals as a where a.move_id = v_move.move_id
         )) then
-        raise exception using
-            errcode = 'RT016',
+        raise exception using errcode = 'RT016',
             message = format('queue %s still moves %s database %s', queue,
                 case v_move.direction when 'out' then 'to' else 'from' end, v_move.database),
             detail = v_move.database::text,
@@ -343,8 +341,7 @@ create or replace function rota.queue_move_status(queue text)
 as $$
 begin
     perform rota._check_name('queue', queue);
-    return query
-    select m.move_id, m.direction, m.database, m.state,
+    return query select m.move_id, m.direction, m.database, m.state,
         (select count(*) from rota.jobs as j
         where j.queue = m.queue and j.status <> 'running' and m.direction = 'out'),
         (select count(*) from rota.jobs as j
@@ -372,8 +369,7 @@ begin
     if not exists (select from rota.queue_moves as m where m.direction = 'out') then
         return;
     end if;
-    return query
-    select m.move_id, m.queue, m.database, m.state,
+    return query select m.move_id, m.queue, m.database, m.state,
         (select s.last_value from rota.jobs_id_seq as s)
     from rota.queue_moves as m
     where m.direction = 'out'
@@ -502,8 +498,7 @@ declare
 begin
     v_move := rota._lock_move(move_id, max_jobs, max_bytes);
     if v_move.move_id is null then return; end if;
-    return query
-    select s.job_id, v_move.state <> 'moving', s.job
+    return query select s.job_id, v_move.state <> 'moving', s.job
     from (
         select o.job_id, o.job, row_number() over by_id as n,
             sum(octet_length(o.job)) over by_id as bytes
@@ -567,8 +562,7 @@ begin
             return query select v_job.id, null::bigint, v_error.error_code, v_error.message;
         end loop;
     end if;
-    return query
-    select a.job_id, a.new_job_id, null::text, null::text from rota.arrivals as a
+    return query select a.job_id, a.new_job_id, null::text, null::text from rota.arrivals as a
     where a.move_id = receive_moves.move_id and a.job_id = any(receive_moves.job_ids);
 end;
 $$;
@@ -816,10 +810,8 @@ begin
 end;
 $$;
 
-/*
- * Insert those that have no row in arrivals, or none and say why.  An error that may pass is
- * raised: it says nothing about the jobs.
- */
+/* Insert those that have no row in arrivals, or none and say why.  An error that may pass is
+ * raised: it says nothing about the jobs. */
 create or replace function rota._arrive(
     move rota.queue_moves, jobs jsonb, is_late boolean, out error_code text, out message text
 )

@@ -49,20 +49,16 @@ begin
 end;
 $$;
 
-/*
- * Whether a call is alone in its transaction, or in a procedure that has committed since its
+/* Whether a call is alone in its transaction, or in a procedure that has committed since its
  * call.  What comes in several messages, as many drivers send a statement, cannot be told from
- * a transaction and is taken for one.
- */
+ * a transaction and is taken for one. */
 create or replace function rota._is_alone()
     returns boolean language plpgsql stable as $$
 begin return transaction_timestamp() >= statement_timestamp(); end;
 $$;
 
-/*
- * Whether this transaction leaves limits to others: it may hold what it takes for long, and a
- * limit as a whole with it, while ticks that are alone in theirs come by.
- */
+/* Whether this transaction leaves limits to others: it may hold what it takes for long, and a
+ * limit as a whole with it, while ticks that are alone in theirs come by. */
 create or replace function rota._leaves_limits()
     returns boolean language plpgsql stable as $$
 declare
@@ -75,10 +71,8 @@ begin
 end;
 $$;
 
-/*
- * The first due checks, of other transactions and perhaps of this one.  A transaction that
- * leaves limits to others takes those that have been due for three seconds.
- */
+/* The first due checks, of other transactions and perhaps of this one.  A transaction that
+ * leaves limits to others takes those that have been due for three seconds. */
 create or replace function rota._due_checks(max_checks integer, with_own boolean default false)
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$

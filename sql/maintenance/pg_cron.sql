@@ -61,8 +61,7 @@ $$;
 comment on function rota.stop_ticker is
     'Remove what start_ticker() set up in pg_cron, and return whether there was anything.';
 
-/*
- * Wait for another session that starts or stops: pg_cron fails on an entry that is just going.
+/* Wait for another session that starts or stops: pg_cron fails on an entry that is just going.
  */
 create or replace function rota._lock_ticker()
     returns void language plpgsql as $$

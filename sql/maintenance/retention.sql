@@ -100,12 +100,10 @@ begin
 end;
 $$;
 
-/*
- * Record a tick, unless one was recorded lately; returns whether it was due.  Lately is five
+/* Record a tick, unless one was recorded lately; returns whether it was due.  Lately is five
  * minutes where there was nothing to do for a minute, so that an idle database is not written
  * to.  A tick that is not alone may hold the row for long, and so leaves it to others longer.
- * A row that another session holds stays as it is, and the tick is due.
- */
+ * A row that another session holds stays as it is, and the tick is due. */
 create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
     returns boolean language plpgsql as $$
 declare
@@ -204,13 +202,11 @@ begin
 end;
 $$;
 
-/*
- * Delete the oldest rows of a table whose time is before this and for which the condition
+/* Delete the oldest rows of a table whose time is before this and for which the condition
  * holds, from where the last scan of this table and subject got to; returns how many.  Table,
  * column and condition are constants of this file, and a condition may name the subject as $4.
  * It is asked again of the locked rows: another transaction may just have changed what it is
- * about, such as a new lease that has taken an effect over.
- */
+ * about, such as a new lease that has taken an effect over. */
 create or replace function rota._purge_rows(
     name text, time_column text, before timestamptz, max_rows integer,
     condition text default 'true', subject text default null
@@ -253,8 +249,7 @@ create or replace function rota._horizon()
 begin return greatest('7 days', (select max(q.keep_finished) from rota.queues as q)); end;
 $$;
 
-/*
- * Delete ended jobs that no partition drop will take soon enough: of queues that keep less than
+/* Delete ended jobs that no partition drop will take soon enough: of queues that keep less than
  * the longest, dead ones, and those of all queues without a keep_dead, for which null stands.
  */
 create or replace function rota._purge_jobs(max_rows integer)
@@ -292,10 +287,8 @@ begin
 end;
 $$;
 
-/*
- * The queues in the history, by a loose scan with one probe for each: of its newest row, since
- * that is seldom one that was deleted.
- */
+/* The queues in the history, by a loose scan with one probe for each: of its newest row, since
+ * that is seldom one that was deleted. */
 create or replace function rota._history_queues()
     returns setof text language plpgsql stable set enable_seqscan = off set jit = off
     set enable_bitmapscan = off set enable_sort = off as $$
@@ -315,11 +308,9 @@ begin
 end;
 $$;
 
-/*
- * Delete ended jobs of a queue, or of all; where that fails, of each of these by itself.  Other
+/* Delete ended jobs of a queue, or of all; where that fails, of each of these by itself.  Other
  * jobs may wait for them: for a dead one until it is retried, and for any if they were enqueued
- * under an older snapshot.
- */
+ * under an older snapshot. */
 create or replace function rota._purge_queue(
     is_dead boolean, queue text, before timestamptz, max_rows integer
 )
@@ -355,10 +346,8 @@ exception when others then
 end;
 $$;
 
-/*
- * Delete up to max_rows rows of stages that are as old as ended jobs may get in any queue of
- * their pipeline.  So of one job the oldest go first, and its latest result is the one left.
- */
+/* Delete up to max_rows rows of stages that are as old as ended jobs may get in any queue of
+ * their pipeline.  So of one job the oldest go first, and its latest result is the one left. */
 create or replace function rota._purge_stage_runs(max_rows integer)
     returns integer language plpgsql as $$
 declare
@@ -425,10 +414,8 @@ create or replace function rota._old_partitions(parent text, days integer, befor
     order by c.relname;
 $$;
 
-/*
- * Delete rows of a partitioned table that are in the default partition, which is never dropped,
- * or in one that should have been dropped a day ago.
- */
+/* Delete rows of a partitioned table that are in the default partition, which is never dropped,
+ * or in one that should have been dropped a day ago. */
 create or replace function rota._purge_partitions(parent text, max_rows integer)
     returns integer language plpgsql as $$
 declare
@@ -484,10 +471,8 @@ begin
 end;
 $$;
 
-/*
- * Partitions for the next days and weeks, and for the current ones only in a new installation:
- * a job that ends meanwhile may be on its way to the default partition.  Returns how many.
- */
+/* Partitions for the next days and weeks, and for the current ones only in a new installation:
+ * a job that ends meanwhile may be on its way to the default partition.  Returns how many. */
 create or replace function rota._create_partitions(with_current boolean default false)
     returns integer language plpgsql as $$
 declare

@@ -134,8 +134,7 @@ begin
 end;
 $$;
 
-/*
- * Whether it is time to count: ten seconds after the last time, if anything ended since.  A
+/* Whether it is time to count: ten seconds after the last time, if anything ended since.  A
  * caller that is not alone in its transaction may hold the one row for long, and waits longer.
  */
 create or replace function rota._has_uncounted(is_alone boolean)
@@ -154,11 +153,9 @@ begin
 end;
 $$;
 
-/*
- * Transactions that have ended jobs and are open: they hold a lock as writers on a table of the
+/* Transactions that have ended jobs and are open: they hold a lock as writers on a table of the
  * history, and have a number.  So have those that let jobs wait for others, which nobody sees
- * yet: to be among these keeps retention from removing a parent that has ended since.
- */
+ * yet: to be among these keeps retention from removing a parent that has ended since. */
 create or replace function rota._open_enders()
     returns xid[] language plpgsql as $$
 begin
@@ -192,27 +189,23 @@ create or replace function rota._first_uncounted(since timestamptz)
     set enable_bitmapscan = off as $$
 begin
     return coalesce(least(
-        (
-            select min(n.moment) from rota._history_queues() as q (queue)
-            cross join lateral (
-                select f.finished_at as moment from rota.finished_jobs_done as f
-                where f.queue = q.queue and f.finished_at > _first_uncounted.since
-                order by f.finished_at limit 1
-            ) as n
-        ),
+        (select min(n.moment) from rota._history_queues() as q (queue)
+        cross join lateral (
+            select f.finished_at as moment from rota.finished_jobs_done as f
+            where f.queue = q.queue and f.finished_at > _first_uncounted.since
+            order by f.finished_at limit 1
+        ) as n),
         (select min(f.finished_at) from rota.finished_jobs_dead as f
         where f.finished_at > _first_uncounted.since),
         (select min(e.failed_at) from rota.job_errors as e
         where e.failed_at > _first_uncounted.since),
-        (
-            select min(n.moment)
-            from (select distinct s.pipeline from rota.pipeline_stages as s) as p
-            cross join lateral (
-                select r.finished_at as moment from rota.stage_runs as r
-                where r.pipeline = p.pipeline and r.finished_at > _first_uncounted.since
-                order by r.finished_at limit 1
-            ) as n
-        ),
+        (select min(n.moment)
+        from (select distinct s.pipeline from rota.pipeline_stages as s) as p
+        cross join lateral (
+            select r.finished_at as moment from rota.stage_runs as r
+            where r.pipeline = p.pipeline and r.finished_at > _first_uncounted.since
+            order by r.finished_at limit 1
+        ) as n),
         (
             select min(r.finished_at) from rota.restored_ends as r
             where r.finished_at > _first_uncounted.since
@@ -228,11 +221,9 @@ create or replace function rota._bucket(duration interval)
     end::smallint;
 $$;
 
-/*
- * Add to job_stats what ended after the one time and until the other: what is of this
+/* Add to job_stats what ended after the one time and until the other: what is of this
  * transaction, or else of all but the late ones.  What comes late may be of hours and days that
- * are added up.  Returns how many rows of the history it were.
- */
+ * are added up.  Returns how many rows of the history it were. */
 create or replace function rota._count_between(
     since timestamptz, until timestamptz, late_xid xid default null
 )
@@ -370,10 +361,8 @@ begin
 end;
 $$;
 
-/*
- * Add the next minutes to their hour, or the next hours to their day: those that are counted,
- * up to the end of that hour or day; returns whether there were any.
- */
+/* Add the next minutes to their hour, or the next hours to their day: those that are counted,
+ * up to the end of that hour or day; returns whether there were any. */
 create or replace function rota._roll_up(counted_until timestamptz)
     returns boolean language plpgsql as $$
 declare

@@ -74,10 +74,8 @@ begin
 end;
 $$;
 
-/*
- * Whether a lease has ended; remembers where the first one is, or that none is left from before
- * this time: a little earlier, for late commits.
- */
+/* Whether a lease has ended; remembers where the first one is, or that none is left from before
+ * this time: a little earlier, for late commits. */
 create or replace function rota._has_stale_leases()
     returns boolean language plpgsql as $$
 declare
@@ -104,11 +102,9 @@ create or replace function rota._has_just_started(moment timestamptz)
 select moment - pg_postmaster_start_time() between interval '0' and interval '3 seconds'
 $$;
 
-/*
- * The lease ended through no fault of the job's code, as far as is known, and the job has
+/* The lease ended through no fault of the job's code, as far as is known, and the job has
  * waited for that end: so it is tried again about a second later.  Where the attempt before it
- * ended in the same way, the job may be what kills its workers, and the backoff holds.
- */
+ * ended in the same way, the job may be what kills its workers, and the backoff holds. */
 create or replace function rota._sweep_one(job rota.jobs)
     returns void language plpgsql as $$
 declare

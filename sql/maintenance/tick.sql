@@ -112,10 +112,8 @@ comment on function rota.tick is
     'and return what was done and whether there is more; does nothing while another tick runs; '
     'raises 25006.';
 
-/*
- * Whether there is anything to do: most ticks find nothing, and to ask first costs a third of
- * looking at each part.
- */
+/* Whether there is anything to do: most ticks find nothing, and to ask first costs a third of
+ * looking at each part. */
 create or replace function rota._has_maintenance()
     returns boolean language plpgsql stable set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
@@ -138,11 +136,9 @@ begin
 end;
 $$;
 
-/*
- * A function or procedure with a setting of its own cannot commit, so this one runs as its
+/* A function or procedure with a setting of its own cannot commit, so this one runs as its
  * caller and on the caller's search_path, which must decide nothing: each transaction begins by
- * setting it.  Each sleeps first and then ticks, so that no lock is held asleep.
- */
+ * setting it.  Each sleeps first and then ticks, so that no lock is held asleep. */
 create or replace procedure rota.tick_loop(
     duration interval default '55 seconds', every interval default '1 second'
 )
@@ -160,13 +156,11 @@ begin
     v_seconds := extract(epoch from tick_loop.duration);
     v_every := extract(epoch from tick_loop.every);
     if v_seconds is null or v_seconds not between 0.001 and 86400 then
-        raise exception using
-            errcode = 'invalid_parameter_value',
+        raise exception using errcode = 'invalid_parameter_value',
             message = format('duration must be 1 millisecond to 1 day, got %s',
                 coalesce(duration::text, 'null'));
     elsif v_every is null or v_every not between 0.001 and 60 then
-        raise exception using
-            errcode = 'invalid_parameter_value',
+        raise exception using errcode = 'invalid_parameter_value',
             message = format('every must be 1 millisecond to 1 minute, got %s',
                 coalesce(every::text, 'null'));
     end if;

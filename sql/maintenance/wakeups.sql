@@ -113,10 +113,8 @@ $$;
 comment on function rota.stop_waiting is
     'Stop notifying this session, and notify the next waiting worker instead.';
 
-/*
- * Take the lowest free listen slot of each queue and of all queues together, or become their
- * active poller, and give up what was held before instead.
- */
+/* Take the lowest free listen slot of each queue and of all queues together, or become their
+ * active poller, and give up what was held before instead. */
 create or replace function rota._take_listen_slots(
     queues text[], active boolean, out channels text[], out slots integer[],
     out has_changed boolean, out is_active boolean, out is_first boolean
@@ -210,11 +208,9 @@ begin
 end;
 $$;
 
-/*
- * How long until this session has to look again.  The setting rota.waiting holds, in
+/* How long until this session has to look again.  The setting rota.waiting holds, in
  * microseconds and as an id: the call before, the last change of the locks, the first
- * transaction after it, and until when a look takes long.
- */
+ * transaction after it, and until when a look takes long. */
 create or replace function rota._look_again_in(
     queues text[], moment timestamptz, until timestamptz, has_changed boolean, channels text[],
     claimed boolean
@@ -285,10 +281,8 @@ begin
 end;
 $$;
 
-/*
- * Whether a queue has a due job, of other types than these if any are given, asked of the first
- * ones of each lane.  True also where a queue has more lanes than are looked at.
- */
+/* Whether a queue has a due job, of other types than these if any are given, asked of the first
+ * ones of each lane.  True also where a queue has more lanes than are looked at. */
 create or replace function rota._has_due(
     queue text, due timestamptz, other_than text[] default null
 )
@@ -346,15 +340,13 @@ create or replace function rota._next_check_at(queues text[], since timestamptz)
     returns timestamptz language plpgsql stable as $$
 begin
     return least(
-        (
-            select min(l.run_at)
-            from (
-                select j.run_at, j.queue from rota.jobs as j where j.hold = 'time'
-                  and j.status in ('queued', 'failed') and j.run_at > _next_check_at.since
-                order by j.run_at limit 100
-            ) as l
-            where l.queue = any(_next_check_at.queues)
-        ),
+        (select min(l.run_at)
+        from (
+            select j.run_at, j.queue from rota.jobs as j where j.hold = 'time'
+              and j.status in ('queued', 'failed') and j.run_at > _next_check_at.since
+            order by j.run_at limit 100
+        ) as l
+        where l.queue = any(_next_check_at.queues)),
         (
             select min(f.run_at) from rota.retry_budgets as b
             cross join lateral rota._kinds_of_retries(b.queue) as k

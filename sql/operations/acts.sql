@@ -214,11 +214,9 @@ exception when data_exception then
 end;
 $$;
 
-/*
- * A filter, checked, and with the statuses that are looked for.  Without a word of his own a
+/* A filter, checked, and with the statuses that are looked for.  Without a word of his own a
  * retry is of what failed, a purge of what is not dead, and any other act of all that it can be
- * done to; but who gives ids means these, and hears of each why it was not possible.
- */
+ * done to; but who gives ids means these, and hears of each why it was not possible. */
 create or replace function rota._check_filter(act text, filter jsonb, arguments jsonb)
     returns jsonb language plpgsql as $$
 declare
@@ -291,10 +289,8 @@ begin
 end;
 $$;
 
-/*
- * The jobs that a filter finds among so many behind an id, how many were looked at, and the
- * last of them.  Each part of the history is left alone whose statuses are not wanted.
- */
+/* The jobs that a filter finds among so many behind an id, how many were looked at, and the
+ * last of them.  Each part of the history is left alone whose statuses are not wanted. */
 create or replace function rota._matching_jobs(
     filter jsonb, act text, after_id bigint, max_rows integer, out ids bigint[],
     out last_id bigint, out looked integer
@@ -469,11 +465,9 @@ begin
 end;
 $$;
 
-/*
- * What there is to know of these jobs for an act, of those that no other session has locked.  A
+/* What there is to know of these jobs for an act, of those that no other session has locked.  A
  * dry run locks none itself: it reads once which transactions hold rows; where several hold one
- * row together, xmax is none of them, and it is not told.
- */
+ * row together, xmax is none of them, and it is not told. */
 create or replace function rota._known_for_act(job_ids bigint[], dry_run boolean)
     returns jsonb language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
@@ -542,12 +536,10 @@ begin
 end;
 $$;
 
-/*
- * What the record keeps of jobs as they were: how many had which status; and of what was
+/* What the record keeps of jobs as they were: how many had which status; and of what was
  * replaced, of one job the value, of many how many had which of the 20 most frequent, of times
  * the first and the last.  Where the jobs had up to 100 values it keeps which job had which, so
- * that the act can be taken back.
- */
+ * that the act can be taken back. */
 create or replace function rota._before_of(jobs jsonb, job_ids bigint[])
     returns jsonb language plpgsql stable as $$
 declare
@@ -647,10 +639,8 @@ begin
     if locked is null then
         v_xmax := (select j.xmax from rota.jobs as j where j.id = _conflict.job_id);
         v_pid := (select h.pid from rota._row_holder(v_xmax, 'rota.jobs') as h);
-        v_reason := case
-            when v_pid is not null then 'locked by ' || rota._session_words(v_pid)
-            else 'locked, or in another status by now'
-        end;
+        v_reason := case when v_pid is not null then 'locked by ' || rota._session_words(v_pid)
+            else 'locked, or in another status by now' end;
     elsif locked ->> 'status' <> all(rota._act_statuses(act, arguments)) then
         v_reason := locked ->> 'status';
     elsif act = 'retry' and arguments ? 'merge' and locked ->> 'payload_type' <> 'object' then
@@ -682,10 +672,8 @@ begin
 end;
 $$;
 
-/*
- * Change payload and max_attempts before a retry.  The attempts that failed keep the payload
- * that they had; that of a single job is also returned, if it is not large.
- */
+/* Change payload and max_attempts before a retry.  The attempts that failed keep the payload
+ * that they had; that of a single job is also returned, if it is not large. */
 create or replace function rota._edit_jobs(job_ids bigint[], arguments jsonb)
     returns jsonb language plpgsql as $$
 declare
@@ -771,10 +759,8 @@ begin
 end;
 $$;
 
-/*
- * Erase personal data from jobs: payload, result, headers, keys, and the texts of errors and
- * acts.  A job that waits cannot run without its payload, so it is cancelled first.
- */
+/* Erase personal data from jobs: payload, result, headers, keys, and the texts of errors and
+ * acts.  A job that waits cannot run without its payload, so it is cancelled first. */
 create or replace function rota._erase_jobs(job_ids bigint[])
     returns void language plpgsql
     -- The index on the jobs of a record knows no other kind of scan.

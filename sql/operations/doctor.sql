@@ -18,8 +18,7 @@ create or replace function rota.doctor()
 as $$
 begin
     perform rota._check_sees_all('doctor()');
-    return query
-    select f.severity, f.finding, rota._printable(f.evidence), f.remedy
+    return query select f.severity, f.finding, rota._printable(f.evidence), f.remedy
     from rota._findings() with ordinality as f (severity, finding, evidence, remedy, ordinal)
     order by array_position('{critical,warning,ok}'::text[], f.severity), f.ordinal;
 end;
@@ -224,8 +223,7 @@ create or replace function rota._ready_queues()
     select array(
         with recursive queues as (
             (select j.queue from rota.jobs as j
-            where j.hold is null and j.status in ('queued', 'failed')
-            order by j.queue limit 1)
+            where j.hold is null and j.status in ('queued', 'failed') order by j.queue limit 1)
             union all
             select n.queue from queues as q
             cross join lateral (
@@ -250,8 +248,7 @@ begin
     perform rota._check_names('queues', queues);
     perform rota._check_queues('worker', queues);
 
-    return query
-    select u.queue, u.job_type, u.due_jobs, u.due_since, u.job_id
+    return query select u.queue, u.job_type, u.due_jobs, u.due_since, u.job_id
     from rota._untaken_jobs(untaken_jobs.queues) as u;
 end;
 $$;
@@ -296,17 +293,15 @@ begin
             format('select * from rota.explain_job(%s);', u.job_id) as remedy
         from rota._untaken_jobs(rota._ready_queues()) as u where u.queue !~ '^forward:[0-9]+$'
     )
-    (
-        select t.severity, format('no worker is there, and jobs of %s are due, the first for '
-                '%s, such as job %s. Start one for each queue: rota worker MODULE:REGISTRY '
-                '--queue %s', (
-                    select rota._list(array_agg(o.job_type || ' in queue ' || o.queue
-                        order by o.due_since))
-                    from types as o
-                ), t.due_for, t.job_id, t.queue),
-            t.remedy
-        from types as t where not c_has_worker order by t.due_since limit 1
-    )
+    (select t.severity, format('no worker is there, and jobs of %s are due, the first for '
+            '%s, such as job %s. Start one for each queue: rota worker MODULE:REGISTRY '
+            '--queue %s', (
+                select rota._list(array_agg(o.job_type || ' in queue ' || o.queue
+                    order by o.due_since))
+                from types as o
+            ), t.due_for, t.job_id, t.queue),
+        t.remedy
+    from types as t where not c_has_worker order by t.due_since limit 1)
     union all
     select t.severity, format('no live worker takes %s in queue %s: %s due there, the first '
             'for %s, such as job %s. Start a worker with a handler for %s and --queue %s',
@@ -333,8 +328,7 @@ create or replace function rota._examine_queues()
 declare
     c_now constant timestamptz := rota.now();
 begin
-    return query
-    select 'warning', rota._pause_words(p), rota._resume_statement(p)
+    return query select 'warning', rota._pause_words(p), rota._resume_statement(p)
     from rota.pauses as p where p.until is null or p.until > c_now
     order by p.paused_at limit 20;
 
@@ -466,10 +460,8 @@ create or replace function rota._examine_dead_jobs()
     order by g.jobs desc, g.last_at desc limit 10;
 $$;
 
-/*
- * The statement that acts on all jobs of a filter, call by call.  Where there are many, each
- * call is a transaction of its own, as claims need it; so it wants none around it.
- */
+/* The statement that acts on all jobs of a filter, call by call.  Where there are many, each
+ * call is a transaction of its own, as claims need it; so it wants none around it. */
 create or replace function rota._act_statement(
     act text, filter jsonb, arguments jsonb, jobs bigint
 )
@@ -483,10 +475,8 @@ declare
         case when arguments <> '{}' then quote_literal(arguments::text) || ', ' else '' end,
         case when jobs >= 1000 then ' commit;' else '' end);
 begin
-    return case
-        when position('$do$' in c_body) > 0 then format('do %L;', c_body)
-        else format('do $do$ %s $do$;', c_body)
-    end;
+    return case when position('$do$' in c_body) > 0 then format('do %L;', c_body)
+        else format('do $do$ %s $do$;', c_body) end;
 end;
 $$;
 
@@ -516,8 +506,7 @@ create or replace function rota._examine_schedules()
 declare
     c_now constant timestamptz := rota.now();
 begin
-    return query
-    select 'critical', format('schedule %s should have made a job %s ago', d.name,
+    return query select 'critical', format('schedule %s should have made a job %s ago', d.name,
             rota._span(c_now - d.next_run_at)),
         'select * from rota.tick();'
     from rota.job_definitions as d where d.next_run_at < c_now - interval '1 minute'
@@ -531,11 +520,9 @@ begin
 end;
 $$;
 
-/*
- * Who keeps vacuum from removing what ended: a transaction, a standby, a slot or a prepared
+/* Who keeps vacuum from removing what ended: a transaction, a standby, a slot or a prepared
  * transaction that is older than the dead rows.  Since when is hidden from an owner who may not
- * see other roles' sessions; then the number of transactions since tells.
- */
+ * see other roles' sessions; then the number of transactions since tells. */
 create or replace function rota._examine_horizon()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
 declare
@@ -551,11 +538,9 @@ begin
             else 'warning' end,
         format('%s holds a snapshot, %s transactions old%s', h.who, h.xids, c_cost), h.remedy
     from (
-        select coalesce(case
-                when a.backend_type = 'walsender'
-                then format('a query on the standby of %s, which is to be ended there,',
-                    rota._session_words(a.pid))
-            end, rota._session_words(a.pid)) as who,
+        select coalesce(case when a.backend_type = 'walsender'
+            then format('a query on the standby of %s, which is to be ended there,',
+                rota._session_words(a.pid)) end, rota._session_words(a.pid)) as who,
             case when a.backend_type is distinct from 'walsender'
                 then format('select pg_terminate_backend(%s);', a.pid) end as remedy,
             c_now - a.xact_start as open_for,
@@ -585,10 +570,8 @@ begin
 end;
 $$;
 
-/*
- * Vacuum gives the pages of an index back to the index and not to the disk, and pages with a
- * few entries stay.  How many entries there are vacuum has counted.
- */
+/* Vacuum gives the pages of an index back to the index and not to the disk, and pages with a
+ * few entries stay.  How many entries there are vacuum has counted. */
 create or replace function rota._examine_indexes()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('index %s takes %s for about %s entries: what scans it reads many '
@@ -636,13 +619,11 @@ begin
                 pg_stat_get_last_autovacuum_time(c.oid)) as vacuumed_at
         from pg_class as c where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
     )
-    (
-        select 'warning', format('table %s has %s dead rows beside %s live ones, and was %s',
-                t.name, t.dead, t.live, coalesce('vacuumed '
-                    || rota._span(rota.now() - t.vacuumed_at) || ' ago', 'never vacuumed')),
-            format('vacuum (analyze) %s;', t.name)
-        from tables as t where t.dead > 50000 + t.live order by t.dead desc limit 5
-    )
+    (select 'warning', format('table %s has %s dead rows beside %s live ones, and was %s',
+            t.name, t.dead, t.live, coalesce('vacuumed '
+                || rota._span(rota.now() - t.vacuumed_at) || ' ago', 'never vacuumed')),
+        format('vacuum (analyze) %s;', t.name)
+    from tables as t where t.dead > 50000 + t.live order by t.dead desc limit 5)
     union all
     (select 'warning', format('statistics of table %s are stale: %s rows changed since '
             'they were taken, and %s are live', t.name, t.changed, t.live),
@@ -676,8 +657,7 @@ declare
         order by a.xact_start limit 1
     );
 begin
-    return query
-    select case when c_usage > 0.25 then 'critical' else 'warning' end,
+    return query select case when c_usage > 0.25 then 'critical' else 'warning' end,
         format('the queue of notifications is full to %s %%: a session that listens does not '
             'read, as in a transaction that it does not end. From 50 %% on rota notifies '
             'nobody and workers only poll, and at 100 %% commits that notify fail. %s',

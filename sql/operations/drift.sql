@@ -59,10 +59,8 @@ create or replace function rota._objects()
             'type', format_type(a.atttypid, a.atttypmod), 'not null', a.attnotnull,
             'collation', (select l.collname from pg_collation as l
                 where l.oid = a.attcollation and l.collname <> 'default'),
-            'default', case
-                when a.attidentity = '' and a.attgenerated = ''
-                    then pg_get_expr(d.adbin, d.adrelid)
-            end,
+            'default', case when a.attidentity = '' and a.attgenerated = ''
+                then pg_get_expr(d.adbin, d.adrelid) end,
             'generated', case
                 when a.attidentity <> '' then 'always as identity'
                 when a.attgenerated <> ''
@@ -133,10 +131,8 @@ begin
 end;
 $$;
 
-/*
- * Drop the functions of the version before that this one has not: all that the manifest lists
- * and this transaction has not written.  What others have put into the schema stays.
- */
+/* Drop the functions of the version before that this one has not: all that the manifest lists
+ * and this transaction has not written.  What others have put into the schema stays. */
 create or replace function rota._drop_leftovers()
     returns void language plpgsql as $$
 declare
@@ -159,8 +155,7 @@ create or replace function rota._keep_manifest()
     returns void language plpgsql as $$
 begin
     with objects as materialized (
-        select o.kind, o.name, o.definition from rota._objects() as o
-    ),
+        select o.kind, o.name, o.definition from rota._objects() as o),
     gone as (
         delete from rota.manifest as m
         where not m.is_drifted and not exists (
@@ -276,22 +271,16 @@ declare
     c_own constant text[] := '{not null,default}'::text[];
 begin
     return format('alter table %s %s;', table_name, concat_ws(', ',
-        case
-            when expected - c_own <> actual - c_own
-                then format('alter column %s type %s', column_name,
-                    concat_ws(' ', expected ->> 'type',
-                        'collate ' || quote_ident(expected ->> 'collation')))
-        end,
-        case
-            when (expected -> 'not null') <> (actual -> 'not null')
-                then format('alter column %s %s not null', column_name,
-                    case when (expected ->> 'not null')::boolean then 'set' else 'drop' end)
-        end,
-        case
-            when expected ->> 'default' is distinct from actual ->> 'default'
-                then format('alter column %s %s', column_name,
-                    coalesce('set default ' || (expected ->> 'default'), 'drop default'))
-        end));
+        case when expected - c_own <> actual - c_own
+            then format('alter column %s type %s', column_name,
+                concat_ws(' ', expected ->> 'type',
+                    'collate ' || quote_ident(expected ->> 'collation'))) end,
+        case when (expected -> 'not null') <> (actual -> 'not null')
+            then format('alter column %s %s not null', column_name,
+                case when (expected ->> 'not null')::boolean then 'set' else 'drop' end) end,
+        case when expected ->> 'default' is distinct from actual ->> 'default'
+            then format('alter column %s %s', column_name,
+                coalesce('set default ' || (expected ->> 'default'), 'drop default')) end));
 end;
 $$;
 
@@ -301,24 +290,16 @@ declare
     c_options constant text := regexp_replace(actual ->> 'options', '=[^,]*', '', 'g');
 begin
     return concat_ws(' ',
-        case
-            when actual -> 'logged' <> expected -> 'logged'
-                then format('alter table %s set logged;', table_name)
-        end,
-        case
-            when actual -> 'row security' <> expected -> 'row security'
-                then format('alter table %s %s row level security;', table_name,
-                    case when expected @> '{"row security": true}' then 'enable'
-                        else 'disable' end)
-        end,
-        case
-            when actual -> 'options' <> expected -> 'options' and c_options <> ''
-                then format('alter table %s reset (%s);', table_name, c_options)
-        end,
-        case
-            when actual -> 'options' <> expected -> 'options' and expected ->> 'options' <> ''
-                then format('alter table %s set (%s);', table_name, expected ->> 'options')
-        end);
+        case when actual -> 'logged' <> expected -> 'logged'
+            then format('alter table %s set logged;', table_name) end,
+        case when actual -> 'row security' <> expected -> 'row security'
+            then format('alter table %s %s row level security;', table_name,
+                case when expected @> '{"row security": true}' then 'enable'
+                    else 'disable' end) end,
+        case when actual -> 'options' <> expected -> 'options' and c_options <> ''
+            then format('alter table %s reset (%s);', table_name, c_options) end,
+        case when actual -> 'options' <> expected -> 'options' and expected ->> 'options' <> ''
+            then format('alter table %s set (%s);', table_name, expected ->> 'options') end);
 end;
 $$;
 
@@ -329,8 +310,7 @@ declare
     c_owner constant oid := (
         select n.nspowner from pg_namespace as n where n.nspname = 'rota');
 begin
-    return query
-    select format('%s %s belongs to role %s, and the schema to %s', o.kind, o.name,
+    return query select format('%s %s belongs to role %s, and the schema to %s', o.kind, o.name,
             o.owner::regrole, c_owner::regrole),
         format('alter %s %s owner to %s;', o.kind, o.name, c_owner::regrole)
     -- A sequence of ours goes with its table.

@@ -33,8 +33,7 @@ begin
         perform rota._raise_not_found(job_id);
     end if;
 
-    return query
-    select r.ordinal::integer, r.reason, rota._printable(r.explanation), r.remedy
+    return query select r.ordinal::integer, r.reason, rota._printable(r.explanation), r.remedy
     from rota._explain(v_found.job, v_found.row_xmax, v_found.ended)
         with ordinality as r (reason, explanation, remedy, ordinal)
     order by r.ordinal;
@@ -56,8 +55,7 @@ begin
         return query select r.* from rota._explain_running(job) as r;
         return query select l.* from rota._explain_lock(row_xmax) as l;
     elsif job.status = 'blocked' then
-        return query
-        select p.* from rota._explain_parents(job) as p
+        return query select p.* from rota._explain_parents(job) as p
         union all
         select o.* from rota._explain_order(job) as o;
         if not found then
@@ -93,16 +91,14 @@ begin
                 rota._span(c_now - job.expires_at)),
             format('select rota.retry_job(%s);', job.id);
     elsif job.run_at > c_now and job.status = 'failed' then
-        return query
-        select 'retry', format(
+        return query select 'retry', format(
                 'attempt %s of %s failed %s ago with %s; it is tried again in %s, at %s',
                 job.attempts, job.max_attempts, rota._span(c_now - job.failed_at),
                 rota._error_words(job.error_type, job.last_error),
                 rota._span(job.run_at - c_now), rota._moment(job.run_at)),
             format('select rota.retry_job(%s);', job.id);
     elsif job.run_at > c_now then
-        return query
-        select 'not_due', format('it is not due for another %s, until %s%s',
+        return query select 'not_due', format('it is not due for another %s, until %s%s',
                 rota._span(job.run_at - c_now), rota._moment(job.run_at),
                 ', as schedule ' || job.definition || ' wants it'),
             format('select rota.reschedule_job(%s, delay => ''0'');', job.id);
@@ -114,12 +110,8 @@ begin
         return query select b.* from rota._explain_budget(job) as b;
     end if;
     return query
-    select
-            case
-                when p.job_type is not null then 'type_paused'
-                when p.queue is not null then 'queue_paused'
-                else 'all_paused'
-            end,
+    select case when p.job_type is not null then 'type_paused'
+            when p.queue is not null then 'queue_paused' else 'all_paused' end,
         rota._pause_words(p), rota._resume_statement(p)
     from rota.pauses as p
     where coalesce(p.queue, job.queue) = job.queue
@@ -180,10 +172,8 @@ begin
 end;
 $$;
 
-/*
- * Another transaction has locked the row: claims pass over it.  A claim locks the rows that it
- * looks at, too; so a lock is told of when it is still there after a moment.
- */
+/* Another transaction has locked the row: claims pass over it.  A claim locks the rows that it
+ * looks at, too; so a lock is told of when it is still there after a moment. */
 create or replace function rota._explain_lock(row_xmax xid)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 begin
@@ -191,8 +181,7 @@ begin
         return;
     end if;
     perform pg_sleep(0.1);
-    return query
-    select 'row_locked', format('its row is locked by %s; claims skip it',
+    return query select 'row_locked', format('its row is locked by %s; claims skip it',
             coalesce('the prepared transaction ' || quote_literal(h.gid),
                 rota._session_words(h.pid))),
         coalesce('rollback prepared ' || rota._literal(h.gid) || ';',
@@ -229,10 +218,8 @@ begin
             -- That of a class is for each key of it, so the key gets one of its own.
             else 'limit_key => ' || rota._literal(job.limit_key)
         end;
-        v_free := 1;
-        if v_bound.max_running is not null and v_bound.is_backfilled then
-            v_free := rota._free_slots(v_bound, 1, is_full => true);
-        end if;
+        v_free := case when v_bound.max_running is not null and v_bound.is_backfilled
+            then rota._free_slots(v_bound, 1, is_full => true) else 1 end;
         v_next_start_at := case
             when v_bound.max_starts is not null then rota._next_start_at(v_bound) end;
 
@@ -251,26 +238,19 @@ begin
                     v_bound.max_running),
                 'select * from rota.tick();';
         elsif v_free = 0 then
-            -- Running jobs are few, and those that count for this limit fewer.
             v_running := array(
-                select case
-                    when r.queue <> all(c_visible) then 'one of another queue'
-                    else r.id::text || coalesce(' (' || r.locked_by || ')', '')
-                end
+                select case when r.queue <> all(c_visible) then 'one of another queue'
+                    else r.id::text || coalesce(' (' || r.locked_by || ')', '') end
                 from rota.jobs as r
                 where r.status = 'running' and r.locked_until is not null
                   and (v_bound.limit_name = any(r.held_limits) or r.id = any(array(
                     -- Their rows do not say so yet.
                     select u.id from rota._uncounted(v_bound, array[v_bound.limit_name]) as u
-                    where exists (
-                        select from rota.limit_parts as p
-                        where p.limit_name = v_bound.limit_name and p.part = -2
-                    )
-                  )))
+                    where exists (select from rota.limit_parts as p
+                        where p.limit_name = v_bound.limit_name and p.part = -2))))
                 order by r.locked_until, r.id limit 1000
             );
-            return query
-            select 'limit_full', format('limit %s is full: %s may run at once%s',
+            return query select 'limit_full', format('limit %s is full: %s may run at once%s',
                     v_bound.limit_name, v_bound.max_running,
                     coalesce(', and these do: ' || nullif(rota._list(v_running), ''), '')
                         || case when cardinality(v_running) = 1000 then ' or more' else '' end),
@@ -311,8 +291,7 @@ declare
 begin
     select count(*) as open into v_parents
     from rota._parent_statuses(c_parents) as s where s.status is distinct from 'succeeded';
-    return query
-    select 'waits_for_job', format('it waits for job %s (%s%s)%s', s.parent_id,
+    return query select 'waits_for_job', format('it waits for job %s (%s%s)%s', s.parent_id,
             case
                 when s.status is null then 'which retention has removed'
                 when s.status in ('dead', 'cancelled') then s.status || ': '
@@ -323,11 +302,9 @@ begin
             end,
             ', and ' || case
                 when s.status in ('dead', 'cancelled') then rota._key_words(s.parent_id) end,
-            case
-                when v_parents.open > 1 then format(', one of %s%s that have not succeeded',
-                    case when cardinality(c_parents) = c_max_parents then 'at least ' end,
-                    v_parents.open)
-            end),
+            case when v_parents.open > 1 then format(', one of %s%s that have not succeeded',
+                case when cardinality(c_parents) = c_max_parents then 'at least ' end,
+                v_parents.open) end),
         case
             when s.status in ('dead', 'cancelled') then rota._retry_statement(s.parent_id)
             when s.status is not null
@@ -385,8 +362,7 @@ begin
         ) as a
     );
     if v_head_id is not null or v_ahead > 0 then
-        return query
-        select 'behind_in_key', format('%s before it under ordering key %L%s',
+        return query select 'behind_in_key', format('%s before it under ordering key %L%s',
                 rota._jobs_words(v_ahead + (v_head_id is not null)::integer, c_max_ahead),
                 job.ordering_key,
                 (select format(', and the first of them is job %s (%s, %s)', j.id,
@@ -415,8 +391,7 @@ begin
     if v_takers > 0 then
         return;
     elsif job.queue ~ '^forward:[0-9]+$' then
-        return query
-        select 'waits_for_forwarder', rota._forwarder_words(job.queue), null::text;
+        return query select 'waits_for_forwarder', rota._forwarder_words(job.queue), null::text;
         return;
     end if;
 
@@ -428,8 +403,7 @@ begin
           and (w.job_types is null or job.job_type = any(w.job_types))
         order by w.last_seen_at desc limit 1
     );
-    return query
-    select 'no_worker', case
+    return query select 'no_worker', case
             when v_others is null
                 then format('no live worker takes jobs of queue %s%s', job.queue, v_gone)
             else format('no live worker takes jobs of type %s (%s on queue %s take%s others: '
@@ -442,11 +416,9 @@ begin
 end;
 $$;
 
-/*
- * How many are before it, in its lane or among those of its queue that wait for the same limit,
+/* How many are before it, in its lane or among those of its queue that wait for the same limit,
  * and when it will start if such jobs go on ending as those of the last ten minutes did.  Both
- * are counted up to a thousand.
- */
+ * are counted up to a thousand. */
 create or replace function rota._explain_place(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
@@ -464,25 +436,20 @@ begin
         v_ahead := (
             select count(*)::integer
             from (
-                (
-                    select from rota.jobs as j
-                    where j.queue = job.queue and j.hold is null
-                      and j.status in ('queued', 'failed')
-                      and coalesce(j.own_lane, j.priority) < c_lane and j.run_at <= c_now
-                    limit c_max
-                )
+                (select from rota.jobs as j
+                where j.queue = job.queue and j.hold is null
+                  and j.status in ('queued', 'failed')
+                  and coalesce(j.own_lane, j.priority) < c_lane and j.run_at <= c_now
+                limit c_max)
                 union all
-                (
-                    select from rota.jobs as j
-                    where j.queue = job.queue and j.hold is null
-                      and j.status in ('queued', 'failed')
-                      and coalesce(j.own_lane, j.priority) = c_lane
-                      and (coalesce(j.own_place, j.run_at), j.id)
-                        < (coalesce(job.own_place, job.run_at), job.id)
-                      and j.run_at <= c_now
-                    limit c_max
-                )
-                limit c_max
+                (select from rota.jobs as j
+                where j.queue = job.queue and j.hold is null
+                  and j.status in ('queued', 'failed')
+                  and coalesce(j.own_lane, j.priority) = c_lane
+                  and (coalesce(j.own_place, j.run_at), j.id)
+                    < (coalesce(job.own_place, job.run_at), job.id)
+                  and j.run_at <= c_now
+                limit c_max) limit c_max
             ) as a
         );
     else
@@ -491,25 +458,21 @@ begin
             from (
                 select from rota._held_kinds(c_limit, 20) as k
                 cross join lateral (
-                    (
-                        select from rota.jobs as j
-                        where j.hold = c_limit and j.hold <> 'time'
-                          and j.status in ('queued', 'failed') and j.queue = k.queue
-                          and j.job_type = k.job_type
-                          and coalesce(j.own_lane, j.priority) < c_lane
-                        limit c_max
-                    )
+                    (select from rota.jobs as j
+                    where j.hold = c_limit and j.hold <> 'time'
+                      and j.status in ('queued', 'failed') and j.queue = k.queue
+                      and j.job_type = k.job_type
+                      and coalesce(j.own_lane, j.priority) < c_lane
+                    limit c_max)
                     union all
-                    (
-                        select from rota.jobs as j
-                        where j.hold = c_limit and j.hold <> 'time'
-                          and j.status in ('queued', 'failed') and j.queue = k.queue
-                          and j.job_type = k.job_type
-                          and coalesce(j.own_lane, j.priority) = c_lane
-                          and (coalesce(j.own_place, j.run_at), j.id)
-                            < (coalesce(job.own_place, job.run_at), job.id)
-                        limit c_max
-                    )
+                    (select from rota.jobs as j
+                    where j.hold = c_limit and j.hold <> 'time'
+                      and j.status in ('queued', 'failed') and j.queue = k.queue
+                      and j.job_type = k.job_type
+                      and coalesce(j.own_lane, j.priority) = c_lane
+                      and (coalesce(j.own_place, j.run_at), j.id)
+                        < (coalesce(job.own_place, job.run_at), job.id)
+                    limit c_max)
                 ) as o
                 where k.queue = job.queue limit c_max
             ) as a
@@ -578,8 +541,7 @@ begin
                 'sign of life the job is taken back in %s, when its lease ends', c_holder,
                 rota._span(job.locked_until - c_now)), c_take_back;
     else
-        return query
-        select 'overdue', format('%s: %s', c_holder, o.words), c_take_back
+        return query select 'overdue', format('%s: %s', c_holder, o.words), c_take_back
         from (select rota._overdue_words(job.overdue_at, job.locked_until) as words) as o
         where o.words is not null
         union all
@@ -617,8 +579,7 @@ declare
     -- It keeps the edge to the parent because of which it was cancelled.
     c_parent_id constant bigint := rota._newest_parent(ended.id);
 begin
-    return query
-    select ended.status, case ended.status
+    return query select ended.status, case ended.status
             when 'succeeded' then format('it succeeded %s in attempt %s of %s, after %s, by %s',
                 c_ago, ended.attempts, ended.max_attempts,
                 rota._span(ended.finished_at - ended.started_at), ended.locked_by)

@@ -140,10 +140,8 @@ begin
 end;
 $$;
 
-/*
- * The rows of job_stats that make up a span, each end of a job in one of them.  The row of a
- * day or hour that goes on has what ended up to days_until or hours_until.
- */
+/* The rows of job_stats that make up a span, each end of a job in one of them.  The row of a
+ * day or hour that goes on has what ended up to days_until or hours_until. */
 create or replace function rota._stats_rows(step text, since timestamptz, until timestamptz)
     returns setof rota.job_stats language plpgsql stable as $$
 declare
@@ -179,8 +177,7 @@ begin
         v_days_to := v_hours_to;
     end if;
 
-    return query
-    select s.*
+    return query select s.*
     from (
         values ('day', v_days_from, v_days_to), ('hour', v_hours_from, v_days_from),
             ('hour', v_days_to, v_hours_to), ('minute', _stats_rows.since, v_hours_from),
@@ -213,8 +210,7 @@ declare
     c_hour constant timestamptz := date_bin('1 hour', c_since, 'epoch');
 begin
     perform rota._check_sees_all('rising_failures()');
-    return query
-    select r.queue, r.job_type, r.attempts, r.failures, round(r.usual_failures, 1),
+    return query select r.queue, r.job_type, r.attempts, r.failures, round(r.usual_failures, 1),
         round(r.failed_share, 3), round(r.usual_share, 3)
     from (
         select n.queue, n.job_type, n.attempts, n.failures, n.failures::numeric / n.attempts

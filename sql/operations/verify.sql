@@ -40,10 +40,8 @@ begin
     -- Of what was examined, null is what keeps the promise.
     select p.promise, cardinality(p.found)::bigint, cardinality(b.broken)::bigint, b.broken[1]
     from (values ('a job is live or has ended, and never both', array(
-        select case
-                when exists (select from rota.finished_jobs as f where f.id = j.id)
-                then format('job %s is %s, and has ended', j.id, j.status)
-            end
+        select case when exists (select from rota.finished_jobs as f where f.id = j.id)
+            then format('job %s is %s, and has ended', j.id, j.status) end
         from (
             select i.id, i.status from rota.jobs as i order by i.id desc limit verify.max_rows
         ) as j
@@ -64,11 +62,9 @@ begin
         from rota.jobs as j where j.status = 'running' and j.locked_until is not null
         order by j.locked_until desc limit verify.max_rows
     )), ('a planned time of a schedule makes at most one job', array(
-        select case
-                when o.job_id <> j.id
-                then format('jobs %s and %s stand for %s of schedule %s', j.id, o.job_id,
-                    j.scheduled_for, j.definition)
-            end
+        select case when o.job_id <> j.id
+            then format('jobs %s and %s stand for %s of schedule %s', j.id, o.job_id,
+                j.scheduled_for, j.definition) end
         from (
             (select i.id, i.definition, i.scheduled_for from rota.jobs as i
             where i.definition is not null order by i.id desc limit verify.max_rows)
@@ -83,10 +79,8 @@ begin
         left join rota.occurrences as o
           on o.definition = j.definition and o.scheduled_for = j.scheduled_for
     )), ('a job has at most max_attempts attempts', array(
-        select case
-                when a.attempts > a.max_attempts
-                then format('job %s had %s of %s', a.id, a.attempts, a.max_attempts)
-            end
+        select case when a.attempts > a.max_attempts
+            then format('job %s had %s of %s', a.id, a.attempts, a.max_attempts) end
         from (
             (select i.id, i.attempts, i.max_attempts from rota.jobs as i order by i.id desc
             limit verify.max_rows)
@@ -116,11 +110,9 @@ begin
             where i.id = e.job_id and j.id is null limit 1
         ) as f on true
     )), ('an idempotency key has at most one live job of its type', array(
-        select case
-                when count(*) > 1
-                then format('key %L of %s has jobs %s and %s', k.idempotency_key, k.scope,
-                    min(k.id), max(k.id))
-            end
+        select case when count(*) > 1
+            then format('key %L of %s has jobs %s and %s', k.idempotency_key, k.scope,
+                min(k.id), max(k.id)) end
         from (
             select i.id, i.idempotency_key,
                 coalesce('pipeline ' || i.pipeline, i.job_type) as scope
@@ -128,11 +120,9 @@ begin
         ) as k
         where k.idempotency_key is not null group by k.idempotency_key, k.scope
     )), ('jobs of an ordering key run one at a time', array(
-        select case
-                when count(*) > 1
-                then format('jobs %s and %s of key %L are both at it', min(k.id), max(k.id),
-                    k.ordering_key)
-            end
+        select case when count(*) > 1
+            then format('jobs %s and %s of key %L are both at it', min(k.id), max(k.id),
+                k.ordering_key) end
         from (
             select i.id, i.ordering_key from rota.jobs as i
             where i.ordering_key is not null and i.status <> 'blocked'
@@ -140,11 +130,9 @@ begin
         ) as k
         group by k.ordering_key
     )), ('a halted key is halted by a job that is not live', array(
-        select case
-                when j.id is not null
-                then format('key %L is halted by job %s, which is %s', h.ordering_key, j.id,
-                    j.status)
-            end
+        select case when j.id is not null
+            then format('key %L is halted by job %s, which is %s', h.ordering_key, j.id,
+                j.status) end
         from (
             select i.ordering_key, i.job_id from rota.halted_keys as i limit verify.max_rows
         ) as h
@@ -152,66 +140,57 @@ begin
     -- A job that waits for something is found by the transaction that ends that, or by a
     -- check.  A key or a limit whose check is still to be done is not judged.
     )), ('a blocked job waits for something that will end', array(
-        select case
-                when not exists (
-                    select from rota.dependencies as d where d.job_id = b.id
-                ) and (b.ordering_key is null or not exists (
-                    select from rota.jobs as o
-                    where o.ordering_key >= b.ordering_key and o.ordering_key <= b.ordering_key
-                      and o.status <> 'blocked'
-                ) and not exists (
-                    select from rota.jobs as o
-                    where o.ordering_key >= b.ordering_key and o.ordering_key <= b.ordering_key
-                      and o.status = 'blocked' and o.id < b.id
-                ) and not exists (
-                    select from rota.halted_keys as h where h.ordering_key = b.ordering_key
-                )) and not exists (
-                    select from rota.pending_checks as c
-                    where c.kind in ('job', 'parent', 'retry')
-                      or c.kind = 'order' and c.subject = b.ordering_key
-                )
-                then format('job %s waits for nothing, and no check is pending', b.id)
-            end
+        select case when not exists (
+                select from rota.dependencies as d where d.job_id = b.id
+            ) and (b.ordering_key is null or not exists (
+                select from rota.jobs as o
+                where o.ordering_key >= b.ordering_key and o.ordering_key <= b.ordering_key
+                  and o.status <> 'blocked'
+            ) and not exists (
+                select from rota.jobs as o
+                where o.ordering_key >= b.ordering_key and o.ordering_key <= b.ordering_key
+                  and o.status = 'blocked' and o.id < b.id
+            ) and not exists (
+                select from rota.halted_keys as h where h.ordering_key = b.ordering_key
+            )) and not exists (
+                select from rota.pending_checks as c
+                where c.kind in ('job', 'parent', 'retry')
+                  or c.kind = 'order' and c.subject = b.ordering_key
+            )
+            then format('job %s waits for nothing, and no check is pending', b.id) end
         from (
             select i.id, i.ordering_key, i.status from rota.jobs as i order by i.id desc
             limit verify.max_rows
         ) as b
         where b.status = 'blocked'
     )), ('a job that is held waits for a limit, pause or budget that there is', array(
-        select case
-                when num_nonnulls(l.max_running, l.max_starts) = 0 and h.hold <> 'expired'
-                  and not exists (
-                    select from rota.pauses as p
-                    where h.hold = 'pause ' || p.pause_name collate "C"
-                ) and not exists (
-                    select from rota.retry_budgets as b where h.hold = 'retries ' || b.queue
-                ) and not exists (
-                    select from rota.pending_checks as c
-                    where c.kind = 'pause' and h.hold = 'pause ' || c.subject collate "C"
-                      or c.kind in ('limit', 'slots')
-                      and (c.subject = h.hold or c.subject like '%:*')
-                )
-                then format('job %s waits for %s, which is not set', h.id, h.hold)
-            end
+        select case when num_nonnulls(l.max_running, l.max_starts) = 0 and h.hold <> 'expired'
+              and not exists (
+                select from rota.pauses as p where h.hold = 'pause ' || p.pause_name collate "C"
+            ) and not exists (
+                select from rota.retry_budgets as b where h.hold = 'retries ' || b.queue
+            ) and not exists (
+                select from rota.pending_checks as c
+                where c.kind = 'pause' and h.hold = 'pause ' || c.subject collate "C"
+                  or c.kind in ('limit', 'slots')
+                  and (c.subject = h.hold or c.subject like '%:*')
+            )
+            then format('job %s waits for %s, which is not set', h.id, h.hold) end
         from (
             select i.id, i.hold from rota.jobs as i
             where i.hold is not null and i.hold <> 'time' order by i.hold limit verify.max_rows
         ) as h
         cross join lateral rota._bound(h.hold) as l
     )), ('the slots of a limit are free or held', array(
-        select case
-                when l.issued <> l.free + l.held
-                then format('of limit %s %s slots are issued, %s free and %s held',
-                    l.limit_name, l.issued, l.free, l.held)
-            end
+        select case when l.issued <> l.free + l.held
+            then format('of limit %s %s slots are issued, %s free and %s held',
+                l.limit_name, l.issued, l.free, l.held) end
         from limits as l
     )), ('no more run under a limit than may', array(
-        select case
-                when b.max_running < l.held and b.is_backfilled
-                  and rota._is_issued_for(l.limit_name, b.max_running)
-                then format('%s run under limit %s, which lets %s', l.held, l.limit_name,
-                    b.max_running)
-            end
+        select case when b.max_running < l.held and b.is_backfilled
+              and rota._is_issued_for(l.limit_name, b.max_running)
+            then format('%s run under limit %s, which lets %s', l.held, l.limit_name,
+                b.max_running) end
         from limits as l cross join lateral rota._bound(l.limit_name) as b
     ))) as p (promise, found)
     cross join lateral (select array_remove(p.found, null) as broken) as b;

@@ -105,10 +105,8 @@ where (select rota.visible_queues()) is null
 comment on view rota.dead_jobs is
     'Dead jobs; retry_job(id) gives a job all its attempts again.';
 
-/*
- * Who meets an error in a thousand jobs shall see it once: what differs from job to job, which
- * is ids, numbers and what stands in quotes, is folded into one word each.
- */
+/* Who meets an error in a thousand jobs shall see it once: what differs from job to job, which
+ * is ids, numbers and what stands in quotes, is folded into one word each. */
 create or replace function rota.fold_error(message text)
     returns text language plpgsql immutable security definer
     set search_path = pg_catalog, pg_temp
@@ -130,10 +128,8 @@ comment on function rota.fold_error is
     'The text of an error without what differs from job to job: numbers become N, ids ID, and '
     'what stands in quotes ''...''.';
 
-/*
- * The newest 2000, since to fold a million takes half a minute.  Texts that differ only in
- * their digits are folded alike, so one of them is folded for all; but that of 0x counts.
- */
+/* The newest 2000, since to fold a million takes half a minute.  Texts that differ only in
+ * their digits are folded alike, so one of them is folded for all; but that of 0x counts. */
 create or replace view rota.error_groups as
 with newest as materialized (
     select e.queue, e.job_type, e.error_type, left(e.message, 1000) as text,

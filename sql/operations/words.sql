@@ -35,10 +35,8 @@ create or replace function rota._moment(moment timestamptz)
     select to_char(moment, 'YYYY-MM-DD HH24:MI:SS TZ');
 $$;
 
-/*
- * A foreign text as a terminal may show it: spaces are plain ones, and what would move the
- * cursor, change colours or turn the direction of writing is a question mark.
- */
+/* A foreign text as a terminal may show it: spaces are plain ones, and what would move the
+ * cursor, change colours or turn the direction of writing is a question mark. */
 create or replace function rota._printable(value text)
     returns text language sql immutable as $$
     select regexp_replace(regexp_replace(value, '[\u0009-\u000d\u0085\u2028\u2029]', ' ', 'g'),
@@ -57,19 +55,15 @@ begin
 end;
 $$;
 
-/*
- * Characters of a text that _printable() would take away, as the escapes by which both JSON and
- * E'' strings write them.
- */
+/* Characters of a text that _printable() would take away, as the escapes by which both JSON and
+ * E'' strings write them. */
 create or replace function rota._escaped(value text)
     returns text language plpgsql immutable as $$
 begin
     if rota._printable(value) = value then return value; end if;
     return (
-        select string_agg(case
-            when rota._printable(c.character) = c.character then c.character
-            else '\u' || lpad(to_hex(ascii(c.character)), 4, '0')
-        end, '' order by c.ordinal)
+        select string_agg(case when rota._printable(c.character) = c.character then c.character
+            else '\u' || lpad(to_hex(ascii(c.character)), 4, '0') end, '' order by c.ordinal)
         from regexp_split_to_table(value, '') with ordinality as c (character, ordinal)
     );
 end;
@@ -170,18 +164,14 @@ $$;
 create or replace function rota._key_words(ended_id bigint)
     returns text language sql stable as $$
     select format('its idempotency key is taken by job %s (%s), so it can only be retried '
-        '%s', j.id, j.status, case j.status
-            when 'running' then 'when that one has ended'
-            else 'in place of that one, which the remedy cancels'
-        end)
+        '%s', j.id, j.status, case j.status when 'running' then 'when that one has ended'
+            else 'in place of that one, which the remedy cancels' end)
     from rota.jobs as j where j.id = rota._key_holder(ended_id);
 $$;
 
-/*
- * The statement that runs an ended job again.  Where a live job has its key, that one is
+/* The statement that runs an ended job again.  Where a live job has its key, that one is
  * cancelled in the same statement; a running one has to be waited for.  One that was erased
- * gets another payload.
- */
+ * gets another payload. */
 create or replace function rota._retry_statement(ended_id bigint)
     returns text language plpgsql stable as $$
 declare
@@ -227,20 +217,16 @@ begin
     if not found then return format('pid %s, which has just left', pid); end if;
     return format('pid %s (%s)', pid, concat_ws(', ', 'role ' || v_session.usename,
         'application ' || v_session.application_name,
-        case
-            when v_session.backend_type is not null
+        case when v_session.backend_type is not null
               and v_session.backend_type not in ('client backend', 'parallel worker')
-            then v_session.backend_type
-        end,
+            then v_session.backend_type end,
         v_session.state || ' for ' || rota._span(v_session.since),
         'transaction open for ' || rota._span(v_session.open_for)));
 end;
 $$;
 
-/*
- * Workers that are there: they have reported lately, and the session by which they did is still
- * connected.  On a standby the sessions of the primary are not to be seen.
- */
+/* Workers that are there: they have reported lately, and the session by which they did is still
+ * connected.  On a standby the sessions of the primary are not to be seen. */
 create or replace function rota._live_workers()
     returns setof rota.workers language sql stable as $$
     select w.* from rota.workers as w
@@ -263,11 +249,9 @@ begin
 end;
 $$;
 
-/*
- * That an attempt takes ten times as long as the longest of the last thousand of its queue that
+/* That an attempt takes ten times as long as the longest of the last thousand of its queue that
  * were of its type, and at least five minutes; null if it does not.  Where there was none to
- * compare with, an hour is long.
- */
+ * compare with, an hour is long. */
 create or replace function rota._hung_words(queue text, job_type text, started_at timestamptz)
     returns text language plpgsql stable as $$
 declare
@@ -291,12 +275,10 @@ begin
 end;
 $$;
 
-/*
- * The process, or the prepared transaction, that holds the lock on a row of a table, told by
+/* The process, or the prepared transaction, that holds the lock on a row of a table, told by
  * the xmax of the row; no row where no session does.  To try the lock would tell that it is
  * held, and keep others from the row meanwhile.  Where several hold it, xmax is a number of the
- * set.
- */
+ * set. */
 create or replace function rota._row_holder(row_xmax xid, locked_table regclass)
     returns table (pid integer, gid text) language plpgsql stable as $$
 declare
@@ -304,8 +286,7 @@ declare
 begin
     if row_xmax = '0'::xid then return; end if;
     for v_try in 1..2 loop
-        return query
-        select l.pid, p.gid from pg_locks as l
+        return query select l.pid, p.gid from pg_locks as l
         left join pg_prepared_xacts as p on p.transaction = l.transactionid
         where l.locktype = 'transactionid' and l.granted and l.transactionid = any(v_holders)
           and l.virtualtransaction = any(array(

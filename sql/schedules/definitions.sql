@@ -52,8 +52,7 @@ begin
     perform rota._check_queues('operator', array[queue]);
     if source is not null then perform rota._check_name('source', source); end if;
 
-    return query
-    select d.outcome, d.next_run_at
+    return query select d.outcome, d.next_run_at
     from rota._put_definition(jsonb_populate_record(null::rota.job_definitions,
         jsonb_build_object('name', name, 'job_type', job_type, 'queue', queue, 'payload',
             payload, 'schedule', schedule, 'time_zone', time_zone, 'priority', priority,
@@ -114,10 +113,8 @@ begin
 end;
 $$;
 
-/*
- * The new definition with the source that it has, or had; refused if that is another one, or
- * if the old one is of a queue that an operator is kept from.
- */
+/* The new definition with the source that it has, or had; refused if that is another one, or
+ * if the old one is of a queue that an operator is kept from. */
 create or replace function rota._keep_source(new rota.job_definitions, old rota.job_definitions)
     returns rota.job_definitions language plpgsql as $$
 begin
@@ -161,10 +158,8 @@ begin
     new := jsonb_populate_record(new, jsonb_build_object(
         'anchored_at', coalesce(
             new.starts_at,
-            case
-                when new.schedule = old.schedule and old.starts_at is null
-                then old.anchored_at else changed_at
-            end),
+            case when new.schedule = old.schedule and old.starts_at is null
+                then old.anchored_at else changed_at end),
         'last_run_at', old.last_run_at,
         'last_job_id', old.last_job_id));
     if v_is_enabled and (v_has_new_times or not old.is_enabled) then
@@ -275,8 +270,7 @@ begin
     v_definition := rota._hold_definition(name);
     v_parsed := rota._parse_schedule(v_definition.schedule);
     if rota._live_definitions(array[v_definition.name]) <> '{}' then
-        raise exception using
-            errcode = 'RT014',
+        raise exception using errcode = 'RT014',
             message = format('schedule %L: a run of it is under way, in job %s',
                 v_definition.name, (
                     select max(j.id) from rota.jobs as j

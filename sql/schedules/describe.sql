@@ -102,10 +102,8 @@ create or replace function rota._describe_numbers(
 declare
     v_each_minute constant boolean := cardinality(minutes) = 60;
     v_each_hour constant boolean := cardinality(hours) = 24;
-    v_minutes constant text := case
-        when v_each_minute then 'every minute'
-        else rota._describe_values('minute', minutes)
-    end;
+    v_minutes constant text := case when v_each_minute then 'every minute'
+        else rota._describe_values('minute', minutes) end;
     v_text text;
 begin
     if seconds = '{0}' then
@@ -288,10 +286,8 @@ create or replace function rota._step(numbers integer[])
 declare
     v_step constant integer := numbers[2] - numbers[1];
 begin
-    return case
-        when _step.numbers = array(select generate_series(_step.numbers[1],
+    return case when _step.numbers = array(select generate_series(_step.numbers[1],
             _step.numbers[cardinality(_step.numbers)], v_step))
-        then v_step
-    end;
+        then v_step end;
 end;
 $$;

@@ -75,10 +75,8 @@ begin
     for i in 1..upcoming_runs.max_runs loop
         -- Of those planned by the end of the last one only the first can be known.
         run_at := coalesce(
-            case
-                when i = 1 and v_parsed.kind = 'after'
-                and v_definition.next_run_at > run_at then v_definition.next_run_at
-            end,
+            case when i = 1 and v_parsed.kind = 'after'
+                and v_definition.next_run_at > run_at then v_definition.next_run_at end,
             rota._next_occurrence(
                 v_parsed, v_definition.time_zone, run_at, v_definition.anchored_at));
         exit when run_at is null or run_at > v_definition.ends_at;
@@ -224,11 +222,9 @@ begin
 end;
 $$;
 
-/*
- * The last time from *first*, which is one, to *until*.  The search is for the point behind
+/* The last time from *first*, which is one, to *until*.  The search is for the point behind
  * which nothing more comes: first in growing steps, the first as long as the guess *back*, then
- * by halving.
- */
+ * by halving. */
 create or replace function rota._last_occurrence(
     parsed rota.parsed_schedule, time_zone text, anchored_at timestamptz, first timestamptz,
     until timestamptz, back interval

@@ -77,10 +77,8 @@ begin
 end;
 $$;
 
-/*
- * Disable a definition whose own values make it fail, and which the caller has locked; any
- * other error may pass.
- */
+/* Disable a definition whose own values make it fail, and which the caller has locked; any
+ * other error may pass. */
 create or replace function rota._disable_broken(name text, code text, problem text)
     returns void language plpgsql as $$
 begin
@@ -116,13 +114,11 @@ begin
 end;
 $$;
 
-/*
- * Enqueue the jobs of definitions that are due and that the caller has locked: of all, or of
+/* Enqueue the jobs of definitions that are due and that the caller has locked: of all, or of
  * the oldest until there are *max_jobs*; the last may add more.  Returns how many there are.
  *
  * Steps from array to array, because the planner would have to guess at the size of anything
- * else.
- */
+ * else. */
 create or replace function rota._enqueue_due(names text[], due timestamptz, max_jobs integer)
     returns integer language plpgsql set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
@@ -194,8 +190,7 @@ begin
             v_group.catch_up_max, _plan_due.due) as p;
         v_taken := v_group.names[:greatest(1,
             (max_jobs - v_planned) / greatest(1, cardinality(v_plan.occurrences)))];
-        return query
-        select n.name, o.scheduled_for, o.outcome, v_plan.last_run_at,
+        return query select n.name, o.scheduled_for, o.outcome, v_plan.last_run_at,
             case when not (v_group.is_live and v_group.is_after) then v_plan.next_run_at end
         from unnest(v_taken) as n (name)
         cross join (
@@ -239,12 +234,10 @@ begin
 end;
 $$;
 
-/*
- * The planned times that shall have a job, the last of all until now, and the next.
+/* The planned times that shall have a job, the last of all until now, and the next.
  *
  * skip and one are the same but for how late the newest time may be.  What is planned by the
- * end of the job before has but one time, which cannot be missed, only come later.
- */
+ * end of the job before has but one time, which cannot be missed, only come later. */
 create or replace function rota._plan_occurrences(
     schedule text, time_zone text, anchored_at timestamptz, first timestamptz,
     ends_at timestamptz, catch_up text, catch_up_window interval, catch_up_max integer,
@@ -308,10 +301,8 @@ begin
             'skip_dead', d.overlap = 'queue',
             'definition', d.name, 'scheduled_for', d.scheduled_for,
             'created_at', _make_jobs.made_at,
-            'run_at', case
-                when _make_jobs.is_manual then _make_jobs.made_at
-                else d.scheduled_for + random() * d.jitter
-            end)) order by d.id),
+            'run_at', case when _make_jobs.is_manual then _make_jobs.made_at
+                else d.scheduled_for + random() * d.jitter end)) order by d.id),
         array_agg(d.id order by d.id))
     from (
         select d.*, m.scheduled_for, m.id,
@@ -362,8 +353,7 @@ begin
 end;
 $$;
 
-/*
- * Plan what follows the last job of a definition, if it has ended; false if that is not to be
+/* Plan what follows the last job of a definition, if it has ended; false if that is not to be
  * known just now.  A transaction that ends a live one later finds that its end is waited for.
  */
 create or replace function rota._check_schedule(name text)
@@ -394,8 +384,7 @@ begin
 end;
 $$;
 
-/*
- * The first planned time later than *after* and than all that was dealt with; null after the
+/* The first planned time later than *after* and than all that was dealt with; null after the
  * end.  Of `after 10 minutes` it may be *after* itself, and is null while the last job is live.
  */
 create or replace function rota._plan_next(definition rota.job_definitions, after timestamptz)

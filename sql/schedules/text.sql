@@ -60,13 +60,10 @@ $$;
 create or replace function rota._refuse_schedule(schedule text, problem text)
     returns void language plpgsql immutable as $$
 begin
-    raise exception using
-        errcode = 'RT006',
+    raise exception using errcode = 'RT006',
         message = format('schedule %L: %s',
-            case
-                when octet_length(schedule) <= 255 then schedule
-                else left(schedule, 80) || '...'
-            end,
+            case when octet_length(schedule) <= 255 then schedule
+                else left(schedule, 80) || '...' end,
             problem),
         hint = 'Such as 0 2 * * * (each day at 02:00), */5 * * * *, 0 9 * * MON-FRI, @daily, '
             'every 90 seconds, after 10 minutes.';
@@ -211,9 +208,7 @@ declare
     v_weekday constant integer := rota._parse_value('weekday',
         coalesce(v_parts[1], v_parts[2]));
 begin
-    return case
-        when v_weekday <= 7 then 1::bigint << 7 * coalesce(v_parts[3], '6')::integer
-            + v_weekday % 7
-    end;
+    return case when v_weekday <= 7 then 1::bigint << 7 * coalesce(v_parts[3], '6')::integer
+        + v_weekday % 7 end;
 end;
 $$;

@@ -54,12 +54,10 @@ begin
 end;
 $$;
 
-/*
- * Only names of the IANA database, which have rules for all time.  Postgres also takes
+/* Only names of the IANA database, which have rules for all time.  Postgres also takes
  * abbreviations, which are fixed offsets and come first, and texts such as FOO+3, which mean
  * something else than they seem to; those two have no slash, or a digit.  Nor those that count
- * leap seconds, which no clock on a wall does.
- */
+ * leap seconds, which no clock on a wall does. */
 create or replace function rota._check_time_zone(argument text, time_zone text)
     returns void language plpgsql stable as $$
 begin

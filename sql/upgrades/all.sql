@@ -27,21 +27,18 @@ begin
         select from pg_class as c
         where c.relnamespace = to_regnamespace('rota') and c.relname = 'upgrade_log'
     ) then
-        raise exception using
-            errcode = 'duplicate_schema',
+        raise exception using errcode = 'duplicate_schema',
             message = 'a schema rota exists, but rota is not installed in it',
             hint = 'Rename or drop that schema, then install again.';
     elsif v_owner <> to_regrole(quote_ident(current_user)) then
         -- What a superuser or a member would add runs with his rights, among tables whose
         -- triggers are another's.
-        raise exception using
-            errcode = 'insufficient_privilege',
+        raise exception using errcode = 'insufficient_privilege',
             message = format('rota belongs to role %s, and you are %I', v_owner, current_user),
             hint = format('Install as that role: PGOPTIONS="-c role=%s" psql -f install.sql',
                 v_owner);
     elsif rota.version() = '0.1.0' then
-        raise exception using
-            errcode = 'feature_not_supported',
+        raise exception using errcode = 'feature_not_supported',
             message = 'what is installed is neither 0.1.0 nor 0.2.0, but a state in between',
             hint = 'Nothing upgrades it.  Install into a new database, or uninstall it first.';
     end if;

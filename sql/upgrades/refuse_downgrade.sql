@@ -12,8 +12,7 @@ declare
 begin
     if array(select n[1]::integer from regexp_matches(c_installed, '[0-9]+', 'g') as n)
       > array(select n[1]::integer from regexp_matches(rota.version(), '[0-9]+', 'g') as n) then
-        raise exception using
-            errcode = 'feature_not_supported',
+        raise exception using errcode = 'feature_not_supported',
             message = format('%I has rota %s, and this is the older %s', current_database(),
                 c_installed, rota.version()),
             hint = format('Install %s or newer: pip install ''rota>=%s''.  To go back all the '
