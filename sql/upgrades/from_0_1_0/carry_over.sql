@@ -58,18 +58,13 @@ select l.xmin as written_by, l.limit_name, l.queue, l.job_type, l.limit_key, l.m
     xid8 '18446744073709551615' as backfill_xid
 from rota_0_1_0.limits as l;
 create view rota_0_1_0._queue_grants as
-select g.xmin as written_by, g.role, g.access, g.queue, g.granted_at, g.revoked_at
-from rota_0_1_0.queue_grants as g;
+select g.xmin as written_by, g.* from rota_0_1_0.queue_grants as g;
 create view rota_0_1_0._workers as
-select w.xmin as written_by, w.worker, w.host, w.pid, w.version, w.queues, w.started_at,
-    w.last_seen_at
-from rota_0_1_0.workers as w;
+select w.xmin as written_by, w.* from rota_0_1_0.workers as w;
 create view rota_0_1_0._maintenance as
 select u.xmin as written_by, u.task, u.done_at, u.done_by from rota_0_1_0.upkeep as u;
 create view rota_0_1_0._pipeline_stages as
-select p.xmin as written_by, p.pipeline, p.stage, p.ordinal, p.next_stage, p.job_type, p.queue,
-    p.priority, p.max_attempts, p.lease, p.backoff
-from rota_0_1_0.pipeline_stages as p;
+select p.xmin as written_by, p.* from rota_0_1_0.pipeline_stages as p;
 create view rota_0_1_0._job_definitions as
 select d.xmin as written_by, d.name, d.job_type, d.queue, d.payload, d.schedule, d.time_zone,
     d.priority, d.max_attempts, d.lease, d.backoff, d.catch_up, d.catch_up_window,
@@ -106,16 +101,13 @@ from rota_0_1_0.job_errors as e
 left join rota_0_1_0.jobs as j on j.id = e.job_id and j.first_job_id is not null
 left join rota_0_1_0.finished_jobs as f on f.id = e.job_id and f.first_job_id is not null;
 
-/*
- * Carry the rows of one of these that were written since, or all; which are gone is of no
- * interest where only retention deletes.
- */
+/* Carry the rows of one of these that were written since, or all; which are gone is of no
+ * interest where only retention deletes. */
 create function rota_0_1_0._carry_rows(name text, keys text[], since xid, goes_by_age boolean)
     returns void language plpgsql as $$
 declare
     c_columns constant text := (
-        select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
-        from pg_attribute as a
+        select string_agg(quote_ident(a.attname), ', ' order by a.attnum) from pg_attribute as a
         where a.attrelid = format('rota_0_1_0._%s', _carry_rows.name)::regclass
           and a.attname <> 'written_by'
     );
@@ -200,8 +192,7 @@ begin
         j.locked_by, j.locked_until, j.cancel_requested_at, j.cancel_reason, j.rerun_payload,
         j.rerun_run_at, j.rerun_priority, j.progress_percent, j.progress_message, j.last_error,
         j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at
-    from rota_0_1_0.jobs as j
-    where ids is null or j.id = any(ids) or j.first_job_id = any(ids)
+    from rota_0_1_0.jobs as j where ids is null or j.id = any(ids) or j.first_job_id = any(ids)
     on conflict do nothing;
     foreach v_index in array coalesce(v_indexes, '{}') loop
         execute v_index;
@@ -231,9 +222,7 @@ begin
     where (ids is null or f.id = any(ids) or f.first_job_id = any(ids))
       -- Of a run its last stage, and none while it goes on.
       and (f.first_job_id is null
-        or not exists (
-            select from rota_0_1_0.jobs as j where j.first_job_id = f.first_job_id
-        )
+        or not exists (select from rota_0_1_0.jobs as j where j.first_job_id = f.first_job_id)
         and not exists (
             select from rota_0_1_0.finished_jobs as s
             where s.first_job_id = f.first_job_id and s.id > f.id
@@ -268,8 +257,7 @@ begin
             coalesce(j.first_job_id, f.first_job_id, k.job_id) as job_id,
             coalesce('pipeline ' || coalesce(j.pipeline, f.pipeline), j.job_type, f.job_type)
                 as key_scope
-        from rota_0_1_0.idempotency_keys as k
-        left join rota_0_1_0.jobs as j on j.id = k.job_id
+        from rota_0_1_0.idempotency_keys as k left join rota_0_1_0.jobs as j on j.id = k.job_id
         left join lateral (
             select h.job_type, h.pipeline, h.first_job_id from rota_0_1_0.finished_jobs as h
             where h.id = k.job_id limit 1
@@ -302,8 +290,7 @@ create function rota_0_1_0._drop_gone_jobs() returns void language plpgsql as $$
 begin
     delete from rota.jobs as n
     where not exists (
-        select from rota_0_1_0.jobs as o where coalesce(o.first_job_id, o.id) = n.id
-    );
+        select from rota_0_1_0.jobs as o where coalesce(o.first_job_id, o.id) = n.id);
 end;
 $$;
 
@@ -412,8 +399,7 @@ begin
               and p.pronamespace = 'rota'::regnamespace
             where o.pronamespace = 'rota_0_1_0'::regnamespace and o.proname not like '\_%'
             union all
-            select 'table', r.oid::regclass::text, c.relacl, c.relowner
-            from pg_class as c
+            select 'table', r.oid::regclass::text, c.relacl, c.relowner from pg_class as c
             join pg_class as r on r.relnamespace = 'rota'::regnamespace
               and r.relname = case c.relname when 'fires' then 'occurrences'
                 when 'stuck_keys' then 'halted_keys' else c.relname end

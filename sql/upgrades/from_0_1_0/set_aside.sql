@@ -19,8 +19,7 @@ declare
 begin
     select n.nspowner::regrole into v_owner from pg_namespace as n where n.nspname = 'rota';
     if v_owner <> to_regrole(quote_ident(current_user)) then
-        raise exception using
-            errcode = 'insufficient_privilege',
+        raise exception using errcode = 'insufficient_privilege',
             message = format('rota belongs to role %s, and you are %I', v_owner, current_user),
             hint = format('Install as that role: PGOPTIONS="-c role=%s" psql -f install.sql',
                 v_owner);
@@ -40,14 +39,12 @@ begin
         join ours as o on o.classid = d.refclassid and o.oid = d.refobjid
         where d.deptype in ('n', 'a')
     )
-    select string_agg(distinct i.identity, ', ') into v_others
-    from theirs as t
+    select string_agg(distinct i.identity, ', ') into v_others from theirs as t
     cross join lateral pg_identify_object(t.classid, t.objid, 0) as i
     where i.identity !~ '(^|[ "])rota\.' and i.schema is distinct from 'rota'
       and not exists (select from ours as o where o.classid = t.classid and o.oid = t.objid);
     if v_others is not null then
-        raise exception using
-            errcode = 'dependent_objects_still_exist',
+        raise exception using errcode = 'dependent_objects_still_exist',
             message = format('these use tables or functions of rota 0.1.0, which are made anew: '
                 '%s', left(v_others, 500)),
             hint = 'Drop them, install, and create them again.';

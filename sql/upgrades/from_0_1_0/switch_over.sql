@@ -37,17 +37,15 @@ begin
                 execute format('lock table %s in share row exclusive mode nowait', v_table);
             end loop;
             exit;
-        exception
-            when lock_not_available then
-                v_tries := v_tries + 1;
-                if v_tries >= 200 then
-                    raise exception using
-                        errcode = 'lock_not_available',
-                        message = 'other transactions hold the tables of rota for too long',
-                        hint = 'Nothing has changed.  Let no transaction that calls rota stay '
-                            'open, or stop the workers, and try again.';
-                end if;
-                perform pg_sleep(0.02);
+        exception when lock_not_available then
+            v_tries := v_tries + 1;
+            if v_tries >= 200 then
+                raise exception using errcode = 'lock_not_available',
+                    message = 'other transactions hold the tables of rota for too long',
+                    hint = 'Nothing has changed.  Let no transaction that calls rota stay '
+                        'open, or stop the workers, and try again.';
+            end if;
+            perform pg_sleep(0.02);
         end;
         if v_tries % 20 = 0 then
             v_next := rota_0_1_0._begin_pass();
@@ -72,8 +70,7 @@ begin
     perform rota._add_checks('queue', array(
         select q.queue from rota.queues as q where q.ageing is not null));
     -- A call that waits may have drawn ids there just now, which it will use here.
-    perform setval('rota.jobs_id_seq', s.last_value + 10000)
-    from rota_0_1_0.jobs_id_seq as s;
+    perform setval('rota.jobs_id_seq', s.last_value + 10000) from rota_0_1_0.jobs_id_seq as s;
     -- Nobody has set anew what was carried over.
     delete from rota.audit_log;
     update rota.upgrade_log as u set name = 'carried over from 0.1.0' where u.id = 0;
