@@ -15,6 +15,8 @@ create or replace function rota.set_archive(schema text default null)
     returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    c_rows constant regclass := to_regclass(quote_ident(schema) || '.rota_rows');
 begin
     perform rota._check_queues('operator', '{*}');
     if schema is null then
@@ -30,25 +32,20 @@ begin
             'for nothing else, got %L', current_user, left(schema, 80)));
     elsif exists (
         select from pg_class as c
-        where c.relname = 'rota_rows' and c.relnamespace = to_regnamespace(quote_ident(schema))
-          and c.relowner <> to_regrole(quote_ident(current_user))
+        where c.oid = c_rows and c.relowner <> to_regrole(quote_ident(current_user))
     ) then
         -- Others may be allowed to make tables there.
         perform rota._refuse('schema', format('must have no table rota_rows that does not '
             'belong to role %s, got %L', current_user, left(schema, 80)));
     end if;
 
-    if not exists (
-        select from pg_class as c
-        where c.relname = 'rota_rows' and c.relnamespace = to_regnamespace(quote_ident(schema))
-    ) then
+    if c_rows is null then
         execute format('create table %I.rota_rows (source text not null, '
             'archived_at timestamptz not null default rota.now(), row_as jsonb not null)',
             schema);
     end if;
     insert into rota.archive (schema) values (set_archive.schema)
-    on conflict on constraint archive_pkey do update
-    set schema = excluded.schema;
+    on conflict on constraint archive_pkey do update set schema = excluded.schema;
 end;
 $$;
 

@@ -50,14 +50,16 @@ begin
     select case when c_is_under_way and f.finding not in ('number', 'read_only')
         then 'info' else 'refused' end, f.finding, f.evidence, f.remedy
     from (
-        select 'number', 'this database has no number', 'select rota.set_database_number(N);'
-        where c_here is null
-        union all
-        select 'read_only', 'this database takes no writes, as a standby', null
-        where current_setting('transaction_read_only')::boolean
-        union all
-        select 'number', format('this is database %s', c_here), null
-        where plan_queue_move.database = c_here
+        select v.finding, v.evidence, v.remedy
+        from (values
+            (c_here is null, 'number', 'this database has no number',
+                'select rota.set_database_number(N);'),
+            (current_setting('transaction_read_only')::boolean, 'read_only',
+                'this database takes no writes, as a standby', null),
+            (database = c_here, 'number', format('this is database %s', c_here), null),
+            (queue ~ '^forward:[0-9]+$', 'carriers',
+                'its jobs travel to another database by themselves', null)
+        ) as v (is_so, finding, evidence, remedy) where v.is_so
         union all
         select 'move', format('the queue has a move %s database %s, which is %s',
                 case m.direction when 'out' then 'to' else 'from' end, m.database, m.state),
@@ -65,9 +67,6 @@ begin
         from rota.queue_moves as m
         where m.queue = plan_queue_move.queue
           and (m.direction, m.database) <> ('out', plan_queue_move.database)
-        union all
-        select 'carriers', 'its jobs travel to another database by themselves', null
-        where plan_queue_move.queue ~ '^forward:[0-9]+$'
         union all
         (select 'dependencies', format('job %s of it is waited for by job %s', d.parent_id,
                 d.job_id), format('select * from rota.explain_job(%s);', d.job_id)
@@ -204,15 +203,13 @@ begin
     union all
     select 'refused', 'limits', format('limit %s is not set in the other database', l.name),
         'set it there with set_limit(), by its part'
-    from jsonb_array_elements_text(case when jsonb_typeof(facts -> 'limits') = 'array'
-        then facts -> 'limits' else '[]' end) as l (name)
+    from (select f #>> '{}' from jsonb_path_query(facts, '$.limits[*]') as f) as l (name)
     where not exists (select from rota.limits as i where i.limit_name = l.name)
     union all
     -- Once it is under way, who resumes it there wants it to run.
     select 'refused', 'pauses', format('%s is paused by an operator, and would run in the '
         'other database', n.name), 'pause it there too, or resume it here'
-    from jsonb_array_elements_text(case when jsonb_typeof(facts -> 'pauses') = 'array'
-        then facts -> 'pauses' else '[]' end) as n (name)
+    from (select f #>> '{}' from jsonb_path_query(facts, '$.pauses[*]') as f) as n (name)
     where facts ->> 'move_id' is null and not exists (
             select from rota.pauses as p
             where p.pause_name in (n.name, rota._pause_name(receive_plan.queue, null), 'all')
@@ -876,9 +873,8 @@ begin
             end loop;
             insert into rota.effects
             select f.*
-            from jsonb_populate_recordset(null::rota.effects,
-                case when jsonb_typeof(v_job.effects) = 'array' then v_job.effects
-                    else '[]' end) as f
+            from jsonb_path_query(v_job.effects, '$[*]') as e
+            cross join lateral jsonb_populate_record(null::rota.effects, e) as f
             on conflict do nothing;
         end loop;
         if v_inserted is not null then

@@ -76,7 +76,8 @@ begin
     while not has_more and v_counted_until < v_until loop
         v_to := least(v_until, rota._first_uncounted(v_counted_until) + v_length);
         v_rows := rota._count_between(v_counted_until, v_to);
-        v_length := rota._next_length(v_length, v_rows);
+        v_length := case when v_rows < 2000 then least(v_length * 2, '1 hour')
+            when v_rows > 20000 then greatest(v_length / 2, '1 second') else v_length end;
         rows_counted := rows_counted + v_rows;
         v_counted_until := v_to;
         has_more := v_to < v_until and rota.now() - c_now > interval '100 ms';
@@ -92,18 +93,6 @@ begin
         sampled_at = c_now, open_xids = v_open, is_behind = _count_ends.has_more;
     delete from rota.restored_ends as r where r.finished_at <= rota._counted_until();
     return next;
-end;
-$$;
-
-/* How long the next stretch is, after one in which so many rows were counted. */
-create or replace function rota._next_length(length interval, rows_counted bigint)
-    returns interval language plpgsql immutable as $$
-begin
-    return case
-        when rows_counted < 2000 then least(length * 2, '1 hour')
-        when rows_counted > 20000 then greatest(length / 2, '1 second')
-        else length
-    end;
 end;
 $$;
 

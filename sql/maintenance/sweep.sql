@@ -85,7 +85,10 @@ declare
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_first timestamptz;
 begin
-    if rota._has_just_started(v_now) then return false; end if;
+    -- A worker looks for a server that is away every half second.
+    if v_now - pg_postmaster_start_time() between interval '0' and interval '3 seconds' then
+        return false;
+    end if;
     select j.locked_until into v_first from rota.jobs as j
     where j.status = 'running' and j.locked_until < v_now
       and j.locked_until >= rota._from_micros(v_since)
@@ -94,12 +97,6 @@ begin
         rota._micros(coalesce(v_first, v_now)) - 10000, '1 minute');
     return v_first is not null;
 end;
-$$;
-
-/* A worker looks for a server that is away every half second. */
-create or replace function rota._has_just_started(moment timestamptz)
-    returns boolean language sql stable as $$
-select moment - pg_postmaster_start_time() between interval '0' and interval '3 seconds'
 $$;
 
 /* The lease ended through no fault of the job's code, as far as is known, and the job has

@@ -172,11 +172,9 @@ $$;
 
 /* What is otherwise than installed, in objects and rights, and the statement that mends it. */
 create or replace function rota._examine_drift()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     with differences as (select d.* from rota._differences() as d)
-    select case when d.expected is null then 'warning' else 'critical' end,
+    (select case when d.expected is null then 'warning' else 'critical' end,
         format('%s %s %s', d.kind, d.name, case
             when d.expected is null then 'is not of the install'
             when d.actual is null then 'is missing' || case
@@ -199,10 +197,9 @@ begin
           and d.name like t.name || '.%'
     )
       and (d.kind <> 'grant' or d.expected is not null)
-    order by 1, d.kind, d.name;
-    return query
-    select 'critical', w.evidence, w.remedy from rota._wrong_rights() as w order by 2;
-end;
+    order by 1, d.kind, d.name)
+    union all
+    (select 'critical', w.evidence, w.remedy from rota._wrong_rights() as w order by 2);
 $$;
 
 /* The statement that makes an object again what it was; null where the install does that. */

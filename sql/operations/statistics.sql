@@ -155,18 +155,14 @@ begin
     -- The days and hours that are wholly in the span; of neither if from is the end.
     if step in ('day', 'total') then
         v_days_from := date_bin('1 day', since + interval '1 day' - interval '1 us', 'epoch');
-        v_days_to := case
-            when until < v_progress.days_until then date_bin('1 day', until, 'epoch')
-            else v_progress.days_until
-        end;
+        v_days_to := case when until < v_progress.days_until
+            then date_bin('1 day', until, 'epoch') else v_progress.days_until end;
     end if;
     if step <> 'minute' then
         v_hours_from := date_bin('1 hour', since + interval '1 hour' - interval '1 us',
             'epoch');
-        v_hours_to := case
-            when until < v_progress.hours_until then date_bin('1 hour', until, 'epoch')
-            else v_progress.hours_until
-        end;
+        v_hours_to := case when until < v_progress.hours_until
+            then date_bin('1 hour', until, 'epoch') else v_progress.hours_until end;
     end if;
     if v_hours_from < v_hours_to is not true then
         v_hours_from := until;

@@ -14,9 +14,8 @@ create table rota.queue_grants (
     revoked_at timestamptz,
 
     constraint queue_grants_pkey primary key (role, access, queue),
-    constraint queue_grants_access_check check (
-        access in ('producer', 'worker', 'operator', 'observer')
-    )
+    constraint queue_grants_access_check
+        check (access in ('producer', 'worker', 'operator', 'observer'))
 );
 
 comment on table rota.queue_grants is

@@ -71,12 +71,9 @@ with (
     fillfactor = 85,
     -- Every job leaves dead rows behind however few rows live; the default, a fifth of the
     -- table, would let them pile up in front of the claim.  Vacuum by count, without naps.
-    autovacuum_vacuum_scale_factor = 0,
-    autovacuum_vacuum_threshold = 2000,
-    autovacuum_vacuum_insert_scale_factor = 0,
-    autovacuum_vacuum_insert_threshold = 50000,
-    autovacuum_analyze_scale_factor = 0.05,
-    autovacuum_analyze_threshold = 2000,
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
+    autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 50000,
+    autovacuum_analyze_scale_factor = 0.05, autovacuum_analyze_threshold = 2000,
     autovacuum_vacuum_cost_delay = 0
 );
 
@@ -209,18 +206,13 @@ create table rota.queues (
     updated_at timestamptz not null default rota.now(),
 
     constraint queues_queue_check check (octet_length(queue) between 1 and 63),
-    constraint queues_lease_check
-        check (lease between interval '1 millisecond' and interval '30 days'),
-    constraint queues_time_limit_check
-        check (time_limit between interval '1 millisecond' and interval '30 days'),
+    constraint queues_lease_check check (lease between '1 millisecond' and '30 days'),
+    constraint queues_time_limit_check check (time_limit between '1 millisecond' and '30 days'),
     constraint queues_max_attempts_check check (max_attempts >= 1),
     constraint queues_backoff_check check (jsonb_typeof(backoff) = 'object'),
-    constraint queues_keep_finished_check
-        check (keep_finished between interval '0' and interval '100 years'),
-    constraint queues_keep_dead_check
-        check (keep_dead between interval '0' and interval '100 years'),
-    constraint queues_ageing_check
-        check (ageing between interval '1 second' and interval '30 days'),
+    constraint queues_keep_finished_check check (keep_finished between '0' and '100 years'),
+    constraint queues_keep_dead_check check (keep_dead between '0' and '100 years'),
+    constraint queues_ageing_check check (ageing between '1 second' and '30 days'),
     constraint queues_expires_after_check
         check (expires_after between interval '1 millisecond' and interval '36525 days')
 );

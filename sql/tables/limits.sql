@@ -36,11 +36,8 @@ create table rota.limits (
     is_backfilled boolean not null default false,
     backfill_xid xid8,
 
-    constraint limits_subject_check check (
-            num_nonnulls(queue, job_type, limit_key) = 1
-            and limit_name
-                = coalesce('queue ' || queue, 'type ' || job_type, 'key ' || limit_key)
-        ),
+    constraint limits_subject_check check (num_nonnulls(queue, job_type, limit_key) = 1
+        and limit_name = coalesce('queue ' || queue, 'type ' || job_type, 'key ' || limit_key)),
     constraint limits_max_running_check check (max_running between 0 and 1000000),
     constraint limits_max_starts_check check (max_starts between 1 and 1000000),
     constraint limits_per_check check (per between interval '1 millisecond' and '366 days'),
@@ -72,8 +69,7 @@ create table rota.limit_slots (
     constraint limit_slots_pkey primary key (limit_name, version)
 )
 with (
-    autovacuum_vacuum_scale_factor = 0,
-    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0
 );
 
@@ -106,8 +102,7 @@ create table rota.limit_starts (
     purge_at timestamptz not null
 )
 with (
-    autovacuum_vacuum_scale_factor = 0,
-    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0
 );
 

@@ -13,8 +13,7 @@ create table rota.retry_rules (
 
     constraint retry_rules_pkey primary key (error_type, job_type, queue),
     constraint retry_rules_is_fatal_check check (not (is_fatal and retry_in is not null)),
-    constraint retry_rules_given_check
-        check (is_fatal or num_nonnulls(retry_in, pause_for) > 0)
+    constraint retry_rules_given_check check (is_fatal or num_nonnulls(retry_in, pause_for) > 0)
 );
 
 comment on table rota.retry_rules is 'What a failure with an error of a type leads to.';

@@ -92,10 +92,8 @@ create table rota.occurrences (
     recorded_at timestamptz not null,
 
     constraint occurrences_pkey primary key (definition, scheduled_for),
-    constraint occurrences_outcome_check check (
-            outcome in ('enqueued', 'skipped', 'missed')
-            and (outcome = 'enqueued') = (job_id is not null)
-        )
+    constraint occurrences_outcome_check check (outcome in ('enqueued', 'skipped', 'missed')
+        and (outcome = 'enqueued') = (job_id is not null))
 );
 
 create index occurrences_recorded_at_idx on rota.occurrences (recorded_at);

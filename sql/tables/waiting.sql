@@ -68,8 +68,7 @@ create table rota.pending_checks (
 )
 with (
     -- Every check leaves a dead row, however few wait.
-    autovacuum_vacuum_scale_factor = 0,
-    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0
 );
 
