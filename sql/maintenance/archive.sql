@@ -16,7 +16,10 @@ create or replace function rota.set_archive(schema text default null)
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    c_rows constant regclass := to_regclass(quote_ident(schema) || '.rota_rows');
+    c_rows_owner constant oid := (
+        select c.relowner from pg_class as c
+        where c.relname = 'rota_rows' and c.relnamespace = to_regnamespace(quote_ident(schema))
+    );
 begin
     perform rota._check_queues('operator', '{*}');
     if schema is null then
@@ -30,16 +33,13 @@ begin
     ) then
         perform rota._refuse('schema', format('must be a schema that belongs to role %s and is '
             'for nothing else, got %L', current_user, left(schema, 80)));
-    elsif exists (
-        select from pg_class as c
-        where c.oid = c_rows and c.relowner <> to_regrole(quote_ident(current_user))
-    ) then
+    elsif c_rows_owner <> to_regrole(quote_ident(current_user)) then
         -- Others may be allowed to make tables there.
         perform rota._refuse('schema', format('must have no table rota_rows that does not '
             'belong to role %s, got %L', current_user, left(schema, 80)));
     end if;
 
-    if c_rows is null then
+    if c_rows_owner is null then
         execute format('create table %I.rota_rows (source text not null, '
             'archived_at timestamptz not null default rota.now(), row_as jsonb not null)',
             schema);

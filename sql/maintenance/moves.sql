@@ -873,7 +873,7 @@ begin
             end loop;
             insert into rota.effects
             select f.*
-            from jsonb_path_query(v_job.effects, '$[*]') as e
+            from jsonb_path_query(nullif(v_job.effects, 'null'), '$[*]') as e
             cross join lateral jsonb_populate_record(null::rota.effects, e) as f
             on conflict do nothing;
         end loop;

@@ -470,8 +470,6 @@ $$;
  * row together, xmax is none of them, and it is not told. */
 create or replace function rota._known_for_act(job_ids bigint[], dry_run boolean)
     returns jsonb language plpgsql as $$
--- It locks rows, which plpgsql_check does not see in an array.
--- @plpgsql_check_options: performance_warnings = off
 declare
     v_holders xid[] := '{}'::xid[];
     v_ids bigint[] := job_ids;

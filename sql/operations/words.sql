@@ -45,39 +45,29 @@ $$;
 
 /* The same in one line, cut to a readable length. */
 create or replace function rota._one_line(value text, max_length integer default 200)
-    returns text language plpgsql immutable as $$
-declare
-    c_line constant text := regexp_replace(btrim(rota._printable(left(value, 2000))), '\s+',
-        ' ', 'g');
-begin
-    return case when char_length(c_line) <= max_length then c_line
-        else left(c_line, max_length - 3) || '...' end;
-end;
+    returns text language sql immutable as $$
+    select case when char_length(l.line) <= max_length then l.line
+        else left(l.line, max_length - 3) || '...' end
+    from regexp_replace(btrim(rota._printable(left(value, 2000))), '\s+', ' ', 'g') as l (line);
 $$;
 
 /* Characters of a text that _printable() would take away, as the escapes by which both JSON and
  * E'' strings write them. */
 create or replace function rota._escaped(value text)
-    returns text language plpgsql immutable as $$
-begin
-    if rota._printable(value) = value then return value; end if;
-    return (
+    returns text language sql immutable as $$
+    select case when rota._printable(value) = value then value else (
         select string_agg(case when rota._printable(c.character) = c.character then c.character
             else '\u' || lpad(to_hex(ascii(c.character)), 4, '0') end, '' order by c.ordinal)
         from regexp_split_to_table(value, '') with ordinality as c (character, ordinal)
-    );
-end;
+    ) end;
 $$;
 
 /* A text as SQL that may be shown on a terminal, and pasted from it. */
 create or replace function rota._literal(value text)
-    returns text language plpgsql immutable as $$
-begin
-    if rota._printable(value) is not distinct from value then
-        return quote_literal(value);
-    end if;
-    return 'E''' || rota._escaped(replace(replace(value, '\', '\\'), '''', '''''')) || '''';
-end;
+    returns text language sql immutable as $$
+    select case when rota._printable(value) is not distinct from value then quote_literal(value)
+        else 'E''' || rota._escaped(replace(replace(value, '\', '\\'), '''', '''''')) || ''''
+    end;
 $$;
 
 /* That no forwarder carries the jobs of this queue, and whether one ever did. */
@@ -238,41 +228,33 @@ $$;
 
 /* That an attempt is over its time limit; null if it is not. */
 create or replace function rota._overdue_words(overdue_at timestamptz, locked_until timestamptz)
-    returns text language plpgsql stable as $$
-declare
-    c_now constant timestamptz := rota.now();
-begin
-    return format('its time limit was over %s ago, its worker has been told to stop it, and it '
-            'is taken back in %s at the latest', rota._span(c_now - overdue_at),
-            rota._span(greatest(locked_until - c_now, '0')))
-        where overdue_at < c_now;
-end;
+    returns text language sql stable as $$
+    select format('its time limit was over %s ago, its worker has been told to stop it, and it '
+        'is taken back in %s at the latest', rota._span(n.now - overdue_at),
+        rota._span(greatest(locked_until - n.now, '0')))
+    from (select rota.now() as now) as n where overdue_at < n.now;
 $$;
 
 /* That an attempt takes ten times as long as the longest of the last thousand of its queue that
  * were of its type, and at least five minutes; null if it does not.  Where there was none to
  * compare with, an hour is long. */
 create or replace function rota._hung_words(queue text, job_type text, started_at timestamptz)
-    returns text language plpgsql stable as $$
-declare
-    c_runs_for constant interval := rota.now() - started_at;
-    v_longest interval;
-begin
-    if c_runs_for < interval '5 minutes' then return null; end if;
-    v_longest := (
-        select max(f.finished_at - f.started_at)
+    returns text language sql stable as $$
+    select format('it has run for %s, %s: its handler may hang', rota._span(r.runs_for),
+        coalesce('and the longest of its type took ' || rota._span(l.longest),
+            'and none of its type has ended lately'))
+    from (select rota.now() - _hung_words.started_at as runs_for) as r
+    cross join lateral (
+        select max(f.finished_at - f.started_at) as longest
         from (
             select e.job_type, e.started_at, e.finished_at from rota.finished_jobs as e
             where e.queue = _hung_words.queue and e.finished_at > rota.now() - interval '7 days'
             order by e.finished_at desc limit 1000
         ) as f
         where f.job_type = _hung_words.job_type
-    );
-    return format('it has run for %s, %s: its handler may hang', rota._span(c_runs_for),
-        coalesce('and the longest of its type took ' || rota._span(v_longest),
-            'and none of its type has ended lately'))
-        where c_runs_for > coalesce(10 * v_longest, interval '1 hour');
-end;
+    ) as l
+    where r.runs_for >= interval '5 minutes'
+      and r.runs_for > coalesce(10 * l.longest, interval '1 hour');
 $$;
 
 /* The process, or the prepared transaction, that holds the lock on a row of a table, told by

@@ -123,16 +123,10 @@ $$;
 
 /* The same share of each whole, from its beginning: every minute, every 15 minutes. */
 create or replace function rota._describe_share(unit text, numbers integer[])
-    returns text language plpgsql immutable as $$
-declare
-    v_step constant integer := rota._step(numbers);
-begin
-    if numbers[1] = 0 and v_step * cardinality(numbers) = 60 then
-        return 'every ' || case v_step when 1 then '' else v_step || ' ' end
-            || unit || case v_step when 1 then '' else 's' end;
-    end if;
-    return null;
-end;
+    returns text language sql immutable as $$
+    select 'every ' || case s.step when 1 then unit else format('%s %ss', s.step, unit) end
+    from (select rota._step(numbers) as step) as s
+    where numbers[1] = 0 and s.step * cardinality(numbers) = 60;
 $$;
 
 create or replace function rota._describe_values(unit text, numbers integer[])
@@ -262,16 +256,9 @@ $$;
 
 /* Null if it is empty. */
 create or replace function rota._describe_list(items text[], conjunction text)
-    returns text language plpgsql immutable as $$
-declare
-    v_last constant integer := cardinality(items);
-begin
-    return case
-        when v_last > 1 then array_to_string(items[:v_last - 1], ', ')
-            || format(' %s ', conjunction) || items[v_last]
-        else items[1]
-    end;
-end;
+    returns text language sql immutable as $$
+    select coalesce(array_to_string(nullif(items[:cardinality(items) - 1], '{}'), ', ')
+        || format(' %s ', conjunction), '') || items[cardinality(items)];
 $$;
 
 create or replace function rota._bits(bits bigint)
@@ -282,12 +269,8 @@ $$;
 
 /* The distance of evenly spaced numbers; null if there is one number, or none such. */
 create or replace function rota._step(numbers integer[])
-    returns integer language plpgsql immutable as $$
-declare
-    v_step constant integer := numbers[2] - numbers[1];
-begin
-    return case when _step.numbers = array(select generate_series(_step.numbers[1],
-            _step.numbers[cardinality(_step.numbers)], v_step))
-        then v_step end;
-end;
+    returns integer language sql immutable as $$
+    select numbers[2] - numbers[1]
+    where numbers = array(select generate_series(numbers[1], numbers[cardinality(numbers)],
+        numbers[2] - numbers[1]));
 $$;

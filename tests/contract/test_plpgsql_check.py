@@ -41,7 +41,6 @@ CHECK = """
 # With that the server refuses what they do.  A comment in each tells it to overlook that.
 _OVERLOOKED = {
     "_create_partition": "'finished_jobs_done', 'finished_at', '2001-01-01', 1",
-    "_known_for_act": "'{1}', false",
     "_line_to_go": "'k', 'q', 1",
     "_lock_behind": "1, 'k', 1",
     "_lock_head": "array[1000000, 0, 0, 0, 0], '{default}', 1, null, now(), 1, false",
