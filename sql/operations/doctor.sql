@@ -279,19 +279,16 @@ create or replace function rota._untaken_jobs(queues text[])
 $$;
 
 create or replace function rota._examine_job_types()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-declare
-    c_now constant timestamptz := rota.now();
-    c_has_worker constant boolean := exists (
-        select from rota._live_workers() as l where l.queues[1] !~ '^forward:[0-9]+$');
-begin
-    return query
-    with types as (
-        select u.*, case when u.due_since < c_now - interval '5 minutes' then 'critical'
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
+    with types as materialized (
+        select u.*, case when u.due_since < rota.now() - interval '5 minutes' then 'critical'
                 else 'warning' end as severity,
-            rota._span(c_now - u.due_since) as due_for,
+            rota._span(rota.now() - u.due_since) as due_for,
             format('select * from rota.explain_job(%s);', u.job_id) as remedy
         from rota._untaken_jobs(rota._ready_queues()) as u where u.queue !~ '^forward:[0-9]+$'
+    ), workers as (
+        select count(*) as live from rota._live_workers() as l
+        where l.queues[1] !~ '^forward:[0-9]+$'
     )
     (select t.severity, format('no worker is there, and jobs of %s are due, the first for '
             '%s, such as job %s. Start one for each queue: rota worker MODULE:REGISTRY '
@@ -301,15 +298,14 @@ begin
                 from types as o
             ), t.due_for, t.job_id, t.queue),
         t.remedy
-    from types as t where not c_has_worker order by t.due_since limit 1)
+    from types as t cross join workers as w where w.live = 0 order by t.due_since limit 1)
     union all
     select t.severity, format('no live worker takes %s in queue %s: %s due there, the first '
             'for %s, such as job %s. Start a worker with a handler for %s and --queue %s',
             t.job_type, t.queue, rota._jobs_words(t.due_jobs, 500), t.due_for, t.job_id,
             t.job_type, t.queue),
         t.remedy
-    from types as t where c_has_worker;
-end;
+    from types as t cross join workers as w where w.live > 0;
 $$;
 
 create or replace function rota._examine_forwards()
@@ -502,48 +498,39 @@ create or replace function rota._examine_effects()
 $$;
 
 create or replace function rota._examine_schedules()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-declare
-    c_now constant timestamptz := rota.now();
-begin
-    return query select 'critical', format('schedule %s should have made a job %s ago', d.name,
-            rota._span(c_now - d.next_run_at)),
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
+    (select 'critical', format('schedule %s should have made a job %s ago', d.name,
+            rota._span(rota.now() - d.next_run_at)),
         'select * from rota.tick();'
-    from rota.job_definitions as d where d.next_run_at < c_now - interval '1 minute'
-    order by d.next_run_at limit 5;
-    return query
-    select 'warning', format('schedule %s was disabled %s ago by an error: %s', d.name,
-            rota._span(c_now - d.disabled_at), rota._one_line(d.last_error)),
+    from rota.job_definitions as d where d.next_run_at < rota.now() - interval '1 minute'
+    order by d.next_run_at limit 5)
+    union all
+    (select 'warning', format('schedule %s was disabled %s ago by an error: %s', d.name,
+            rota._span(rota.now() - d.disabled_at), rota._one_line(d.last_error)),
         format('select rota.enable_schedule(%s);', rota._literal(d.name))
     from rota.job_definitions as d where not d.is_enabled and d.disabled_by is null
-    order by d.disabled_at limit 20;
-end;
+    order by d.disabled_at limit 20);
 $$;
 
 /* Who keeps vacuum from removing what ended: a transaction, a standby, a slot or a prepared
  * transaction that is older than the dead rows.  Since when is hidden from an owner who may not
  * see other roles' sessions; then the number of transactions since tells. */
 create or replace function rota._examine_horizon()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-declare
-    c_now constant timestamptz := rota.now();
-    c_cost constant text := (
-        select format('; %s dead rows of rota''s tables cannot be removed meanwhile, and '
-            'claims have to walk past them', sum(pg_stat_get_dead_tuples(c.oid)))
-        from pg_class as c where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
-    );
-begin
-    return query
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
     select case when h.open_for > interval '1 hour' or h.xids > 10000000 then 'critical'
             else 'warning' end,
-        format('%s holds a snapshot, %s transactions old%s', h.who, h.xids, c_cost), h.remedy
+        format('%s holds a snapshot, %s transactions old; %s dead rows of rota''s tables '
+            'cannot be removed meanwhile, and claims have to walk past them', h.who, h.xids, (
+                select sum(pg_stat_get_dead_tuples(c.oid)) from pg_class as c
+                where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
+            )), h.remedy
     from (
         select coalesce(case when a.backend_type = 'walsender'
             then format('a query on the standby of %s, which is to be ended there,',
                 rota._session_words(a.pid)) end, rota._session_words(a.pid)) as who,
             case when a.backend_type is distinct from 'walsender'
                 then format('select pg_terminate_backend(%s);', a.pid) end as remedy,
-            c_now - a.xact_start as open_for,
+            rota.now() - a.xact_start as open_for,
             greatest(age(a.backend_xmin), age(a.backend_xid)) as xids
         from pg_stat_activity as a
         where a.pid <> pg_backend_pid() and num_nonnulls(a.backend_xmin, a.backend_xid) > 0
@@ -551,15 +538,13 @@ begin
           and coalesce(a.datname, current_database()) = current_database()
         union all
         select format('prepared transaction %L of %s', p.gid, p.owner),
-            'rollback prepared ' || rota._literal(p.gid) || ';', c_now - p.prepared,
+            'rollback prepared ' || rota._literal(p.gid) || ';', rota.now() - p.prepared,
             age(p.transaction)
         from pg_prepared_xacts as p where p.database = current_database()
         union all
         select format('replication slot %s, %s,', s.slot_name,
-                case when s.active
-                    then 'which a standby reads, where a query is to be ended'
-                    else 'which no client reads'
-                end),
+                case when s.active then 'which a standby reads, where a query is to be ended'
+                    else 'which no client reads' end),
             case when not s.active
                 then format('select pg_drop_replication_slot(%L);', s.slot_name) end,
             null, age(s.xmin)
@@ -567,7 +552,6 @@ begin
     ) as h
     where coalesce(h.open_for > interval '5 minutes', h.xids >= 100000)
     order by h.xids desc limit 10;
-end;
 $$;
 
 /* Vacuum gives the pages of an index back to the index and not to the disk, and pages with a
@@ -591,10 +575,8 @@ create or replace function rota._examine_indexes()
 $$;
 
 create or replace function rota._examine_vacuum()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    return query
-    select 'critical', format('%s is off, so that no table is vacuumed: tables and indexes '
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
+    (select 'critical', format('%s is off, so that no table is vacuumed: tables and indexes '
             'grow with every job, and claims become slower with every job%s', s.name, case
             when s.source = 'command line' then '. It is off on the command line of the '
                 'server, where it has to be taken away'
@@ -609,9 +591,9 @@ begin
     from pg_settings as s cross join generate_series(1, 2) as n (step)
     where s.name in ('autovacuum', 'track_counts') and s.setting = 'off'
       and (n.step = 1 or s.source <> 'command line')
-    order by s.name, n.step;
-    return query
-    with tables as (
+    order by s.name, n.step)
+    union all
+    (with tables as (
         select c.oid::regclass::text as name, pg_stat_get_dead_tuples(c.oid) as dead,
             pg_stat_get_live_tuples(c.oid) as live,
             pg_stat_get_mod_since_analyze(c.oid) as changed,
@@ -628,8 +610,7 @@ begin
     (select 'warning', format('statistics of table %s are stale: %s rows changed since '
             'they were taken, and %s are live', t.name, t.changed, t.live),
         format('analyze %s;', t.name)
-    from tables as t where t.changed > 100000 + 2 * t.live order by t.changed desc limit 5);
-end;
+    from tables as t where t.changed > 100000 + 2 * t.live order by t.changed desc limit 5));
 $$;
 
 create or replace function rota._examine_partitions()

@@ -263,12 +263,9 @@ $$;
 create or replace function rota._set_column(
     table_name text, column_name text, expected jsonb, actual jsonb
 )
-    returns text language plpgsql immutable as $$
-declare
-    c_own constant text[] := '{not null,default}'::text[];
-begin
-    return format('alter table %s %s;', table_name, concat_ws(', ',
-        case when expected - c_own <> actual - c_own
+    returns text language sql immutable as $$
+    select format('alter table %s %s;', table_name, concat_ws(', ',
+        case when expected - o.own <> actual - o.own
             then format('alter column %s type %s', column_name,
                 concat_ws(' ', expected ->> 'type',
                     'collate ' || quote_ident(expected ->> 'collation'))) end,
@@ -277,8 +274,8 @@ begin
                 case when (expected ->> 'not null')::boolean then 'set' else 'drop' end) end,
         case when expected ->> 'default' is distinct from actual ->> 'default'
             then format('alter column %s %s', column_name,
-                coalesce('set default ' || (expected ->> 'default'), 'drop default')) end));
-end;
+                coalesce('set default ' || (expected ->> 'default'), 'drop default')) end))
+    from (select '{not null,default}'::text[] as own) as o;
 $$;
 
 create or replace function rota._set_table(table_name text, expected jsonb, actual jsonb)

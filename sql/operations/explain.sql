@@ -280,18 +280,8 @@ $$;
 
 /* The jobs that it depends on, those first that will never end well by themselves. */
 create or replace function rota._explain_parents(job rota.jobs)
-    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
-declare
-    c_max_parents constant integer := 200;
-    c_parents constant bigint[] := array(
-        select d.parent_id from rota.dependencies as d where d.job_id = job.id
-        order by d.parent_id desc limit c_max_parents
-    );
-    v_parents record;
-begin
-    select count(*) as open into v_parents
-    from rota._parent_statuses(c_parents) as s where s.status is distinct from 'succeeded';
-    return query select 'waits_for_job', format('it waits for job %s (%s%s)%s', s.parent_id,
+    returns table (reason text, explanation text, remedy text) language sql stable as $$
+    select 'waits_for_job', format('it waits for job %s (%s%s)%s', s.parent_id,
             case
                 when s.status is null then 'which retention has removed'
                 when s.status in ('dead', 'cancelled') then s.status || ': '
@@ -302,23 +292,29 @@ begin
             end,
             ', and ' || case
                 when s.status in ('dead', 'cancelled') then rota._key_words(s.parent_id) end,
-            case when v_parents.open > 1 then format(', one of %s%s that have not succeeded',
-                case when cardinality(c_parents) = c_max_parents then 'at least ' end,
-                v_parents.open) end),
+            case when s.open > 1 then format(', one of %s%s that have not succeeded',
+                case when cardinality(p.ids) = 200 then 'at least ' end, s.open) end),
         case
             when s.status in ('dead', 'cancelled') then rota._retry_statement(s.parent_id)
             when s.status is not null
                 then format('select * from rota.explain_job(%s);', s.parent_id)
         end
-    from rota._parent_statuses(c_parents) as s
+    from (
+        select array(
+            select d.parent_id from rota.dependencies as d where d.job_id = job.id
+            order by d.parent_id desc limit 200
+        ) as ids
+    ) as p
+    cross join lateral (
+        select i.parent_id, i.status, count(*) over () as open
+        from rota._parent_statuses(p.ids) as i where i.status is distinct from 'succeeded'
+    ) as s
     -- Of a job of another queue a confined observer sees its status alone.
     left join lateral (
         select i.job_type, i.error_type, i.last_error, i.cancel_reason from rota.job_runs as i
         where i.id = s.parent_id limit 1
     ) as r on true
-    where s.status is distinct from 'succeeded'
     order by coalesce(s.status, '') not in ('dead', 'cancelled', ''), s.parent_id limit 5;
-end;
 $$;
 
 /* The jobs before it under its ordering key. */
