@@ -149,36 +149,58 @@ create or replace function rota._purge(kind text, max_rows integer)
     returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_rows record;
+    v_deleted integer := 0;
 begin
-    return case kind
-        when 'jobs' then rota._purge_jobs(max_rows)
-        when 'stage_runs' then rota._purge_stage_runs(max_rows)
-        when 'dependencies' then rota._purge_dependencies(max_rows)
-        when 'errors' then rota._purge_partitions('job_errors', max_rows)
-        when 'keys' then rota._purge_rows('idempotency_keys', 'expires_at', v_now, max_rows)
+    case kind
+        when 'jobs' then return rota._purge_jobs(max_rows);
+        when 'dependencies' then return rota._purge_dependencies(max_rows);
+        when 'errors' then return rota._purge_partitions('job_errors', max_rows);
         -- A record whose lease is held is still needed.
-        when 'effects' then rota._purge_rows('effects', 'expires_at', v_now, max_rows,
-            'f.completed_at is not null or not rota._is_leased(f.job_id, f.lease_token)')
-        -- last_run_at stands for planned times that were dealt with.
-        when 'occurrences' then rota._purge_rows(
-            'occurrences', 'recorded_at', v_now - interval '90 days', max_rows)
-        when 'limits' then rota._purge_limits(max_rows, not rota._leaves_limits())
-        when 'workers'
-        then rota._purge_rows('workers', 'last_seen_at', v_now - interval '1 day', max_rows)
-            + rota._purge_rows(
-                'worker_starts', 'started_at', v_now - interval '90 days', max_rows)
-        when 'stats' then rota._purge_stats(max_rows)
-        when 'cron_runs' then rota._purge_cron_runs(max_rows)
-        when 'receipts'
-        then rota._purge_rows('receipts', 'received_at', v_now - interval '30 days', max_rows)
-        when 'arrivals'
-        then rota._purge_rows('arrivals', 'arrived_at', v_now - interval '30 days', max_rows)
-        when 'moved_jobs'
-        then rota._purge_rows('moved_jobs', 'moved_at', v_now - interval '90 days', max_rows)
-        when 'audit'
-        then rota._purge_rows('audit_log', 'acted_at', v_now - interval '1 year', max_rows)
-        when 'key_starts' then rota._purge_key_starts(max_rows)
-    end;
+        when 'effects' then return rota._purge_rows('effects', 'expires_at', v_now, max_rows,
+            'f.completed_at is not null or not rota._is_leased(f.job_id, f.lease_token)');
+        when 'limits' then return rota._purge_limits(max_rows, not rota._leaves_limits());
+        when 'cron_runs' then return rota._purge_cron_runs(max_rows);
+        when 'key_starts' then return rota._purge_key_starts(max_rows);
+        else null;
+    end case;
+    for v_rows in
+        select r.name, r.time_column, v_now - r.keep as before, 'true' as condition,
+            null as subject
+        from (values
+            ('keys', 'idempotency_keys', 'expires_at', interval '0'),
+            -- last_run_at stands for planned times that were dealt with.
+            ('occurrences', 'occurrences', 'recorded_at', '90 days'),
+            ('workers', 'workers', 'last_seen_at', '1 day'),
+            ('workers', 'worker_starts', 'started_at', '90 days'),
+            ('receipts', 'receipts', 'received_at', '30 days'),
+            ('arrivals', 'arrivals', 'arrived_at', '30 days'),
+            ('moved_jobs', 'moved_jobs', 'moved_at', '90 days'),
+            ('audit', 'audit_log', 'acted_at', '1 year')
+        ) as r (kind, name, time_column, keep) where r.kind = _purge.kind
+        union all
+        -- As old as ended jobs may get in any queue of their pipeline.  So of one job the oldest
+        -- go first, and its latest result is the one left.
+        select 'stage_runs', 'finished_at', least(v_now - max(coalesce(q.keep_finished,
+            '7 days')), rota._counted_until()), 'f.pipeline = $4', p.pipeline
+        from rota.pipeline_stages as p left join rota.queues as q on q.queue = p.queue
+        where _purge.kind = 'stage_runs' group by p.pipeline
+        union all
+        -- Minutes and hours when they are added up.
+        select 'job_stats', 'starts_at', least(v_now - s.keep, s.added_until), 'f.step = $4',
+            s.step
+        from rota.stats_progress as p
+        cross join lateral (
+            values ('minute', interval '2 days', p.hours_until),
+                ('hour', interval '30 days', p.days_until), ('day', interval '400 days', null)
+        ) as s (step, keep, added_until)
+        where _purge.kind = 'stats'
+    loop
+        v_deleted := v_deleted + rota._purge_rows(v_rows.name, v_rows.time_column,
+            v_rows.before, max_rows - v_deleted, v_rows.condition, v_rows.subject);
+        exit when v_deleted >= max_rows;
+    end loop;
+    return v_deleted;
 end;
 $$;
 
@@ -341,53 +363,6 @@ exception when others then
         exit when v_deleted >= max_rows;
         v_deleted := v_deleted + rota._purge_queue(true, v_queue, before,
             max_rows - v_deleted);
-    end loop;
-    return v_deleted;
-end;
-$$;
-
-/* Delete up to max_rows rows of stages that are as old as ended jobs may get in any queue of
- * their pipeline.  So of one job the oldest go first, and its latest result is the one left. */
-create or replace function rota._purge_stage_runs(max_rows integer)
-    returns integer language plpgsql as $$
-declare
-    v_pipeline text;
-    v_keep interval;
-    v_deleted integer := 0;
-begin
-    for v_pipeline, v_keep in
-        select p.pipeline, max(coalesce(q.keep_finished, '7 days'))
-        from rota.pipeline_stages as p left join rota.queues as q on q.queue = p.queue
-        group by p.pipeline
-    loop
-        v_deleted := v_deleted + rota._purge_rows('stage_runs', 'finished_at',
-            least(rota.now() - v_keep, rota._counted_until()), max_rows - v_deleted,
-            'f.pipeline = $4', v_pipeline);
-        exit when v_deleted >= max_rows;
-    end loop;
-    return v_deleted;
-end;
-$$;
-
-/* Delete rows of the statistics that are old, of minutes and hours when they are added up. */
-create or replace function rota._purge_stats(max_rows integer)
-    returns integer language plpgsql as $$
-declare
-    v_keep record;
-    v_deleted integer := 0;
-begin
-    for v_keep in
-        select s.step, least(rota.now() - s.keep, s.added_until) as before
-        from rota.stats_progress as p
-        cross join lateral (
-            values ('minute', interval '2 days', p.hours_until),
-                ('hour', interval '30 days', p.days_until),
-                ('day', interval '400 days', null)
-        ) as s (step, keep, added_until)
-    loop
-        v_deleted := v_deleted + rota._purge_rows('job_stats', 'starts_at', v_keep.before,
-            max_rows - v_deleted, 'f.step = $4', v_keep.step);
-        exit when v_deleted >= max_rows;
     end loop;
     return v_deleted;
 end;

@@ -1044,7 +1044,8 @@ def test_purge_stage_runs_deletes_no_more_than_it_may(order, clock):
     clock.advance("8 days")
     order.execute("update rota.stats_progress set complete_until = rota.now()")
 
-    assert [scalar(order, "select rota._purge_stage_runs(2)") for _ in range(4)] == [2, 2, 1, 0]
+    purge = "select rota._purge('stage_runs', 2)"
+    assert [scalar(order, purge) for _ in range(4)] == [2, 2, 1, 0]
 
 
 @pytest.mark.parametrize("stage", [None, "nowhere", "end", ""])
