@@ -179,8 +179,8 @@ begin
             ('audit', 'audit_log', 'acted_at', '1 year')
         ) as r (kind, name, time_column, keep) where r.kind = _purge.kind
         union all
-        -- As old as ended jobs may get in any queue of their pipeline.  So of one job the oldest
-        -- go first, and its latest result is the one left.
+        -- As old as ended jobs may get in any queue of their pipeline: so of one job the
+        -- oldest go first, and its latest result is the one left.
         select 'stage_runs', 'finished_at', least(v_now - max(coalesce(q.keep_finished,
             '7 days')), rota._counted_until()), 'f.pipeline = $4', p.pipeline
         from rota.pipeline_stages as p left join rota.queues as q on q.queue = p.queue

@@ -374,25 +374,21 @@ $$;
 
 /* Those of the ids that a filter names of which there is no job, told by the first call. */
 create or replace function rota._missing_jobs(filter jsonb, after_id bigint)
-    returns jsonb language plpgsql stable as $$
-declare
-    c_ids constant bigint[] := case when filter ? 'ids' and after_id = 0 then array(
-        select jsonb_array_elements_text(_missing_jobs.filter -> 'ids')::numeric::bigint) end;
-    c_allowed constant text[] := rota._allowed_queues('operator');
-    c_found constant bigint[] := array(
-        select j.id from rota.jobs as j
-        where j.id = any(c_ids) and (c_allowed is null or j.queue = any(c_allowed))
+    returns jsonb language sql stable as $$
+    select coalesce(jsonb_agg(jsonb_build_object('job_id', i.id, 'reason', 'not found')
+        order by i.id), '[]')
+    from (
+        select f::numeric::bigint as id
+        from jsonb_path_query(_missing_jobs.filter, '$.ids[*]') as f where after_id = 0
+    ) as i
+    cross join (select rota._allowed_queues('operator') as queues) as a
+    where not exists (
+        select from rota.jobs as j
+        where j.id = i.id and (a.queues is null or j.queue = any(a.queues))
         union all
-        select f.id from rota.finished_jobs as f
-        where f.id = any(c_ids) and (c_allowed is null or f.queue = any(c_allowed))
+        select from rota.finished_jobs as f
+        where f.id = i.id and (a.queues is null or f.queue = any(a.queues))
     );
-begin
-    return (
-        select coalesce(jsonb_agg(jsonb_build_object('job_id', i.id, 'reason', 'not found')
-            order by i.id), '[]')
-        from unnest(c_ids) as i (id) where i.id <> all(c_found)
-    );
-end;
 $$;
 
 /* Act on these jobs: which it was done to, what they were before, and why not to the others. */

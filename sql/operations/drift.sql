@@ -279,45 +279,40 @@ create or replace function rota._set_column(
 $$;
 
 create or replace function rota._set_table(table_name text, expected jsonb, actual jsonb)
-    returns text language plpgsql immutable as $$
-declare
-    c_options constant text := regexp_replace(actual ->> 'options', '=[^,]*', '', 'g');
-begin
-    return concat_ws(' ',
+    returns text language sql immutable as $$
+    select concat_ws(' ',
         case when actual -> 'logged' <> expected -> 'logged'
             then format('alter table %s set logged;', table_name) end,
         case when actual -> 'row security' <> expected -> 'row security'
             then format('alter table %s %s row level security;', table_name,
                 case when expected @> '{"row security": true}' then 'enable'
                     else 'disable' end) end,
-        case when actual -> 'options' <> expected -> 'options' and c_options <> ''
-            then format('alter table %s reset (%s);', table_name, c_options) end,
+        case when actual -> 'options' <> expected -> 'options' and actual ->> 'options' <> ''
+            then format('alter table %s reset (%s);', table_name,
+                regexp_replace(actual ->> 'options', '=[^,]*', '', 'g')) end,
         case when actual -> 'options' <> expected -> 'options' and expected ->> 'options' <> ''
             then format('alter table %s set (%s);', table_name, expected ->> 'options') end);
-end;
 $$;
 
 /* Rights and owners that make rota open to others, or keep its roles from their work. */
 create or replace function rota._wrong_rights()
-    returns table (evidence text, remedy text) language plpgsql stable as $$
-declare
-    c_owner constant oid := (
-        select n.nspowner from pg_namespace as n where n.nspname = 'rota');
-begin
-    return query select format('%s %s belongs to role %s, and the schema to %s', o.kind, o.name,
-            o.owner::regrole, c_owner::regrole),
-        format('alter %s %s owner to %s;', o.kind, o.name, c_owner::regrole)
+    returns table (evidence text, remedy text) language sql stable as $$
+    with ours as (select n.nspowner as owner from pg_namespace as n where n.nspname = 'rota')
+    select format('%s %s belongs to role %s, and the schema to %s', o.kind, o.name,
+            o.owner::regrole, s.owner::regrole),
+        format('alter %s %s owner to %s;', o.kind, o.name, s.owner::regrole)
     -- A sequence of ours goes with its table.
-    from rota._owned() as o where o.owner <> c_owner and o.kind <> 'sequence'
+    from rota._owned() as o cross join ours as s
+    where o.owner <> s.owner and o.kind <> 'sequence'
     union all
     select format('%s on %s %s is granted to %s', lower(a.privilege_type), o.kind, o.name,
             case when a.grantee = 0 then 'everybody' else a.grantee::regrole::text end),
         format('revoke %s on %s %s from %s;', lower(a.privilege_type), o.kind, o.name,
             case when a.grantee = 0 then 'public' else a.grantee::regrole::text end)
-    from rota._owned() as o cross join lateral aclexplode(coalesce(o.acl, o.default_acl)) as a
-    where a.grantee not in (c_owner, o.owner)
+    from rota._owned() as o cross join ours as s
+    cross join lateral aclexplode(coalesce(o.acl, o.default_acl)) as a
+    where a.grantee not in (s.owner, o.owner)
       and (a.grantee = 0
         or o.kind in ('function', 'procedure') and o.short_name like '\_%'
         or o.kind in ('table', 'sequence') and a.privilege_type <> 'SELECT');
-end;
 $$;

@@ -72,12 +72,9 @@ $$;
 
 /* That no forwarder carries the jobs of this queue, and whether one ever did. */
 create or replace function rota._forwarder_words(queue text)
-    returns text language plpgsql stable as $$
-declare
-    c_number constant text := substr(queue, 9);
-begin
-    return format('no live forwarder carries jobs to database %s; %s. Run rota forward, or '
-        'rota worker, with this database and that one', c_number, coalesce(
+    returns text language sql stable as $$
+    select format('no live forwarder carries jobs to database %s; %s. Run rota forward, or '
+        'rota worker, with this database and that one', substr(queue, 9), coalesce(
             (select format('%s did, and was last seen %s ago', w.worker,
                 rota._span(rota.now() - w.last_seen_at))
             from rota.workers as w where _forwarder_words.queue = any(w.queues)
@@ -87,7 +84,6 @@ begin
             from rota._live_workers() as l cross join unnest(l.queues) as q (queue)
             where q.queue ~ '^forward:[0-9]+$' having count(*) > 0),
             'none was ever here that knows a database of that number'));
-end;
 $$;
 
 /* What is paused, by whom and why. */
@@ -163,25 +159,20 @@ $$;
  * cancelled in the same statement; a running one has to be waited for.  One that was erased
  * gets another payload. */
 create or replace function rota._retry_statement(ended_id bigint)
-    returns text language plpgsql stable as $$
-declare
-    c_holder constant rota.jobs := (
-        select j from rota.jobs as j where j.id = rota._key_holder(ended_id));
-begin
-    return case
-        when c_holder.id is null and exists (
+    returns text language sql stable as $$
+    select case
+        when h.id is null and exists (
             select from rota.finished_jobs as f
             where f.id = ended_id and rota._payload_type(f.payload) = 'erased'
         ) then format('select * from rota.act_on_jobs(''retry'', ''{"ids": [%s]}'', '
             '''{"payload": {}}'');', ended_id)
-        when c_holder.id is null then format('select rota.retry_job(%s);', ended_id)
-        when c_holder.status = 'running'
-            then format('select * from rota.explain_job(%s);', c_holder.id)
+        when h.id is null then format('select rota.retry_job(%s);', ended_id)
+        when h.status = 'running' then format('select * from rota.explain_job(%s);', h.id)
         else format('with freed as materialized (select rota.cancel_job(%s, %L)) '
-            'select rota.retry_job(%s) from freed;', c_holder.id,
+            'select rota.retry_job(%s) from freed;', h.id,
             format('job %s is retried in its place', ended_id), ended_id)
-    end;
-end;
+    end
+    from (select rota._key_holder(ended_id) as id) as k left join rota.jobs as h on h.id = k.id;
 $$;
 
 /* At most five of these, and how many more there are. */

@@ -131,15 +131,11 @@ $$;
 
 /* Whether two definitions say the same; the rest of a row says how far it has come. */
 create or replace function rota._is_same(old rota.job_definitions, new rota.job_definitions)
-    returns boolean language plpgsql stable as $$
-declare
-    c_progress constant text[] := '{is_enabled,disabled_at,disabled_by,last_error,anchored_at,'
-        'next_run_at,last_run_at,last_job_id,created_at,updated_at}'::text[];
-begin
+    returns boolean language sql stable as $$
+    select to_jsonb(old) - p.columns = to_jsonb(new) - p.columns
     -- The kind is generated, and so is not there before the row is written.
-    return to_jsonb(old) - c_progress - 'kind'::text
-        = to_jsonb(new) - c_progress - 'kind'::text;
-end;
+    from (select '{kind,is_enabled,disabled_at,disabled_by,last_error,anchored_at,next_run_at,'
+        'last_run_at,last_job_id,created_at,updated_at}'::text[] as columns) as p;
 $$;
 
 /* Make the definition *old*, whose row the caller holds, say what *new* says. */

@@ -183,19 +183,15 @@ $$;
 
 /* On days 1 and 15 and on the last day; or without the prefix, day 1, 15 or the last day. */
 create or replace function rota._describe_month_days(days bigint, prefix text, conjunction text)
-    returns text language plpgsql immutable as $$
-declare
-    v_days constant integer[] := rota._bits(days & 4294967294);
-begin
-    return array_to_string(array[
-        prefix
-            || case when conjunction = 'and' and cardinality(v_days) > 1
-                then 'days ' else 'day ' end
-            || rota._describe_list(rota._describe_runs(v_days, null), conjunction),
+    returns text language sql immutable as $$
+    select array_to_string(array[
+        prefix || case when conjunction = 'and' and cardinality(d.each) > 1
+            then 'days ' else 'day ' end
+            || rota._describe_list(rota._describe_runs(d.each, null), conjunction),
         prefix || case days >> 32 & 1 when 1 then 'the last day' end,
         prefix || case days >> 33 & 1 when 1 then 'the last working day (Monday to Friday)' end
-    ], format(' %s ', conjunction));
-end;
+    ], format(' %s ', conjunction))
+    from (select rota._bits(days & 4294967294) as each) as d;
 $$;
 
 /* On Monday to Friday and on the last Sunday of the month. */
