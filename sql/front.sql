@@ -61,8 +61,7 @@ begin
             then 'set ' else 'add ' end, o.key, o.value), ', ' order by o.key)
         from jsonb_each_text(options) as o
     ));
-end;
-$$;
+end $$;
 
 create or replace function rota_front.check_database()
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -75,8 +74,7 @@ begin
         raise exception using
             errcode = '0A000', message = 'a front needs PostgreSQL 15 or later';
     end if;
-end;
-$$;
+end $$;
 
 create or replace function rota_front.set_shards(
     databases jsonb, version text, time_limit interval
@@ -139,8 +137,7 @@ begin
     end if;
     execute format('create function rota.version() returns text language sql immutable as %L',
         format('select %L', version));
-end;
-$$;
+end $$;
 comment on function rota_front.set_shards is
     'Say which databases are behind this front; front_statements() calls it.';
 
@@ -184,8 +181,7 @@ begin
     end loop;
     insert into rota_front.grants values (role, access) on conflict do nothing;
     perform rota_front.grant_to(role, access);
-end;
-$$;
+end $$;
 comment on function rota_front.set_role is
     'Let a role of the front enqueue (producer) or act on jobs and read (operator), as the '
     'role of that name in each shard, or as shard_role; without a password the one that it '
@@ -229,8 +225,7 @@ begin
             execute format('grant select on all tables in schema %I to %I', v_server, role);
         end loop;
     end if;
-end;
-$$;
+end $$;
 
 create or replace function rota_front.grant_again(access jsonb)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -264,8 +259,7 @@ begin
         ));
     end loop;
     perform rota_front.grant_to(g.role, g.access) from rota_front.grants as g;
-end;
-$$;
+end $$;
 
 /* Give slots to databases that have fewer than others; never waits for a call. */
 create or replace function rota_front.rebalance(max_slots integer default 64)
@@ -315,8 +309,7 @@ begin
         switched := switched + 1;
     end loop;
     return next;
-end;
-$$;
+end $$;
 comment on function rota_front.rebalance is
     'Give each database its share of the slots, at most max_slots in this transaction: how '
     'many changed hands, and how many still have to, since calls use them or there are more.';
@@ -328,8 +321,7 @@ create or replace function rota_front.ask_each(
     max_rows integer default 1000
 )
     returns table (shard integer, problem text, found jsonb) language plpgsql stable
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_number integer;
     v_where text;
@@ -352,8 +344,7 @@ begin
             return query select v_number, sqlerrm, null::jsonb;
         end;
     end loop;
-end;
-$$;
+end $$;
 comment on function rota_front.ask_each is
     'Rows of a view of observers from each database behind this front, or from one: those '
     'whose columns are as in filter, max_rows of each; a database that cannot be asked is a '
@@ -372,8 +363,7 @@ begin
             errcode = 'RT009', message = 'a front is called in read committed only',
             hint = 'A call is committed by its shard at once, whatever the transaction sees.';
     end if;
-end;
-$$;
+end $$;
 
 create or replace function rota_front.slot_of(key text)
     returns integer language sql immutable set search_path = pg_catalog, pg_temp
@@ -392,8 +382,7 @@ begin
                 'this front, got %s', argument, coalesce(number::text, 'null'));
     end if;
     return v_ordinal;
-end;
-$$;
+end $$;
 
 create or replace function rota_front.shard_of_job(job_id bigint)
     returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -411,8 +400,7 @@ begin
                 job_id & 1023);
     end if;
     return v_ordinal;
-end;
-$$;
+end $$;
 
 /* The shard for some jobs, which are all to be in one: where a key of theirs is live, else
  * where their slot belongs. */
@@ -499,8 +487,7 @@ begin
             hint = 'Give all of them the same shard_key.';
     end if;
     return rota_front.shard_of_number('shard_key', v_number);
-end;
-$$;
+end $$;
 
 /* Where keys are live whose slot was elsewhere before, with their locks. */
 create or replace function rota_front.follow_keys(
@@ -530,8 +517,7 @@ begin
         v_place := v_live[1];
     end loop;
     return coalesce(v_found, slot.number);
-end;
-$$;
+end $$;
 
 create or replace function rota_front.ask_live(shard integer, jobs jsonb)
     returns integer[] language plproxy as $$
@@ -551,8 +537,7 @@ create or replace function rota_front.version_of(number integer)
     returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     return rota_front.ask_version(rota_front.shard_of_number('number', number));
-end;
-$$;
+end $$;
 comment on function rota_front.version_of is
     'The version of a database behind this front, which it answers itself; raises 22023.';
 
@@ -593,8 +578,7 @@ begin
                 hint = 'Wait until the other job has ended, or cancel it.';
         end if;
     end loop;
-end;
-$$;
+end $$;
 
 /* Say an error of a shard as the shard has said it; a job that has moved is asked for there. */
 create or replace function rota_front.raise_of_shard(
@@ -631,8 +615,7 @@ begin
         raise exception using errcode = state, message = v_message, hint = v_hint;
     end if;
     raise exception using errcode = state, message = v_message;
-end;
-$$;
+end $$;
 
 -- Nothing of this is left in a database that cannot be one.
 do $$ begin perform rota_front.check_database(); end $$;

@@ -39,8 +39,7 @@ begin
             message = 'a schema rota exists, but rota is not installed in it',
             hint = 'Nothing was removed.';
     end if;
-end;
-$$;
+end $$;
 
 drop schema if exists rota cascade;
 commit;

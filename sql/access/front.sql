@@ -24,8 +24,7 @@
 create or replace function rota.find_live_keys(jobs jsonb)
     returns integer[] language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off
-as $$
+    set enable_seqscan = off set jit = off as $$
 begin
     if jsonb_typeof(jobs) is distinct from 'array' then
         perform rota._refuse('jobs', format('must be an array, got %s',
@@ -55,8 +54,7 @@ begin
         ) or exists (select from rota.halted_keys as h where h.ordering_key = j.ordering_key)
         order by j.place
     );
-end;
-$$;
+end $$;
 
 comment on function rota.find_live_keys is
     'Which of some jobs, given as to enqueue_many(), have an idempotency_key or ordering_key '
@@ -67,8 +65,7 @@ create or replace function rota.front_statements(
     databases jsonb, time_limit interval default '5 seconds'
 )
     returns setof text language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_databases(databases);
     perform rota._check_interval('time_limit', time_limit, '100 milliseconds', '1 hour');
@@ -80,8 +77,7 @@ begin
         select jsonb_agg(jsonb_build_object('access', a.access, 'name', a.name))
         from rota._access() as a where a.kind in ('function', 'procedure')
     ));
-end;
-$$;
+end $$;
 
 comment on function rota.front_statements is
     'The statements that make a database a front of many, or bring it up to date: databases is '
@@ -117,8 +113,7 @@ begin
     ) then
         perform rota._refuse('databases', 'must have different numbers');
     end if;
-end;
-$$;
+end $$;
 
 /* The functions of a front, each as those of this database are declared. */
 create or replace function rota._front_functions()
@@ -248,8 +243,7 @@ $body$;$f$,
                 else format('return %s;', v_call)
             end, c_pinned);
     end loop;
-end;
-$$;
+end $$;
 
 /* What observers read, of each shard and of all of them, as the views of this database are. */
 create or replace function rota._front_views(databases jsonb)
@@ -274,5 +268,4 @@ begin
                 d ->> 'number', v_view.name), ' union all ' order by d ->> 'number'))
         from jsonb_array_elements(databases) as d;
     end loop;
-end;
-$$;
+end $$;

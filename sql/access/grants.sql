@@ -61,8 +61,7 @@ $$;
 
 create or replace function rota.grant_statements(access text, role name)
     returns setof text language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_choice('access', access, '{producer,worker,operator,observer}');
     if role is null or to_regrole(quote_ident(role)) is null then
@@ -82,8 +81,7 @@ begin
     where a.kind in ('function', 'procedure')
       and (a.access = grant_statements.access
         or (a.access = 'observer' and grant_statements.access = 'operator'));
-end;
-$$;
+end $$;
 
 comment on function rota.grant_statements is
     'The grants that a role needs to be a producer, worker, operator or observer, to be run by '
@@ -119,5 +117,4 @@ begin
             execute v_grant;
         end loop;
     end loop;
-end;
-$$;
+end $$;

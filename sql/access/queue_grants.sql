@@ -7,8 +7,7 @@
 
 create or replace function rota.grant_queue(role name, queue text, access text default 'worker')
     returns boolean language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     perform rota._check_queue_grant(role, queue, access);
@@ -23,8 +22,7 @@ begin
     on conflict on constraint queue_grants_pkey do update
     set granted_at = rota.now(), revoked_at = null where g.revoked_at is not null;
     return found;
-end;
-$$;
+end $$;
 
 comment on function rota.grant_queue is
     'Let a role work in a queue, or with the access producer enqueue to it, operator act on '
@@ -35,8 +33,7 @@ create or replace function rota.revoke_queue(
     role name, queue text, access text default 'worker'
 )
     returns boolean language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_queue_grant(role, queue, access);
 
@@ -46,8 +43,7 @@ begin
       and g.access = revoke_queue.access and g.queue = revoke_queue.queue
       and g.revoked_at is null;
     return found;
-end;
-$$;
+end $$;
 
 comment on function rota.revoke_queue is
     'Take back what grant_queue() gave: the role stays confined to its other queues, also if '
@@ -63,5 +59,4 @@ begin
     if _check_queue_grant.queue is distinct from '*' then
         perform rota._check_name('queue', queue);
     end if;
-end;
-$$;
+end $$;

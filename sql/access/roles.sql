@@ -13,5 +13,4 @@ begin
     if to_regrole('rota_worker') is null then create role rota_worker nologin; end if;
     if to_regrole('rota_operator') is null then create role rota_operator nologin; end if;
     if to_regrole('rota_observer') is null then create role rota_observer nologin; end if;
-end;
-$$;
+end $$;

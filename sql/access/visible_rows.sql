@@ -37,5 +37,4 @@ begin
             replace(v_table.sees, 'v.queues', '(select rota.visible_queues())::text[]'));
         execute format('alter table rota.%I enable row level security', v_table.name);
     end loop;
-end;
-$$;
+end $$;

@@ -13,8 +13,7 @@
 
 create or replace function rota.set_archive(schema text default null)
     returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     c_rows_owner constant oid := (
         select c.relowner from pg_class as c
@@ -46,8 +45,7 @@ begin
     end if;
     insert into rota.archive (schema) values (set_archive.schema)
     on conflict on constraint archive_pkey do update set schema = excluded.schema;
-end;
-$$;
+end $$;
 
 comment on function rota.set_archive is
     'Let retention and purges move what they take out of the history to a schema of the owner, '
@@ -60,8 +58,7 @@ create or replace function rota._archive_of(name text)
 begin
     if name !~ '^(finished_jobs|job_errors|stage_runs)' then return null; end if;
     return (select a.schema from rota.archive as a);
-end;
-$$;
+end $$;
 
 /* A statement that deletes rows f of a table: with an archive, one that moves them there. */
 create or replace function rota._removing(name text, statement text)
@@ -73,8 +70,7 @@ begin
     return format('with gone as (%s returning to_jsonb(f) as row_as) '
         'insert into %I.rota_rows (source, row_as) select %L, g.row_as from gone as g',
         statement, c_archive, name);
-end;
-$$;
+end $$;
 
 /* With an archive, copy rows f of a table there that the transaction is about to delete. */
 create or replace function rota._archive_rows(name text, id_column text, job_ids bigint[])
@@ -87,5 +83,4 @@ begin
         'select %L, to_jsonb(f) from rota.%I as f where f.%I = any($1)', c_archive, name, name,
         id_column)
     using job_ids;
-end;
-$$;
+end $$;

@@ -33,8 +33,7 @@ begin
         v_changed := v_changed + rota._check_breaker(v_breaker)::integer;
     end loop;
     return v_changed;
-end;
-$$;
+end $$;
 
 /* Whether a breaker has changed its state, or let jobs through. */
 create or replace function rota._check_breaker(breaker rota.breakers)
@@ -94,8 +93,7 @@ begin
           and j.job_type = breaker.job_type and j.queue = breaker.queue
           and j.started_at >= breaker.probed_at
     ));
-end;
-$$;
+end $$;
 
 /* Change the state, unless another tick has done so just now. */
 create or replace function rota._set_breaker_state(
@@ -116,8 +114,7 @@ begin
         for update skip locked
     ));
     return found;
-end;
-$$;
+end $$;
 
 /* Pause the type until a few may try; what was let through and has not started waits again. */
 create or replace function rota._open_breaker(breaker rota.breakers, reason text)
@@ -141,8 +138,7 @@ begin
         for update skip locked
     ));
     return true;
-end;
-$$;
+end $$;
 
 /* Let so many of the first jobs that a pause holds into their lanes, past it. */
 create or replace function rota._let_probes(pause_name text, probes integer)
@@ -164,8 +160,7 @@ begin
     set hold = null, opened_for = 'try ' || _let_probes.pause_name where j.id = any(v_ids);
     perform rota._notify_for(v_ids);
     return true;
-end;
-$$;
+end $$;
 
 /* Why a closed breaker has to open; null if it need not. */
 create or replace function rota._breaker_reason(breaker rota.breakers)
@@ -195,8 +190,7 @@ begin
         end if;
     end if;
     return null;
-end;
-$$;
+end $$;
 
 /* The newest failures of attempts that began since then, among the newest 5000 of all. */
 create or replace function rota._breaker_failures(
@@ -222,8 +216,7 @@ begin
           and (breaker.error_type is null or e.error_type = breaker.error_type)
         order by e.failed_at desc limit _breaker_failures.max_failures
     ) as n;
-end;
-$$;
+end $$;
 
 /* How many attempts that began since one time have succeeded since another, up to so many,
  * among the newest 5000 of the queue.  A stage of a pipeline that has succeeded is a row of
@@ -257,8 +250,7 @@ begin
             limit _breaker_successes.max_successes
         ) as e
     );
-end;
-$$;
+end $$;
 
 /* Jobs failed with errors of a type, and a retry rule pauses for them: until so long after the
  * last of the newest 5000 failures that is of these.  The subject is an array of error type,
@@ -290,5 +282,4 @@ begin
             v_failed.failed_at + c_rule.pause_for, 'rule');
     end if;
     return true;
-end;
-$$;
+end $$;

@@ -50,8 +50,7 @@ begin
         v_let_in := v_let_in + cardinality(v_ids);
     end loop;
     return v_let_in;
-end;
-$$;
+end $$;
 
 /* How many retries of a queue may begin in a minute as it is now, and how many at once. */
 create or replace function rota._budget_state(
@@ -71,8 +70,7 @@ begin
     end if;
     tokens := least(greatest(1, per_minute / 6), budget.tokens + per_minute / 60
         * greatest(0, extract(epoch from rota.now() - budget.filled_at)));
-end;
-$$;
+end $$;
 
 /* How many first attempts of a queue ended in the last minute: of many, by the time that the
  * newest 5000 took.  A first attempt that failed is among the failures, whatever came later. */
@@ -105,8 +103,7 @@ begin
             ) as e
         ) as a
     );
-end;
-$$;
+end $$;
 
 /* The job types and priorities of the retries of a queue that are held, up to 100 of these. */
 create or replace function rota._kinds_of_retries(queue text)
@@ -130,8 +127,7 @@ begin
         where k.number < 100
     )
     select k.job_type, k.lane from kinds as k;
-end;
-$$;
+end $$;
 
 /* The first retries of a queue that are held and due, the oldest first. */
 create or replace function rota._first_retries(queue text, max_jobs integer)
@@ -150,8 +146,7 @@ begin
         ) as d
         order by d.run_at, d.id limit _first_retries.max_jobs
     );
-end;
-$$;
+end $$;
 
 /* Whether the time of a retry has come that waits for a budget. */
 create or replace function rota._has_retries_due()
@@ -159,5 +154,4 @@ create or replace function rota._has_retries_due()
 begin
     return exists (
         select from rota.retry_budgets as b where rota._first_retries(b.queue, 1) <> '{}');
-end;
-$$;
+end $$;

@@ -14,8 +14,7 @@ create or replace function rota.job_counts()
         queue text, job_type text, status text, is_due boolean, jobs bigint,
         first_run_at timestamptz, counted_at timestamptz
     ) language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     c_now constant timestamptz := rota.now();
@@ -47,8 +46,7 @@ begin
         where f.discarded_at is null and (c_visible is null or f.queue = any(c_visible))
         group by 1, 2;
     end if;
-end;
-$$;
+end $$;
 
 comment on function rota.job_counts is
     'How many live and dead jobs there are by queue, job type, status and whether their time '
@@ -71,8 +69,7 @@ begin
             or p.counted_at not between rota.now() - interval '30 seconds' and rota.now()
         from rota.count_progress as p
     );
-end;
-$$;
+end $$;
 
 /* Count the jobs of the next pages. */
 create or replace function rota._count_jobs(max_pages integer)
@@ -122,5 +119,4 @@ begin
     update rota.count_progress as p
     set round = v_round, counted_at = coalesce(p.began_at, c_now), began_at = null,
         pages_done = 0;
-end;
-$$;
+end $$;

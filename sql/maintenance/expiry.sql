@@ -43,8 +43,7 @@ begin
         end loop;
     end;
     return cardinality(v_ids);
-end;
-$$;
+end $$;
 
 /* End waiting jobs, which the caller has locked. */
 create or replace function rota._expire(job_ids bigint[])
@@ -60,8 +59,7 @@ begin
             array_agg(j.lease_token order by j.id) as lease_tokens
         from rota.jobs as j where j.id = any(_expire.job_ids) group by j.status
     ) as s;
-end;
-$$;
+end $$;
 
 /* Whether a job waits that has expired; remembers where the first one is. */
 create or replace function rota._has_expired()
@@ -80,5 +78,4 @@ begin
     perform rota._keep_scan_from('expired', v_now, v_start is null, c_index, v_walked,
         rota._micros(coalesce(v_first, v_now)));
     return v_first is not null;
-end;
-$$;
+end $$;

@@ -32,8 +32,7 @@ create or replace function rota.plan_queue_move(queue text, database integer)
     returns table (severity text, finding text, evidence text, remedy text) language plpgsql
     stable security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off
-as $$
+    set enable_seqscan = off set jit = off as $$
 declare
     c_here constant integer := rota.database_number();
     c_is_under_way constant boolean := exists (
@@ -118,8 +117,7 @@ begin
         where j.queue = plan_queue_move.queue and j.id & 1023 <> c_here
           and not exists (select from rota.arrivals as a where a.new_job_id = j.id) limit 1)
     ) as f (finding, evidence, remedy);
-end;
-$$;
+end $$;
 
 comment on function rota.plan_queue_move is
     'What keeps a queue from moving to the database of that number, refused, or delays a move '
@@ -128,8 +126,7 @@ comment on function rota.plan_queue_move is
 
 create or replace function rota.queue_move_facts(queue text)
     returns jsonb language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
@@ -164,8 +161,7 @@ begin
             select to_jsonb(q) - '{created_at,updated_at}'::text[] from rota.queues as q
             where q.queue = queue_move_facts.queue
         ));
-end;
-$$;
+end $$;
 
 comment on function rota.queue_move_facts is
     'What the database to which a queue is to move has to know, for receive_plan(); raises '
@@ -174,8 +170,7 @@ comment on function rota.queue_move_facts is
 create or replace function rota.receive_plan(queue text, facts jsonb)
     returns table (severity text, finding text, evidence text, remedy text) language plpgsql
     stable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
@@ -226,8 +221,7 @@ begin
         ) as settings
     ) as s
     where coalesce(s.settings, 'null') <> coalesce(facts -> 'settings', 'null');
-end;
-$$;
+end $$;
 
 comment on function rota.receive_plan is
     'What keeps a queue from moving here, refused, or should be looked at before, info; facts '
@@ -235,8 +229,7 @@ comment on function rota.receive_plan is
 
 create or replace function rota.begin_queue_move(queue text, database integer)
     returns bigint language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_move_id bigint;
     v_plan record;
@@ -273,8 +266,7 @@ begin
     perform rota._audit('move_queue', jsonb_build_object('queue', queue), null, null,
         jsonb_build_object('database', database));
     return v_move_id;
-end;
-$$;
+end $$;
 
 comment on function rota.begin_queue_move is
     'Let a queue move to the database of that number: no job of it is claimed here any more, '
@@ -283,8 +275,7 @@ comment on function rota.begin_queue_move is
 
 create or replace function rota.end_queue_move(queue text)
     returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_move rota.queue_moves;
 begin
@@ -321,8 +312,7 @@ begin
           and p.set_by = 'move';
     end if;
     perform rota._audit('end_queue_move', jsonb_build_object('queue', queue));
-end;
-$$;
+end $$;
 
 comment on function rota.end_queue_move is
     'Forget that a queue moved, once nothing of it is left, or that it was to move, while no '
@@ -334,8 +324,7 @@ create or replace function rota.queue_move_status(queue text)
         move_id bigint, direction text, database integer, state text, waiting bigint,
         running bigint, in_transit bigint, moved bigint, obstacle text, started_at timestamptz
     ) language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('queue', queue);
     return query select m.move_id, m.direction, m.database, m.state,
@@ -348,8 +337,7 @@ begin
             + (select count(*) from rota.arrivals as a where a.move_id = m.move_id),
         rota._move_obstacle(m), m.started_at
     from rota.queue_moves as m where m.queue = queue_move_status.queue;
-end;
-$$;
+end $$;
 
 comment on function rota.queue_move_status is
     'How far a queue has moved: jobs that wait and run here, are on their way and have gone or '
@@ -360,8 +348,7 @@ create or replace function rota.waiting_moves()
         move_id bigint, queue text, database integer, state text, last_id bigint
     ) language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set enable_bitmapscan = off
-as $$
+    set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 begin
     if not exists (select from rota.queue_moves as m where m.direction = 'out') then
         return;
@@ -376,16 +363,14 @@ begin
             select from rota.jobs as j
             where j.queue = m.queue and j.hold is null and j.status in ('queued', 'failed')
         ));
-end;
-$$;
+end $$;
 
 comment on function rota.waiting_moves is
     'The moves from here that have something to carry, with the last id that was given.';
 
 create or replace function rota.open_arrival(move_id bigint, from_database integer, queue text)
     returns text language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_move rota.queue_moves;
 begin
@@ -408,8 +393,7 @@ begin
             case v_move.direction when 'out' then 'to' else 'from' end, v_move.database));
     end if;
     return v_move.state;
-end;
-$$;
+end $$;
 
 comment on function rota.open_arrival is
     'Be ready for the jobs of a move, and take no other job with a key for the queue until '
@@ -421,8 +405,7 @@ create or replace function rota.pick_moves(
     returns table (in_transit bigint, state text, has_more boolean) language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set enable_bitmapscan = off
-as $$
+    set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 declare
     c_window constant integer := 10000;
     v_move rota.queue_moves;
@@ -474,8 +457,7 @@ begin
     end if;
     in_transit := cardinality(v_ids)::bigint;
     return next;
-end;
-$$;
+end $$;
 
 comment on function rota.pick_moves is
     'Take jobs of a queue that moves out of the live table, to be sent; returns how many are '
@@ -488,8 +470,7 @@ create or replace function rota.take_moves(
     returns table (job_id bigint, is_late boolean, job text) language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set enable_bitmapscan = off
-as $$
+    set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 declare
     v_move rota.queue_moves;
 begin
@@ -506,8 +487,7 @@ begin
         window by_id as (order by o.job_id)
     ) as s
     where s.n = 1 or s.bytes <= take_moves.max_bytes order by s.job_id;
-end;
-$$;
+end $$;
 
 comment on function rota.take_moves is
     'The jobs of a move that are to be sent, in their order, to be ended by end_moves() in the '
@@ -519,8 +499,7 @@ create or replace function rota.receive_moves(
     returns table (job_id bigint, new_job_id bigint, error_code text, message text)
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set enable_bitmapscan = off
-as $$
+    set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
     v_move rota.queue_moves;
@@ -561,8 +540,7 @@ begin
     end if;
     return query select a.job_id, a.new_job_id, null::text, null::text from rota.arrivals as a
     where a.move_id = receive_moves.move_id and a.job_id = any(receive_moves.job_ids);
-end;
-$$;
+end $$;
 
 comment on function rota.receive_moves is
     'Take jobs that move here, each once however often it is sent: with its id, or a new one '
@@ -572,8 +550,7 @@ comment on function rota.receive_moves is
 create or replace function rota.end_moves(move_id bigint, job_ids bigint[], endings jsonb)
     returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set enable_bitmapscan = off
-as $$
+    set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 declare
     v_move rota.queue_moves;
     v_job record;
@@ -613,8 +590,7 @@ begin
     loop
         perform rota._come_back(v_job.job_id, v_job.job, v_job.ending);
     end loop;
-end;
-$$;
+end $$;
 
 comment on function rota.end_moves is
     'End jobs of take_moves() as receive_moves() told, whose rows the endings are: gone, or '
@@ -623,8 +599,7 @@ comment on function rota.end_moves is
 create or replace function rota.settle_arrival(move_id bigint, above_id bigint)
     returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set lock_timeout = '5s'
-as $$
+    set lock_timeout = '5s' as $$
 declare
     v_move rota.queue_moves;
 begin
@@ -639,8 +614,7 @@ begin
     perform rota._raise_ids(above_id);
     update rota.queue_moves as m
     set state = 'settled', settled_at = rota.now() where m.move_id = v_move.move_id;
-end;
-$$;
+end $$;
 
 comment on function rota.settle_arrival is
     'Take jobs with a key for a queue that has come here, with ids above that one, which is of '
@@ -649,14 +623,12 @@ comment on function rota.settle_arrival is
 
 create or replace function rota.confirm_arrival(move_id bigint)
     returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin
     if (rota._lock_move(move_id, 1, 1)).move_id is null then return; end if;
     update rota.queue_moves as m
     set state = 'settled' where m.move_id = confirm_arrival.move_id and m.state = 'settling';
-end;
-$$;
+end $$;
 
 comment on function rota.confirm_arrival is
     'Note in the database that a queue has left that settle_arrival() was called in the other '
@@ -680,8 +652,7 @@ begin
     -- Again, with a snapshot that is younger than the lock.
     select m.* into v_move from rota.queue_moves as m where m.move_id = _lock_move.move_id;
     return v_move;
-end;
-$$;
+end $$;
 
 /* Make rows of outgoing_jobs of those of these jobs that can go, and return which did. */
 create or replace function rota._take_out(
@@ -742,8 +713,7 @@ begin
     end if;
     if v_ids <> '{}' then perform rota._notify_results(v_ids); end if;
     return v_ids;
-end;
-$$;
+end $$;
 
 /* Whether a waiting job can leave: nothing here depends on it, and it on nothing. */
 create or replace function rota._may_go(job rota.jobs)
@@ -753,8 +723,7 @@ begin
         and not exists (select from rota.dependencies as d where d.parent_id = job.id)
         and not (job.status = 'blocked'
             and exists (select from rota.dependencies as d where d.job_id = job.id));
-end;
-$$;
+end $$;
 
 /* The beginning of a line that can go: up to the first that is held, or of another queue. */
 create or replace function rota._line_to_go(ordering_key text, queue text, max_jobs integer)
@@ -804,8 +773,7 @@ begin
         )
         order by l.id
     );
-end;
-$$;
+end $$;
 
 /* Insert those that have no row in arrivals, or none and say why.  An error that may pass is
  * raised: it says nothing about the jobs. */
@@ -892,8 +860,7 @@ begin
         error_code := sqlstate;
         message := sqlerrm;
     end;
-end;
-$$;
+end $$;
 
 /* A job that did not arrive is here again: dead with that error, or where it was. */
 create or replace function rota._come_back(job_id bigint, job jsonb, ending jsonb)
@@ -921,8 +888,7 @@ begin
     elsif v_key is not null then
         perform rota._add_checks('order', array[v_key]);
     end if;
-end;
-$$;
+end $$;
 
 /* What a move waits for; null if for nothing but the mover. */
 create or replace function rota._move_obstacle(move rota.queue_moves)

@@ -37,8 +37,7 @@ begin
         perform rota._do_checks_singly(v_ids);
     end;
     return cardinality(v_ids);
-end;
-$$;
+end $$;
 
 /* Whether a check is due that may be done, now or after the end of this transaction. */
 create or replace function rota._has_checks(with_own boolean)
@@ -46,8 +45,7 @@ create or replace function rota._has_checks(with_own boolean)
 begin
     return current_setting('transaction_isolation') = 'read committed'
       and rota._due_checks(1, with_own) <> '{}';
-end;
-$$;
+end $$;
 
 /* Whether a call is alone in its transaction, or in a procedure that has committed since its
  * call.  What comes in several messages, as many drivers send a statement, cannot be told from
@@ -68,8 +66,7 @@ begin
         select from rota.maintenance as u
         where u.task = 'tick alone' and u.done_at between c_now - interval '6 minutes' and c_now
     );
-end;
-$$;
+end $$;
 
 /* The first due checks, of other transactions and perhaps of this one.  A transaction that
  * leaves limits to others takes those that have been due for three seconds. */
@@ -123,8 +120,7 @@ begin
             (select c.due_at from rota.pending_checks as c where c.id = v_timed_ids[1]),
             v_now)) - 10000);
     return v_ids || v_timed_ids;
-end;
-$$;
+end $$;
 
 /* Do checks that this transaction has locked; those of one subject count as one. */
 create or replace function rota._do_locked_checks(check_ids bigint[])
@@ -156,8 +152,7 @@ begin
         deferrals = c.deferrals + 1, updated_at = rota.now(),
         made_by = case when c.deferrals = 0 then pg_current_xact_id() else c.made_by end
     where c.id = any(v_deferred);
-end;
-$$;
+end $$;
 
 /* The same where one of them fails. */
 create or replace function rota._do_checks_singly(check_ids bigint[])
@@ -179,8 +174,7 @@ begin
             where c.id = v_check.id;
         end;
     end loop;
-end;
-$$;
+end $$;
 
 /* Look at one subject; false if it cannot be decided now. */
 create or replace function rota._do_check(kind text, subject text)
@@ -199,5 +193,4 @@ begin
         when 'schedule' then return rota._check_schedule(subject);
         else raise exception 'no such kind of check: %', kind;
     end case;
-end;
-$$;
+end $$;

@@ -13,8 +13,7 @@
 
 create or replace function rota.start_ticker(every interval default '1 second')
     returns text language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_version constant text := rota._cron_version();
     v_schedule text;
@@ -33,8 +32,7 @@ begin
     on conflict (task) do nothing;
     return format('pg_cron %s runs "%s" at "%s" as %s', v_version, v_command, v_schedule,
         current_user);
-end;
-$$;
+end $$;
 
 comment on function rota.start_ticker is
     'Let pg_cron tick, every 1 to 59 whole seconds or minutes, and return what was set up; '
@@ -42,8 +40,7 @@ comment on function rota.start_ticker is
 
 create or replace function rota.stop_ticker()
     returns boolean language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_is_stopped boolean := false;
 begin
@@ -55,8 +52,7 @@ begin
         v_is_stopped := found;
     end if;
     return v_is_stopped;
-end;
-$$;
+end $$;
 
 comment on function rota.stop_ticker is
     'Remove what start_ticker() set up in pg_cron, and return whether there was anything.';
@@ -113,8 +109,7 @@ begin
             coalesce(every::text, 'null')));
     end if;
     return next;
-end;
-$$;
+end $$;
 
 /* Raises 0A000, with the remedy, if pg_cron cannot do it here. */
 create or replace function rota._check_cron(schedule text, command text)
@@ -168,8 +163,7 @@ begin
         raise exception using
             errcode = 'feature_not_supported', message = v_problem, hint = v_remedy;
     end if;
-end;
-$$;
+end $$;
 
 /* Which database pg_cron is loaded for: null if it is not, empty if that may not be known. */
 create or replace function rota._cron_database()
@@ -178,8 +172,7 @@ begin
     return current_setting('cron.database_name', true);
 exception when insufficient_privilege then
     return '';
-end;
-$$;
+end $$;
 
 /* Delete what pg_cron has logged about our runs that ended a day ago; looks once an hour. */
 create or replace function rota._purge_cron_runs(max_rows integer)
@@ -187,8 +180,7 @@ create or replace function rota._purge_cron_runs(max_rows integer)
     language plpgsql
     set enable_seqscan = on
     -- The log of others grows as it likes: an older plan may be one for a few rows.
-    set plan_cache_mode = force_custom_plan
-as $$
+    set plan_cache_mode = force_custom_plan as $$
 declare
     v_now constant timestamptz := rota.now();
     v_deleted integer;
@@ -211,5 +203,4 @@ begin
         update rota.maintenance as u set done_at = v_now where u.task = 'pg_cron';
     end if;
     return v_deleted;
-end;
-$$;
+end $$;

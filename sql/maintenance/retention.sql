@@ -97,8 +97,7 @@ begin
 
     perform rota._record_retention(v_did, has_more);
     return next;
-end;
-$$;
+end $$;
 
 /* Record a tick, unless one was recorded lately; returns whether it was due.  Lately is five
  * minutes where there was nothing to do for a minute, so that an idle database is not written
@@ -141,8 +140,7 @@ begin
         for update skip locked
     ));
     return true;
-end;
-$$;
+end $$;
 
 /* Delete up to so many rows of one kind, and return how many. */
 create or replace function rota._purge(kind text, max_rows integer)
@@ -201,8 +199,7 @@ begin
         exit when v_deleted >= max_rows;
     end loop;
     return v_deleted;
-end;
-$$;
+end $$;
 
 /* Record what retention found; a row that another tick holds is left to that one. */
 create or replace function rota._record_retention(did_something boolean, has_more boolean)
@@ -221,8 +218,7 @@ begin
             and r.done_at not between v_now - interval '10 seconds' and v_now)
         for update skip locked
     ));
-end;
-$$;
+end $$;
 
 /* Delete the oldest rows of a table whose time is before this and for which the condition
  * holds, from where the last scan of this table and subject got to; returns how many.  Table,
@@ -262,8 +258,7 @@ begin
     using v_keys, v_first, v_last, subject;
     get diagnostics v_deleted = row_count;
     return v_deleted;
-end;
-$$;
+end $$;
 
 /* How long the queue that keeps longest keeps what ended well. */
 create or replace function rota._horizon()
@@ -306,8 +301,7 @@ begin
         exit when v_deleted >= max_rows;
     end loop;
     return v_deleted + rota._purge_partitions('finished_jobs_done', max_rows - v_deleted);
-end;
-$$;
+end $$;
 
 /* The queues in the history, by a loose scan with one probe for each: of its newest row, since
  * that is seldom one that was deleted. */
@@ -327,8 +321,7 @@ begin
         from found as n where n.queue is not null
     )
     select n.queue from found as n where n.queue is not null;
-end;
-$$;
+end $$;
 
 /* Delete ended jobs of a queue, or of all; where that fails, of each of these by itself.  Other
  * jobs may wait for them: for a dead one until it is retried, and for any if they were enqueued
@@ -365,8 +358,7 @@ exception when others then
             max_rows - v_deleted);
     end loop;
     return v_deleted;
-end;
-$$;
+end $$;
 
 /* What is partitioned by time: by so many days, so many partitions ahead, kept so long. */
 create or replace function rota._partitioned_tables()
@@ -415,8 +407,7 @@ begin
         end;
     end loop;
     return v_deleted;
-end;
-$$;
+end $$;
 
 /* Delete rows of a partition as they lie in it; what is remembered is the number of a page. */
 create or replace function rota._purge_partition(partition regclass, max_rows integer)
@@ -443,8 +434,7 @@ begin
     using v_rows;
     get diagnostics v_deleted = row_count;
     return v_deleted;
-end;
-$$;
+end $$;
 
 /* Partitions for the next days and weeks, and for the current ones only in a new installation:
  * a job that ends meanwhile may be on its way to the default partition.  Returns how many. */
@@ -477,8 +467,7 @@ begin
     return v_created;
 exception when lock_not_available then
     return 0;
-end;
-$$;
+end $$;
 
 /* The partition of some days; returns how many were made. */
 create or replace function rota._create_partition(
@@ -511,8 +500,7 @@ begin
         'revoke all on type rota.%1$I from public', v_name, parent, v_from, v_to,
         format('Rows of %s whose %s lies in these days.', parent, time_column));
     return 1;
-end;
-$$;
+end $$;
 
 /* Drop partitions that lie wholly behind what is kept, or archive them; returns how many. */
 create or replace function rota._drop_partitions()
@@ -548,5 +536,4 @@ begin
         end;
     end loop;
     return v_dropped;
-end;
-$$;
+end $$;

@@ -93,8 +93,7 @@ begin
         sampled_at = c_now, open_xids = v_open, is_behind = _count_ends.has_more;
     delete from rota.restored_ends as r where r.finished_at <= rota._counted_until();
     return next;
-end;
-$$;
+end $$;
 
 /* Count what late transactions have ended that are over, until 100 ms after this time. */
 create or replace function rota._count_late(moment timestamptz)
@@ -120,8 +119,7 @@ begin
     end loop;
     delete from rota.late_xids as l where l.since >= l.until;
     return next;
-end;
-$$;
+end $$;
 
 /* Whether it is time to count: ten seconds after the last time, if anything ended since.  A
  * caller that is not alone in its transaction may hold the one row for long, and waits longer.
@@ -139,8 +137,7 @@ begin
     return v_progress.is_behind or v_progress.sampled_at not between c_since and c_now
       and (exists (select from rota.late_xids)
         or rota._first_uncounted(v_progress.counted_until) < 'infinity');
-end;
-$$;
+end $$;
 
 /* Transactions that have ended jobs and are open: they hold a lock as writers on a table of the
  * history, and have a number.  So have those that let jobs wait for others, which nobody sees
@@ -154,8 +151,7 @@ begin
           and x.virtualtransaction = any(rota._open_writers(array['rota.finished_jobs',
             'rota.job_errors', 'rota.stage_runs', 'rota.dependencies']::regclass[]))
     );
-end;
-$$;
+end $$;
 
 /* The other transactions, by their virtual ids, that are writers on one of these tables. */
 create or replace function rota._open_writers(tables regclass[])
@@ -169,8 +165,7 @@ begin
           and t.relation = any(_open_writers.tables)
           and t.pid is distinct from pg_backend_pid()
     );
-end;
-$$;
+end $$;
 
 /* When the first row of the history after this time ended; infinity if there is none. */
 create or replace function rota._first_uncounted(since timestamptz)
@@ -199,8 +194,7 @@ begin
             select min(r.finished_at) from rota.restored_ends as r
             where r.finished_at > _first_uncounted.since
         )), 'infinity');
-end;
-$$;
+end $$;
 
 -- The bucket of a time; all that is less than a hundredth of a millisecond is in the first.
 create or replace function rota._bucket(duration interval)
@@ -290,8 +284,7 @@ begin
     if v_added is not null then perform rota._add_stats(v_added); end if;
     return coalesce(
         (select sum(a.total) from unnest(v_added) as a where a.step = 'minute'), 0)::bigint;
-end;
-$$;
+end $$;
 
 /* Add rows to those of job_stats with the same step, time, queue, job type and outcome. */
 create or replace function rota._add_stats(added rota.job_stats[])
@@ -347,8 +340,7 @@ begin
         wait_counts = excluded.wait_counts, total_run = excluded.total_run,
         longest_run = excluded.longest_run, run_buckets = excluded.run_buckets,
         run_counts = excluded.run_counts, waits = excluded.waits, runs = excluded.runs;
-end;
-$$;
+end $$;
 
 /* Add the next minutes to their hour, or the next hours to their day: those that are counted,
  * up to the end of that hour or day; returns whether there were any. */
@@ -393,5 +385,4 @@ begin
         return true;
     end loop;
     return false;
-end;
-$$;
+end $$;

@@ -23,8 +23,7 @@ create or replace function rota.sweep_stale_leases(max_jobs integer default 1000
     returns integer language plpgsql security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off set enable_sort = off
-as $$
+    set enable_bitmapscan = off set enable_sort = off as $$
 begin
     perform rota._check_number('max_jobs', max_jobs, 1, 10000);
     begin
@@ -33,8 +32,7 @@ begin
         raise warning 'sweep falls back to one job at a time: %', sqlerrm;
         return rota._sweep(max_jobs, true);
     end;
-end;
-$$;
+end $$;
 
 comment on function rota.sweep_stale_leases is
     'Fail up to max_jobs running jobs whose lease has ended, with error_type lease_expired, or '
@@ -71,8 +69,7 @@ begin
         end;
     end loop;
     return v_swept;
-end;
-$$;
+end $$;
 
 /* Whether a lease has ended; remembers where the first one is, or that none is left from before
  * this time: a little earlier, for late commits. */
@@ -96,8 +93,7 @@ begin
     perform rota._keep_scan_from('sweep', v_now, v_since is null, c_index, v_walked,
         rota._micros(coalesce(v_first, v_now)) - 10000, '1 minute');
     return v_first is not null;
-end;
-$$;
+end $$;
 
 /* The lease ended through no fault of the job's code, as far as is known, and the job has
  * waited for that end: so it is tried again about a second later.  Where the attempt before it
@@ -128,5 +124,4 @@ begin
             rota._backoff(v_policy, job.attempts))
         end],
         array[false]);
-end;
-$$;
+end $$;

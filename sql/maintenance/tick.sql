@@ -24,8 +24,7 @@ create or replace function rota.tick()
         partitions_created integer, partitions_dropped integer, was_skipped boolean,
         has_more boolean
     ) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_is_alone constant boolean := rota._is_alone();
     v_part text;
@@ -103,8 +102,7 @@ begin
             checks_done) > 0),
         false);
     return next;
-end;
-$$;
+end $$;
 
 comment on function rota.tick is
     'Sweep leases that ended, end jobs that expired, enqueue the jobs of schedules, do pending '
@@ -133,8 +131,7 @@ begin
               else '5 minutes'
           end and v_now)
     );
-end;
-$$;
+end $$;
 
 /* A function or procedure with a setting of its own cannot commit, so this one runs as its
  * caller and on the caller's search_path, which must decide nothing: each transaction begins by
@@ -177,8 +174,7 @@ begin
         if not v_has_more then v_due := (floor(v_passed / v_every) + 1) * v_every; end if;
         exit when greatest(v_due, v_passed) >= v_seconds;
     end loop;
-end;
-$$;
+end $$;
 
 comment on procedure rota.tick_loop is
     'Tick, commit and sleep until the next multiple of every, or not at all while there is '

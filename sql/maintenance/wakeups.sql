@@ -45,8 +45,7 @@ create or replace function rota.wait_for_jobs(
     returns table (
         channels text[], look_again_in interval, has_maintenance boolean, is_active boolean
     ) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_now constant timestamptz := rota.now();
     v_slots integer[];
@@ -85,8 +84,7 @@ begin
     has_maintenance := v_is_first and (is_active or wait_for_jobs.poll_interval > '1 second')
         or rota._has_maintenance();
     return next;
-end;
-$$;
+end $$;
 
 comment on function rota.wait_for_jobs is
     'Let this session be notified of jobs: listen to the channels and claim again at the next '
@@ -96,8 +94,7 @@ comment on function rota.wait_for_jobs is
 
 create or replace function rota.stop_waiting()
     returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_keys constant integer[] := array(
         select h.key from rota._held_locks() as h where h.kind > 0);
@@ -107,8 +104,7 @@ begin
     -- The next worker also moves up to the slot, and so looks again until the transactions of
     -- all producers have ended that had found this session there.
     perform rota._notify(null, key => k.key) from unnest(v_keys) as k (key);
-end;
-$$;
+end $$;
 
 comment on function rota.stop_waiting is
     'Stop notifying this session, and notify the next waiting worker instead.';
@@ -182,8 +178,7 @@ begin
     perform rota._give_up(split_part(h.lock, ' ', 1)::integer,
         split_part(h.lock, ' ', 2)::integer)
     from unnest(v_held) as h (lock) where h.lock <> all(v_kept);
-end;
-$$;
+end $$;
 
 /* The locks of this session: kind 0 idle lock, 1 active poller, 2 and more the listen slots. */
 create or replace function rota._held_locks()
@@ -194,8 +189,7 @@ begin
     from pg_locks as l
     where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.objsubid = 2
       and l.classid::bigint between 1919907936 and 1919907953;
-end;
-$$;
+end $$;
 
 create or replace function rota._give_up(kind integer, key integer)
     returns void language plpgsql as $$
@@ -205,8 +199,7 @@ begin
     else
         perform pg_advisory_unlock(1919907936 + kind, key);
     end if;
-end;
-$$;
+end $$;
 
 /* How long until this session has to look again.  The setting rota.waiting holds, in
  * microseconds and as an id: the call before, the last change of the locks, the first
@@ -278,8 +271,7 @@ begin
     v_state[1] := c_now;
     perform set_config('rota.waiting', array_to_string(v_state, ' '), false);
     return case when v_due_at > moment then v_due_at - moment else '0' end;
-end;
-$$;
+end $$;
 
 /* Whether a queue has a due job, of other types than these if any are given, asked of the first
  * ones of each lane.  True also where a queue has more lanes than are looked at. */
@@ -311,8 +303,7 @@ begin
         end if;
     end loop;
     return false;
-end;
-$$;
+end $$;
 
 /* When something comes due between these times that no session notifies of. */
 create or replace function rota._next_due_at(
@@ -332,8 +323,7 @@ begin
         from unnest(_next_due_at.queues) as c (queue)
         where not exists (select from rota.pauses) or not rota._is_paused(c.queue, rota.now())
     ));
-end;
-$$;
+end $$;
 
 /* When the time of a job of these queues comes, or of a check that may let one in. */
 create or replace function rota._next_check_at(queues text[], since timestamptz)
@@ -376,8 +366,7 @@ begin
             )
         )
     );
-end;
-$$;
+end $$;
 
 /* The first run_at between these times in the lanes of a queue. */
 create or replace function rota._next_run_at(queue text, after timestamptz, before timestamptz)
@@ -399,5 +388,4 @@ begin
         v_first := least(v_first, v_run_at);
     end loop;
     return v_first;
-end;
-$$;
+end $$;

@@ -21,8 +21,7 @@ create or replace function rota.act_on_jobs(
     ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-    set plan_cache_mode = force_custom_plan
-as $$
+    set plan_cache_mode = force_custom_plan as $$
 declare
     c_window constant integer := case when dry_run then 2500 else 1000 end;
     c_max_looked constant integer := case when dry_run then 50000 else 5000 end;
@@ -93,8 +92,7 @@ begin
             v_done, rota._before_of(v_before, v_done), nullif(v_arguments, '{}'));
     end if;
     return next;
-end;
-$$;
+end $$;
 
 comment on function rota.act_on_jobs is
     'Retry, cancel, discard, reschedule, set_priority, move, purge or erase the jobs that '
@@ -194,8 +192,7 @@ begin
             rota.now() + rota._exact((arguments ->> 'delay')::interval)));
     end if;
     return arguments;
-end;
-$$;
+end $$;
 
 /* Refuse what cannot be read as what it must be; it names its argument. */
 create or replace function rota._check_reads(argument text, value jsonb, must_be text)
@@ -211,8 +208,7 @@ exception when data_exception then
         when 'a whole number' then left(value::text, 80)
         else quote_literal(left(value #>> '{}', 80))
     end));
-end;
-$$;
+end $$;
 
 /* A filter, checked, and with the statuses that are looked for.  Without a word of his own a
  * retry is of what failed, a purge of what is not dead, and any other act of all that it can be
@@ -286,8 +282,7 @@ begin
         when act = 'purge' then '{succeeded,cancelled}'
         else c_statuses
     end));
-end;
-$$;
+end $$;
 
 /* The jobs that a filter finds among so many behind an id, how many were looked at, and the
  * last of them.  Each part of the history is left alone whose statuses are not wanted. */
@@ -369,8 +364,7 @@ begin
         ) as a
         order by a.id limit max_rows
     ) as w;
-end;
-$$;
+end $$;
 
 /* Those of the ids that a filter names of which there is no job, told by the first call. */
 create or replace function rota._missing_jobs(filter jsonb, after_id bigint)
@@ -458,8 +452,7 @@ begin
         when 'purge' then perform rota._purge_ended(done);
         when 'erase' then perform rota._erase_jobs(done);
     end case;
-end;
-$$;
+end $$;
 
 /* What there is to know of these jobs for an act, of those that no other session has locked.  A
  * dry run locks none itself: it reads once which transactions hold rows; where several hold one
@@ -503,8 +496,7 @@ begin
             ) as l
         ) as k
     );
-end;
-$$;
+end $$;
 
 /* To which of these jobs an act can be done, and why not to the others. */
 create or replace function rota._sort_out(
@@ -527,8 +519,7 @@ begin
         select coalesce(jsonb_agg(r.value order by r.key::bigint), '[]')
         from jsonb_each(v_refused) as r
     );
-end;
-$$;
+end $$;
 
 /* What the record keeps of jobs as they were: how many had which status; and of what was
  * replaced, of one job the value, of many how many had which of the 20 most frequent, of times
@@ -586,8 +577,7 @@ begin
             group by 1
         ) as g
     );
-end;
-$$;
+end $$;
 
 /* The same where it failed for some of them: one by one. */
 create or replace function rota._act_singly(
@@ -616,8 +606,7 @@ begin
             conflicts := conflicts || jsonb_build_object('job_id', v_id, 'reason', sqlerrm);
         end;
     end loop;
-end;
-$$;
+end $$;
 
 /* Why an act cannot be done to a job, which was locked unless it is null; null if it can. */
 create or replace function rota._conflict(
@@ -663,8 +652,7 @@ begin
     if v_reason is null then return null; end if;
     return jsonb_strip_nulls(jsonb_build_object('job_id', job_id, 'reason', v_reason, 'pid',
         v_pid, 'holder', v_key_job));
-end;
-$$;
+end $$;
 
 /* Change payload and max_attempts before a retry.  The attempts that failed keep the payload
  * that they had; that of a single job is also returned, if it is not large. */
@@ -708,8 +696,7 @@ begin
             f.payload || (_edit_jobs.arguments -> 'merge'), f.payload)
     where f.id = any(_edit_jobs.job_ids);
     return v_payload;
-end;
-$$;
+end $$;
 
 /* Delete ended jobs and what is told of their attempts, as retention does: to an archive. */
 create or replace function rota._purge_ended(job_ids bigint[])
@@ -750,8 +737,7 @@ begin
         from jobs as f where f.pipeline is null
     ) as u
     where u.finished_at > c_counted_until;
-end;
-$$;
+end $$;
 
 /* Erase personal data from jobs: payload, result, headers, keys, and the texts of errors and
  * acts.  A job that waits cannot run without its payload, so it is cancelled first. */
@@ -785,5 +771,4 @@ begin
     set before = a.before - 'payload', after = a.after - c_texts, filter = a.filter - c_texts
     where a.job_ids && _erase_jobs.job_ids
       and (a.before ? 'payload' or a.after ?| c_texts or a.filter ?| c_texts);
-end;
-$$;
+end $$;

@@ -21,8 +21,7 @@ begin
     return query select f.severity, f.finding, rota._printable(f.evidence), f.remedy
     from rota._findings() with ordinality as f (severity, finding, evidence, remedy, ordinal)
     order by array_position('{critical,warning,ok}'::text[], f.severity), f.ordinal;
-end;
-$$;
+end $$;
 
 comment on function rota.doctor is
     'What is wrong with this queue and the database under it, the worst first: severity '
@@ -83,8 +82,7 @@ begin
                 null::text;
         end;
     end loop;
-end;
-$$;
+end $$;
 
 /* Not trouble, but what the reader has to know of all other rows. */
 create or replace function rota._examine_standby()
@@ -214,8 +212,7 @@ begin
           and coalesce(j.own_place, j.run_at) <= c_now and j.run_at <= c_now
         order by coalesce(j.own_place, j.run_at), j.id limit 500
     ) as d;
-end;
-$$;
+end $$;
 
 /* The queues that have jobs which may start; of very many not all. */
 create or replace function rota._ready_queues()
@@ -250,8 +247,7 @@ begin
 
     return query select u.queue, u.job_type, u.due_jobs, u.due_since, u.job_id
     from rota._untaken_jobs(untaken_jobs.queues) as u;
-end;
-$$;
+end $$;
 
 comment on function rota.untaken_jobs is
     'The types that have due jobs in these queues and no live worker that takes them, the '
@@ -358,8 +354,7 @@ begin
       and e.reason not in ('queue_paused', 'type_paused', 'all_paused', 'no_worker',
         'waits_for_forwarder')
     order by o.run_at limit 20;
-end;
-$$;
+end $$;
 
 create or replace function rota._examine_limits()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
@@ -473,8 +468,7 @@ declare
 begin
     return case when position('$do$' in c_body) > 0 then format('do %L;', c_body)
         else format('do $do$ %s $do$;', c_body) end;
-end;
-$$;
+end $$;
 
 create or replace function rota._examine_effects()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
@@ -647,8 +641,7 @@ begin
                 'pg_stat_activity tells the oldest transaction to a superuser')),
         'select pg_terminate_backend(' || c_oldest || ');'
     where c_usage > 0.01;
-end;
-$$;
+end $$;
 
 create or replace function rota._examine_sequences()
     returns table (severity text, evidence text, remedy text) language sql stable as $$

@@ -128,8 +128,7 @@ begin
     where d.expected is null or d.kind not in ('view', 'function', 'procedure', 'grant')
     on conflict on constraint manifest_pkey do update
     set is_drifted = true;
-end;
-$$;
+end $$;
 
 /* Drop the functions of the version before that this one has not: all that the manifest lists
  * and this transaction has not written.  What others have put into the schema stays. */
@@ -147,8 +146,7 @@ begin
     loop
         execute format('drop routine %s', v_function.function);
     end loop;
-end;
-$$;
+end $$;
 
 /* After an install: what is there is what belongs there, but for what was out of order. */
 create or replace function rota._keep_manifest()
@@ -167,8 +165,7 @@ begin
     on conflict on constraint manifest_pkey do update
     set definition = excluded.definition
     where not m.is_drifted and m.definition is distinct from excluded.definition;
-end;
-$$;
+end $$;
 
 /* What is otherwise than installed, in objects and rights, and the statement that mends it. */
 create or replace function rota._examine_drift()
@@ -249,8 +246,7 @@ begin
             actual::jsonb)
         else c_drop || ' ' || c_make
     end;
-end;
-$$;
+end $$;
 
 create or replace function rota._make_column(table_name text, column_name text, column_as jsonb)
     returns text language sql immutable as $$

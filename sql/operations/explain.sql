@@ -37,8 +37,7 @@ begin
     from rota._explain(v_found.job, v_found.row_xmax, v_found.ended)
         with ordinality as r (reason, explanation, remedy, ordinal)
     order by r.ordinal;
-end;
-$$;
+end $$;
 
 comment on function rota.explain_job is
     'Why a job does not run, or how it runs or ended: in order a reason, its explanation for '
@@ -76,8 +75,7 @@ begin
     select 'standby', 'seen on a standby: who is connected to the primary, and whether another '
         'transaction has locked the job, is only to be seen there', null::text
     where pg_is_in_recovery();
-end;
-$$;
+end $$;
 
 /* Not due, or paused. */
 create or replace function rota._explain_time(job rota.jobs)
@@ -123,8 +121,7 @@ begin
         select 'needs_tick', 'it was held by a pause that is over: the next tick lets it in',
             'select * from rota.tick();';
     end if;
-end;
-$$;
+end $$;
 
 /* Its retry is due, and waits for the retry budget of its queue. */
 create or replace function rota._explain_budget(job rota.jobs)
@@ -169,8 +166,7 @@ begin
     select 'needs_tick', format('its retry has been due for %s, and the next tick lets it in',
         rota._span(rota.now() - job.run_at)), 'select * from rota.tick();'
     where v_wait <= interval '1 second';
-end;
-$$;
+end $$;
 
 /* Another transaction has locked the row: claims pass over it.  A claim locks the rows that it
  * looks at, too; so a lock is told of when it is still there after a moment. */
@@ -187,8 +183,7 @@ begin
         coalesce('rollback prepared ' || rota._literal(h.gid) || ';',
             format('select pg_terminate_backend(%s);', h.pid))
     from rota._row_holder(_explain_lock.row_xmax, 'rota.jobs') as h;
-end;
-$$;
+end $$;
 
 /* Which limits it counts for have no room, or hold it although they have. */
 create or replace function rota._explain_limits(job rota.jobs)
@@ -275,8 +270,7 @@ begin
             'the end of a job under that limit, lets it in', c_hold),
             'select * from rota.tick();';
     end if;
-end;
-$$;
+end $$;
 
 /* The jobs that it depends on, those first that will never end well by themselves. */
 create or replace function rota._explain_parents(job rota.jobs)
@@ -367,8 +361,7 @@ begin
             'select * from rota.explain_job(' || v_head_id || ');'
         where v_head_id is distinct from job.id;
     end if;
-end;
-$$;
+end $$;
 
 /* Whether a live worker takes such jobs. */
 create or replace function rota._explain_workers(job rota.jobs)
@@ -409,8 +402,7 @@ begin
         end || format('. Start one with a handler for %s and --queue %s', job.job_type,
             job.queue),
         null::text;
-end;
-$$;
+end $$;
 
 /* How many are before it, in its lane or among those of its queue that wait for the same limit,
  * and when it will start if such jobs go on ending as those of the last ten minutes did.  Both
@@ -509,8 +501,7 @@ begin
             else ''
         end,
         null::text;
-end;
-$$;
+end $$;
 
 /* Who has it, and what there is to be seen of him. */
 create or replace function rota._explain_running(job rota.jobs)
@@ -564,8 +555,7 @@ begin
             'select rota.cancel_job(%s%s) from taken;', job.id, job.id,
             coalesce(', ' || rota._literal(job.cancel_reason), ''))
     where job.cancel_requested_at is not null;
-end;
-$$;
+end $$;
 
 /* How it ended, and each attempt that failed, the newest first. */
 create or replace function rota._explain_ended(ended rota.finished_jobs)
@@ -598,8 +588,7 @@ begin
             rota._span(e.failed_at - e.started_at), rota._error_words(e.error_type, e.message)),
         null::text
     from rota.job_errors as e where e.job_id = ended.id order by e.lease_token desc limit 50;
-end;
-$$;
+end $$;
 
 /* Whether any session does the maintenance that lets jobs in and takes them back. */
 create or replace function rota._explain_ticks()

@@ -109,8 +109,7 @@ begin
         least(rota._bucket_time(p.run_p95), s.longest_run),
         least(rota._bucket_time(p.run_p99), s.longest_run), s.longest_run
     from sums as s left join percentiles as p on p.place = s.place order by s.place;
-end;
-$$;
+end $$;
 
 comment on function rota.job_stats is
     'What ended, by minute, hour or day of UTC, or in total, and by queue and job type or as '
@@ -137,8 +136,7 @@ begin
         when step = 'hour' or c_since < c_now - interval '47 hours' then interval '1 hour'
         else interval '1 minute'
     end, c_since, 'epoch');
-end;
-$$;
+end $$;
 
 /* The rows of job_stats that make up a span, each end of a job in one of them.  The row of a
  * day or hour that goes on has what ended up to days_until or hours_until. */
@@ -181,8 +179,7 @@ begin
     ) as p (step, since, until)
     join rota.job_stats as s
         on s.step = p.step and s.starts_at >= p.since and s.starts_at < p.until;
-end;
-$$;
+end $$;
 
 -- The middle of a bucket, by proportion.
 create or replace function rota._bucket_time(bucket smallint)
@@ -196,8 +193,7 @@ create or replace function rota.rising_failures()
         failed_share numeric, usual_share numeric
     ) language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set enable_bitmapscan = off set jit = off
-as $$
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     c_until constant timestamptz := (select p.counted_until from rota.stats_progress as p);
@@ -232,8 +228,7 @@ begin
     -- More of them because there is more to do is no alarm.
     where r.failures > 3 * r.usual_failures and r.failed_share > 2 * r.usual_share
     order by r.failures desc, r.queue, r.job_type;
-end;
-$$;
+end $$;
 
 comment on function rota.rising_failures is
     'Queues and job types of which, in the last 10 minutes, at least 5 attempts failed, more '

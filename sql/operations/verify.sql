@@ -194,8 +194,7 @@ begin
         from limits as l cross join lateral rota._bound(l.limit_name) as b
     ))) as p (promise, found)
     cross join lateral (select array_remove(p.found, null) as broken) as b;
-end;
-$$;
+end $$;
 
 comment on function rota.verify is
     'Count the promises again on the newest max_rows rows of each kind: the promise, how many '

@@ -109,8 +109,7 @@ comment on view rota.dead_jobs is
  * is ids, numbers and what stands in quotes, is folded into one word each. */
 create or replace function rota.fold_error(message text)
     returns text language plpgsql immutable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_text text := left(message, 1000);
 begin
@@ -121,8 +120,7 @@ begin
     v_text := regexp_replace(v_text, '\m(0x[0-9a-f]+|(?=[a-f]*[0-9])[0-9a-f]{8,})\M', 'ID',
         'gi');
     return regexp_replace(v_text, '[0-9]+([.,:][0-9]+)*', 'N', 'g');
-end;
-$$;
+end $$;
 
 comment on function rota.fold_error is
     'The text of an error without what differs from job to job: numbers become N, ids ID, and '

@@ -26,8 +26,7 @@ begin
         when c_parts = '{}' then '0 s'
         else array_to_string(c_parts[:2], ' ')
     end;
-end;
-$$;
+end $$;
 
 /* A time in the zone of the session, to the second. */
 create or replace function rota._moment(moment timestamptz)
@@ -203,8 +202,7 @@ begin
             then v_session.backend_type end,
         v_session.state || ' for ' || rota._span(v_session.since),
         'transaction open for ' || rota._span(v_session.open_for)));
-end;
-$$;
+end $$;
 
 /* Workers that are there: they have reported lately, and the session by which they did is still
  * connected.  On a standby the sessions of the primary are not to be seen. */
@@ -279,5 +277,4 @@ begin
             return;
         end;
     end loop;
-end;
-$$;
+end $$;

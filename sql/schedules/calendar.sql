@@ -23,8 +23,7 @@ begin
         v_second := rota._next_second(parsed, 0);
     end if;
     return v_day + make_interval(secs => v_second);
-end;
-$$;
+end $$;
 
 /* The first matching day at or after *day*. */
 create or replace function rota._next_day(parsed rota.parsed_schedule, day date)
@@ -54,8 +53,7 @@ begin
         v_skipped := 0;
     end loop;
     return null;
-end;
-$$;
+end $$;
 
 /* The days that match in a month that begins on weekday *first* (0 is Sunday). */
 create or replace function rota._days_of_month(
@@ -96,8 +94,7 @@ begin
 
     if parsed.is_both then return v_days & v_weekdays & v_month; end if;
     return (v_days | v_weekdays) & v_month;
-end;
-$$;
+end $$;
 
 /* The same within a day, in seconds since its begin; null if none is left. */
 create or replace function rota._next_second(parsed rota.parsed_schedule, second integer)
@@ -120,8 +117,7 @@ begin
     if parsed.hours >> v_hour + 1 = 0 then return null; end if;
     return 3600 * rota._lowest_bit(parsed.hours >> v_hour + 1 << v_hour + 1)
         + 60 * rota._lowest_bit(parsed.minutes) + rota._lowest_bit(parsed.seconds);
-end;
-$$;
+end $$;
 
 /* A logarithm of a power of two is exact enough to round. */
 create or replace function rota._lowest_bit(bits bigint)

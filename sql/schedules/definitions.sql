@@ -25,8 +25,7 @@ create or replace function rota.schedule_job(
     source text default null, time_limit interval default null, headers jsonb default null
 )
     returns table (outcome text, next_run_at timestamptz) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('name', name);
     perform rota._check_new_job('', job_type, payload, queue, null, null, priority,
@@ -61,8 +60,7 @@ begin
             'catch_up_max', catch_up_max, 'overlap', overlap, 'jitter', rota._exact(jitter),
             'starts_at', starts_at, 'ends_at', ends_at, 'source', source,
             'time_limit', rota._exact(time_limit), 'headers', headers))) as d;
-end;
-$$;
+end $$;
 
 comment on function rota.schedule_job is
     'Have a job made at each time that a schedule names, or change what was scheduled under '
@@ -110,8 +108,7 @@ begin
         end if;
     end loop;
     return next;
-end;
-$$;
+end $$;
 
 /* The new definition with the source that it has, or had; refused if that is another one, or
  * if the old one is of a queue that an operator is kept from. */
@@ -126,8 +123,7 @@ begin
     end if;
     return jsonb_populate_record(new, jsonb_build_object('source',
         coalesce(new.source, old.source)));
-end;
-$$;
+end $$;
 
 /* Whether two definitions say the same; the rest of a row says how far it has come. */
 create or replace function rota._is_same(old rota.job_definitions, new rota.job_definitions)
@@ -180,26 +176,22 @@ begin
         perform rota._add_checks('schedule', array[new.name]);
     end if;
     return v_next_run_at;
-end;
-$$;
+end $$;
 
 create or replace function rota.unschedule_job(name text)
     returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._hold_definition(name);
     delete from rota.job_definitions as d where d.name = unschedule_job.name;
-end;
-$$;
+end $$;
 
 comment on function rota.unschedule_job is
     'Forget a schedule; the jobs that it has made stay; raises RT005, 22023.';
 
 create or replace function rota.enable_schedule(name text)
     returns timestamptz language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_definition rota.job_definitions;
     v_next_run_at timestamptz;
@@ -214,8 +206,7 @@ begin
     where d.name = enable_schedule.name;
     if v_next_run_at is null then perform rota._add_checks('schedule', array[name]); end if;
     return v_next_run_at;
-end;
-$$;
+end $$;
 
 comment on function rota.enable_schedule is
     'Let a disabled schedule make jobs again and return the time of the next, which is later '
@@ -224,16 +215,14 @@ comment on function rota.enable_schedule is
 
 create or replace function rota.disable_schedule(name text)
     returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._hold_definition(name);
     update rota.job_definitions as d
     set is_enabled = false, disabled_at = coalesce(d.disabled_at, rota.now()),
         disabled_by = session_user, next_run_at = null, updated_at = rota.now()
     where d.name = disable_schedule.name and d.disabled_by is null;
-end;
-$$;
+end $$;
 
 comment on function rota.disable_schedule is
     'Stop a schedule from making jobs until enable_schedule(); raises RT005, 22023.';
@@ -250,13 +239,11 @@ begin
         perform rota._raise_no_schedule(name);
     end if;
     return v_definition;
-end;
-$$;
+end $$;
 
 create or replace function rota.run_schedule_now(name text)
     returns bigint language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_definition rota.job_definitions;
     v_parsed rota.parsed_schedule;
@@ -285,8 +272,7 @@ begin
         next_run_at = case when v_parsed.kind <> 'after' then d.next_run_at end
     where d.name = v_definition.name;
     return v_job_id;
-end;
-$$;
+end $$;
 
 comment on function rota.run_schedule_now is
     'Make a job of a schedule now, also of a disabled one, beside those at its times, and '
@@ -310,5 +296,4 @@ begin
         v_free := v_free + interval '1 microsecond';
     end loop;
     return v_free;
-end;
-$$;
+end $$;

@@ -8,8 +8,7 @@
 
 create or replace function rota.describe_schedule(schedule text)
     returns text language plpgsql immutable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_parsed constant rota.parsed_schedule := rota._parse_schedule(schedule);
     v_times text;
@@ -26,8 +25,7 @@ begin
     v_times := rota._describe_times(rota._bits(v_parsed.hours), rota._bits(v_parsed.minutes),
         rota._bits(v_parsed.seconds));
     return v_times || rota._describe_days(v_parsed, v_times);
-end;
-$$;
+end $$;
 
 comment on function rota.describe_schedule is
     'Say in English what a schedule text means; raises RT006, 22023.';
@@ -49,8 +47,7 @@ begin
         when seconds = v_unit then v_name
         else format('%s %ss', seconds / v_unit, v_name)
     end || case v_unit when 86400 then ' of 24 hours' else '' end;
-end;
-$$;
+end $$;
 
 /* Evenly spaced: every 5 minutes from 09:00 to 17:55; few: at 09:00 and 17:30; else numbers. */
 create or replace function rota._describe_times(
@@ -91,8 +88,7 @@ begin
             order by 1), 'and');
     end if;
     return rota._describe_numbers(hours, minutes, seconds);
-end;
-$$;
+end $$;
 
 /* Such as every 15 minutes of the hours 9, 12 and 15. */
 create or replace function rota._describe_numbers(
@@ -118,8 +114,7 @@ begin
         when not v_each_minute then ' of every hour'
         else ''
     end;
-end;
-$$;
+end $$;
 
 /* The same share of each whole, from its beginning: every minute, every 15 minutes. */
 create or replace function rota._describe_share(unit text, numbers integer[])
@@ -178,8 +173,7 @@ begin
         when v_days like '% of the month%' then ', in ' || v_in
         else ' in ' || v_in
     end;
-end;
-$$;
+end $$;
 
 /* On days 1 and 15 and on the last day; or without the prefix, day 1, 15 or the last day. */
 create or replace function rota._describe_month_days(days bigint, prefix text, conjunction text)
@@ -222,8 +216,7 @@ begin
         'on ' || rota._describe_list(rota._describe_runs(v_weekdays, c_names), 'and'),
         'on ' || rota._describe_list(v_items, 'and') || of_month
     ], ' and ');
-end;
-$$;
+end $$;
 
 /* Ascending numbers as items, three and more that follow each other as one: 1 to 5. */
 create or replace function rota._describe_runs(numbers integer[], names text[])
@@ -247,8 +240,7 @@ begin
         end;
     end loop;
     return v_items;
-end;
-$$;
+end $$;
 
 /* Null if it is empty. */
 create or replace function rota._describe_list(items text[], conjunction text)

@@ -19,8 +19,7 @@ create or replace function rota.next_run(
     starts_at timestamptz default null
 )
     returns timestamptz language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_after constant timestamptz := coalesce(after, rota.now());
 begin
@@ -29,8 +28,7 @@ begin
     if starts_at is not null then perform rota._check_run_at('starts_at', starts_at); end if;
     return rota._next_occurrence(rota._parse_schedule(schedule), time_zone,
         greatest(v_after, starts_at - interval '1 microsecond'), coalesce(starts_at, v_after));
-end;
-$$;
+end $$;
 
 comment on function rota.next_run is
     'The first time later than after (now) that a schedule text names in a time zone, not '
@@ -45,8 +43,7 @@ create or replace function rota.upcoming_runs(
         run_at timestamptz, local_time timestamp without time zone, utc_offset interval,
         clock_change text
     ) language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_after constant timestamptz := coalesce(after, rota.now());
     v_definition rota.job_definitions;
@@ -85,8 +82,7 @@ begin
         clock_change := rota._clock_note(v_parsed, v_definition.time_zone, run_at);
         return next;
     end loop;
-end;
-$$;
+end $$;
 
 comment on function rota.upcoming_runs is
     'The next max_runs times later than after (now) of a schedule text, or of the schedule of '
@@ -113,8 +109,7 @@ begin
     -- Whether the clock shows once more what it shows then.
     v_change := rota._clock_change(time_zone, run_at, run_at + interval '26 hours');
     return case when (v_change at time zone time_zone) <= v_wall then 'first' end;
-end;
-$$;
+end $$;
 
 /* The first time later than *after*. */
 create or replace function rota._next_occurrence(
@@ -142,8 +137,7 @@ begin
         perform rota._refuse('time_zone', format('%L has clocks that go wrong', time_zone));
     end if;
     return case when v_time < '9999-01-01 00:00+00' then v_time end;
-end;
-$$;
+end $$;
 
 /* Of jobs of fixed time: once for each wall time named, and not before the clock is there. */
 create or replace function rota._next_fixed(
@@ -162,8 +156,7 @@ begin
             + date_trunc('second', (v_change - interval '1 second') at time zone time_zone));
     end if;
     return rota._first_instant(time_zone, rota._next_wall(parsed, v_wall));
-end;
-$$;
+end $$;
 
 /* Of the others: whenever the wall clock shows what is named. */
 create or replace function rota._next_shown(
@@ -197,8 +190,7 @@ begin
         v_from := v_change;
     end loop;
     return null;
-end;
-$$;
+end $$;
 
 /* The newest *max_times* times from *first*, which is one, to *until*, the oldest in front. */
 create or replace function rota._occurrences_until(
@@ -219,8 +211,7 @@ begin
         v_until := v_time - interval '1 microsecond';
     end loop;
     return v_times;
-end;
-$$;
+end $$;
 
 /* The last time from *first*, which is one, to *until*.  The search is for the point behind
  * which nothing more comes: first in growing steps, the first as long as the guess *back*, then
@@ -263,8 +254,7 @@ begin
         end if;
     end loop;
     return v_time;
-end;
-$$;
+end $$;
 
 create or replace function rota._raise_no_schedule(name text)
     returns void language plpgsql as $$
@@ -273,5 +263,4 @@ begin
     raise exception using
         errcode = 'RT005', message = format('schedule %L not found', left(name, 80)),
         hint = 'rota.job_definitions lists all that there are.';
-end;
-$$;
+end $$;

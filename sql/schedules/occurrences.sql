@@ -42,8 +42,7 @@ begin
         end;
     end loop;
     return v_enqueued;
-end;
-$$;
+end $$;
 
 create or replace function rota._enqueue_one_by_one(due timestamptz, max_jobs integer)
     returns integer language plpgsql as $$
@@ -74,8 +73,7 @@ begin
         end;
     end loop;
     return v_enqueued;
-end;
-$$;
+end $$;
 
 /* Disable a definition whose own values make it fail, and which the caller has locked; any
  * other error may pass. */
@@ -92,8 +90,7 @@ begin
         last_error = left(_disable_broken.problem, 1000), next_run_at = null
     where d.name = _disable_broken.name;
     raise warning 'schedule % is disabled: %', name, problem;
-end;
-$$;
+end $$;
 
 /* Enqueue what a definition that is about to change has due, and return what it is then. */
 create or replace function rota._enqueue_late(definition rota.job_definitions)
@@ -111,8 +108,7 @@ begin
     end;
     select d.* into definition from rota.job_definitions as d where d.name = definition.name;
     return definition;
-end;
-$$;
+end $$;
 
 /* Enqueue the jobs of definitions that are due and that the caller has locked: of all, or of
  * the oldest until there are *max_jobs*; the last may add more.  Returns how many there are.
@@ -158,8 +154,7 @@ begin
     perform rota._make_jobs(v_made_names, v_made_times, v_made_ids, false, due);
     perform rota._advance(v_names, v_lasts, v_nexts, v_made_names, v_made_ids);
     return cardinality(v_made_names);
-end;
-$$;
+end $$;
 
 /* A row for each planned time that is dealt with, of as many definitions as are taken. */
 create or replace function rota._plan_due(names text[], due timestamptz, max_jobs integer)
@@ -209,8 +204,7 @@ begin
         v_planned := v_planned + cardinality(v_taken) * cardinality(v_plan.occurrences);
         exit when v_planned >= max_jobs;
     end loop;
-end;
-$$;
+end $$;
 
 /* Those with a live job, of definitions to which that matters; to `after` only the last one. */
 create or replace function rota._live_definitions(names text[])
@@ -231,8 +225,7 @@ begin
             where d.name = any(_live_definitions.names) and d.kind = 'after'
         ))
     );
-end;
-$$;
+end $$;
 
 /* The planned times that shall have a job, the last of all until now, and the next.
  *
@@ -280,8 +273,7 @@ begin
     last_run_at := coalesce(occurrences[cardinality(occurrences)], first);
     next_run_at := case when v_next > ends_at then null else v_next end;
     return next;
-end;
-$$;
+end $$;
 
 /* Put in the jobs of planned times that are theirs already. */
 create or replace function rota._make_jobs(
@@ -318,8 +310,7 @@ begin
     join rota.job_definitions as d on d.name = m.name where d.overlap = 'queue';
     if v_blocked is not null then perform rota._jobs_came_in(v_blocked); end if;
     perform rota._notify_for(ids);
-end;
-$$;
+end $$;
 
 /* Write into the definitions what was dealt with, and what is next. */
 create or replace function rota._advance(
@@ -350,8 +341,7 @@ begin
     insert into rota.pending_checks (kind, subject)
     select 'schedule', m.name from moved as m
     where m.next_run_at is null and m.job_id is null and m.kind = 'after';
-end;
-$$;
+end $$;
 
 /* Plan what follows the last job of a definition, if it has ended; false if that is not to be
  * known just now.  A transaction that ends a live one later finds that its end is waited for.
@@ -381,8 +371,7 @@ begin
     update rota.job_definitions as d
     set next_run_at = v_next_run_at where d.name = v_definition.name;
     return true;
-end;
-$$;
+end $$;
 
 /* The first planned time later than *after* and than all that was dealt with; null after the
  * end.  Of `after 10 minutes` it may be *after* itself, and is null while the last job is live.
@@ -410,8 +399,7 @@ begin
             rota._next_occurrence(v_parsed, definition.time_zone, v_ended_at, null));
     end if;
     return case when v_next > definition.ends_at then null else v_next end;
-end;
-$$;
+end $$;
 
 /* When a job ended; null while it is live, now if its end is forgotten. */
 create or replace function rota._ended_at(job_id bigint)
@@ -425,5 +413,4 @@ begin
     return coalesce((
         select max(f.finished_at) from rota.finished_jobs as f where f.id = _ended_at.job_id
     ), rota.now());
-end;
-$$;
+end $$;

@@ -54,8 +54,7 @@ begin
         perform rota._refuse_schedule(schedule, 'names a day that no month of it ever has');
     end if;
     return v_parsed;
-end;
-$$;
+end $$;
 
 create or replace function rota._refuse_schedule(schedule text, problem text)
     returns void language plpgsql immutable as $$
@@ -67,8 +66,7 @@ begin
             problem),
         hint = 'Such as 0 2 * * * (each day at 02:00), */5 * * * *, 0 9 * * MON-FRI, @daily, '
             'every 90 seconds, after 10 minutes.';
-end;
-$$;
+end $$;
 
 /* In capitals, for names may be written either way; @daily and the like written out. */
 create or replace function rota._schedule_words(schedule text)
@@ -89,8 +87,7 @@ begin
             else v_text
         end,
         '[' || c_space || ']+');
-end;
-$$;
+end $$;
 
 create or replace function rota._parse_period(schedule text, words text[])
     returns interval language plpgsql immutable as $$
@@ -112,8 +109,7 @@ begin
             'weeks, at most 100 years', lower(array_to_string(words[2:], ' '))));
     end if;
     return make_interval(secs => v_seconds::float8);
-end;
-$$;
+end $$;
 
 create or replace function rota._parse_field(schedule text, field text, value text)
     returns bigint language plpgsql immutable as $$
@@ -143,8 +139,7 @@ begin
         v_set := v_set | v_bits;
     end loop;
     return v_set;
-end;
-$$;
+end $$;
 
 -- A star, 5, 1-5, a step of a star or a range, or 5/15, which is 5-59/15; null if it is none.
 create or replace function rota._parse_range(field text, term text)
@@ -182,8 +177,7 @@ begin
     -- Sunday has two numbers.
     if field = 'weekday' then v_set := (v_set | (v_set >> 7)) & 127; end if;
     return v_set;
-end;
-$$;
+end $$;
 
 /* The number of a number or name, null if it is none; it may lie outside of the field. */
 create or replace function rota._parse_value(field text, value text)
@@ -197,8 +191,7 @@ begin
         return array_position('{SUN,MON,TUE,WED,THU,FRI,SAT}', value) - 1;
     end if;
     return null;
-end;
-$$;
+end $$;
 
 /* `MON#2`, `1#2`, or `5L`, the last Friday; null if it is none. */
 create or replace function rota._parse_nth_weekday(term text)
@@ -210,5 +203,4 @@ declare
 begin
     return case when v_weekday <= 7 then 1::bigint << 7 * coalesce(v_parts[3], '6')::integer
         + v_weekday % 7 end;
-end;
-$$;
+end $$;

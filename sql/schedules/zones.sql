@@ -34,8 +34,7 @@ begin
         end if;
     end loop;
     return after + make_interval(secs => v_since);
-end;
-$$;
+end $$;
 
 /* The first instant at which the wall clock shows *wall*, or more because it skipped it. */
 create or replace function rota._first_instant(time_zone text, wall timestamp without time zone)
@@ -51,8 +50,7 @@ begin
         + (wall - ((v_change - interval '1 second') at time zone time_zone));
     if v_before < v_change then return v_before; end if;
     return greatest(v_change, v_change + (wall - (v_change at time zone time_zone)));
-end;
-$$;
+end $$;
 
 /* Only names of the IANA database, which have rules for all time.  Postgres also takes
  * abbreviations, which are fixed offsets and come first, and texts such as FOO+3, which mean
@@ -84,5 +82,4 @@ begin
 
     perform rota._refuse(argument, format('must be a name such as Europe/Warsaw or UTC, got %s',
         coalesce(quote_literal(left(time_zone, 80)), 'null')));
-end;
-$$;
+end $$;

@@ -46,5 +46,4 @@ begin
     drop schema if exists rota_0_1_0 cascade;
     perform set_config('rota.installed_version', rota.version(), true);
     perform rota._note_drift();
-end;
-$$;
+end $$;

@@ -18,5 +18,4 @@ begin
             hint = format('Install %s or newer: pip install ''rota>=%s''.  To go back all the '
                 'same: --force, or psql -v allow_downgrade=1.', c_installed, c_installed);
     end if;
-end;
-$$;
+end $$;

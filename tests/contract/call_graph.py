@@ -20,7 +20,7 @@ SQL = Path(__file__).resolve().parents[2] / "sql"
 FOLDERS = ("base", "jobs", "waiting", "schedules", "maintenance", "operations", "access")
 """From the bottom up: a function calls its own folder and those before it."""
 FUNCTION = re.compile(
-    r"^create or replace (?:function|procedure) rota\.(\w+)\((.*?)^\$\$;$",
+    r"^create or replace (?:function|procedure) rota\.(\w+)\((.*?)^(?:end )?\$\$;$",
     re.DOTALL | re.MULTILINE,
 )
 HIDDEN = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/", re.DOTALL)

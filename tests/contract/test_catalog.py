@@ -287,7 +287,7 @@ def test_moments_have_a_time_zone(db: Db) -> None:
 
 
 FUNCTION = re.compile(
-    r"^create or replace (?:function|procedure) rota\.(\w+)\((.*?)^\$\$;$",
+    r"^create or replace (?:function|procedure) rota\.(\w+)\((.*?)^(?:end )?\$\$;$",
     re.DOTALL | re.MULTILINE,
 )
 STATEMENT = re.compile(

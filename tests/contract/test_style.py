@@ -35,7 +35,7 @@ KEYWORDS = re.compile(
 )
 FUNCTION = re.compile(
     r"^create (?P<replace>or replace )?(?:function|procedure) (?P<name>[\w.]+)\("
-    r"(?P<rest>.*?)^\$\$;$",
+    r"(?P<rest>.*?)^(?:end )?\$\$;$",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -120,6 +120,7 @@ def test_every_function_is_seen_by_these_tests(path: Path) -> None:
 
 @every_function
 def test_a_function_can_be_replayed_and_is_pinned_if_public(found: re.Match[str]) -> None:
+    head = re.split(r"\s+as \$\$$", found["rest"], maxsplit=1, flags=re.MULTILINE)[0]
     assert found["replace"]
     assert found["name"].startswith("rota.")
     if found["name"] in COMMITTING:
@@ -132,7 +133,7 @@ def test_a_function_can_be_replayed_and_is_pinned_if_public(found: re.Match[str]
         assert "security definer" not in found["rest"]
         assert "set search_path" not in found["rest"]
     else:
-        assert "\n    set search_path = pg_catalog, pg_temp\n" in found["rest"]
+        assert re.search(r"^    set search_path = pg_catalog, pg_temp$", head, re.MULTILINE)
     assert "strict" not in code_of(found["rest"]).split("$$")[0]
 
 

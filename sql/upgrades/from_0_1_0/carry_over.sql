@@ -34,8 +34,7 @@ begin
         select coalesce(min(x.xid), pg_snapshot_xmax(pg_current_snapshot()))::xid
         from pg_snapshot_xip(pg_current_snapshot()) as x (xid)
     );
-end;
-$$;
+end $$;
 
 /* Whether a row was written since; of one that is frozen that is sometimes said wrongly. */
 create function rota_0_1_0._is_since(written_by xid, since xid)
@@ -132,8 +131,7 @@ begin
         'where $1 is null or rota_0_1_0._is_since(o.written_by, $1) '
         'on conflict do nothing', name, c_columns)
     using since;
-end;
-$$;
+end $$;
 
 /* The ids, as they are here, of jobs that were written since. */
 create function rota_0_1_0._changed_jobs(since xid)
@@ -146,8 +144,7 @@ begin
         select coalesce(f.first_job_id, f.id) from rota_0_1_0.finished_jobs as f
         where rota_0_1_0._is_since(f.xmin, _changed_jobs.since)
     );
-end;
-$$;
+end $$;
 
 /* Carry these jobs, or all.  The stages before of a run have had leases of their own. */
 create function rota_0_1_0._carry_jobs(ids bigint[])
@@ -235,8 +232,7 @@ begin
         f.created_at, f.started_at, f.finished_at, f.stage_input, f.result
     from rota_0_1_0.finished_jobs as f
     where f.first_job_id is not null and (ids is null or f.first_job_id = any(ids));
-end;
-$$;
+end $$;
 
 /* Carry the keys that were written since, or all; one whose job is unknown to each type. */
 create function rota_0_1_0._carry_keys(since xid)
@@ -282,8 +278,7 @@ begin
         k.kept_until
     from kept as k join scopes as s on s.key_scope = coalesce(k.key_scope, s.key_scope)
     on conflict do nothing;
-end;
-$$;
+end $$;
 
 /* Take away what has ended and is not kept there any more, of which no row tells. */
 create function rota_0_1_0._drop_gone_jobs() returns void language plpgsql as $$
@@ -291,8 +286,7 @@ begin
     delete from rota.jobs as n
     where not exists (
         select from rota_0_1_0.jobs as o where coalesce(o.first_job_id, o.id) = n.id);
-end;
-$$;
+end $$;
 
 /* Leave checks of what these jobs wait for, or all, and give places to those of limit keys. */
 create function rota_0_1_0._settle_jobs(ids bigint[])
@@ -325,8 +319,7 @@ begin
         v_after := v_ids[cardinality(v_ids)];
         perform rota._place_jobs(v_ids);
     end loop;
-end;
-$$;
+end $$;
 
 /* One pass: all, or what has changed since; returns how many jobs that were. */
 create function rota_0_1_0._carry(since xid) returns integer language plpgsql as $$
@@ -352,8 +345,7 @@ begin
     perform rota_0_1_0._carry_keys(since);
     perform rota_0_1_0._settle_jobs(c_changed);
     return cardinality(c_changed);
-end;
-$$;
+end $$;
 
 do $$
 declare
@@ -379,8 +371,7 @@ begin
     analyze rota.jobs, rota.finished_jobs, rota.effects, rota.dependencies,
         rota.idempotency_keys;
     perform set_config('rota.carried_before', c_since::text, true);
-end;
-$$;
+end $$;
 
 -- What the owner has granted by hand, to roles that are not rota's.
 do $$
@@ -416,5 +407,4 @@ begin
     loop
         execute v_grant;
     end loop;
-end;
-$$;
+end $$;

@@ -51,5 +51,4 @@ begin
     end if;
 
     alter schema rota rename to rota_0_1_0;
-end;
-$$;
+end $$;

@@ -74,5 +74,4 @@ begin
     -- Nobody has set anew what was carried over.
     delete from rota.audit_log;
     update rota.upgrade_log as u set name = 'carried over from 0.1.0' where u.id = 0;
-end;
-$$;
+end $$;
