@@ -20,9 +20,8 @@ $$;
 
 /* Trigger of a table of settings; a pause that maintenance removes was over before. */
 create or replace function rota._audit_setting()
-    returns trigger language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp
+    as $$
 declare
     v_before constant jsonb := case when tg_op <> 'INSERT' then to_jsonb(old) end;
     v_after constant jsonb := case when tg_op <> 'DELETE' then to_jsonb(new) end;

@@ -11,8 +11,7 @@
 
 create or replace function rota.now()
     returns timestamptz language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin return clock_timestamp(); end;
 $$;
 

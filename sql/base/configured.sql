@@ -18,9 +18,8 @@
  * of a key, of which there may be very many: a job says itself that it has a key.
  */
 create or replace function rota._list_configured()
-    returns trigger language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp
+    as $$
 declare
     v_row constant jsonb := to_jsonb(case when tg_op = 'DELETE' then old else new end);
     v_name constant text := case tg_table_name

@@ -21,10 +21,8 @@
  */
 
 create or replace function rota.set_database_number(number integer)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set lock_timeout = '100ms'
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set lock_timeout = '100ms' as $$
 declare
     c_attempts constant integer := 25;
     v_first bigint;
@@ -77,8 +75,7 @@ $$;
 
 create or replace function rota.database_number()
     returns integer language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin
     return (
         select (s.seqstart & 1023)::integer from pg_sequence as s
@@ -92,8 +89,7 @@ comment on function rota.database_number is
 
 create or replace function rota.database_number_of(job_id bigint)
     returns integer language plpgsql immutable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin return (job_id & 1023)::integer; end;
 $$;
 

@@ -58,8 +58,7 @@ $$;
 
 create or replace function rota.visible_queues()
     returns text[] language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    set search_path = pg_catalog, pg_temp as $$
 begin return rota._allowed_queues('observer'); end;
 $$;
 

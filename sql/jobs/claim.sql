@@ -33,38 +33,18 @@
  */
 
 create or replace function rota.claim_jobs(
-    worker text,
-    queues text[] default '{default}',
-    max_jobs integer default 1,
-    lease interval default null,
-    job_types text[] default null
+    worker text, queues text[] default '{default}', max_jobs integer default 1,
+    lease interval default null, job_types text[] default null
 )
     returns table (
-        job_id bigint,
-        lease_token bigint,
-        queue text,
-        job_type text,
-        payload jsonb,
-        priority smallint,
-        attempt integer,
-        max_attempts integer,
-        run_at timestamptz,
-        locked_until timestamptz,
-        locked_for interval,
-        idempotency_key text,
-        created_at timestamptz,
-        pipeline text,
-        stage text,
-        stage_input jsonb,
-        definition text,
-        scheduled_for timestamptz,
-        time_limit interval,
-        headers jsonb
-    ) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+        job_id bigint, lease_token bigint, queue text, job_type text, payload jsonb,
+        priority smallint, attempt integer, max_attempts integer, run_at timestamptz,
+        locked_until timestamptz, locked_for interval, idempotency_key text,
+        created_at timestamptz, pipeline text, stage text, stage_input jsonb, definition text,
+        scheduled_for timestamptz, time_limit interval, headers jsonb
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off set enable_sort = off
-as $$
+    set enable_bitmapscan = off set enable_sort = off as $$
 declare
     v_now constant timestamptz := rota.now();
     v_call constant text := format('claim %L %s %s %s', worker, queues, lease, job_types);

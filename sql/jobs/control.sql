@@ -9,14 +9,9 @@
  * once, but of a running one it only asks; the worker learns of it at its next heartbeat.
  */
 
-create or replace function rota.retry_job(
-    job_id bigint,
-    force boolean default false
-)
-    returns text language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+create or replace function rota.retry_job(job_id bigint, force boolean default false)
+    returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_before record;
     v_status text;
@@ -209,11 +204,9 @@ end;
 $$;
 
 create or replace function rota.cancel_job(job_id bigint, reason text default null)
-    returns text language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+    returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    set enable_bitmapscan = off as $$
 declare
     v_status text;
 begin
@@ -267,10 +260,8 @@ end;
 $$;
 
 create or replace function rota.set_priority(job_id bigint, priority integer)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_priority smallint;
 begin
@@ -297,14 +288,10 @@ comment on function rota.set_priority is
     'there is no such job, RT003 if it has ended, 22023.';
 
 create or replace function rota.reschedule_job(
-    job_id bigint,
-    run_at timestamptz default null,
-    delay interval default null
+    job_id bigint, run_at timestamptz default null, delay interval default null
 )
-    returns timestamptz language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    returns timestamptz language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_status text;
     v_old_run_at timestamptz;

@@ -21,17 +21,11 @@
  */
 
 create or replace function rota.record_effect(
-    scope text,
-    key text,
-    job_id bigint,
-    lease_token bigint,
-    if_unknown text default 'skip',
+    scope text, key text, job_id bigint, lease_token bigint, if_unknown text default 'skip',
     keep interval default '180 days'
 )
-    returns boolean language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    returns boolean language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_now constant timestamptz := rota.now();
     v_expires_at timestamptz;
@@ -83,16 +77,10 @@ comment on function rota.record_effect is
     'lease is lost, RT010 if another job is at it, RT001, RT003, 22023.';
 
 create or replace function rota.complete_effect(
-    scope text,
-    key text,
-    job_id bigint,
-    lease_token bigint,
-    result jsonb default null
+    scope text, key text, job_id bigint, lease_token bigint, result jsonb default null
 )
-    returns text language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_is_leased boolean;
 begin
@@ -127,15 +115,10 @@ comment on function rota.complete_effect is
     'record, RT001, RT003, 22023.';
 
 create or replace function rota.withdraw_effect(
-    scope text,
-    key text,
-    job_id bigint,
-    lease_token bigint
+    scope text, key text, job_id bigint, lease_token bigint
 )
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_is_leased boolean;
 begin
@@ -159,15 +142,10 @@ comment on function rota.withdraw_effect is
     'is lost, RT011 if it does not hold the record, RT001, RT003, 22023.';
 
 create or replace function rota.settle_effect(
-    scope text,
-    key text,
-    outcome text,
-    result jsonb default null
+    scope text, key text, outcome text, result jsonb default null
 )
-    returns bigint language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_effect rota.effects;
 begin
@@ -212,9 +190,8 @@ comment on function rota.settle_effect is
 
 create or replace function rota.effect_result(scope text, key text)
     returns table (is_done boolean, result jsonb) language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan as $$
 begin
     perform rota._check_effect(scope, key);
 

@@ -20,17 +20,11 @@
 
 create or replace function rota.end_jobs(endings jsonb)
     returns table (
-        job_id bigint,
-        lease_token bigint,
-        answer text,
-        run_at timestamptz,
-        error_code text,
+        job_id bigint, lease_token bigint, answer text, run_at timestamptz, error_code text,
         message text
-    ) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    set enable_bitmapscan = off as $$
 begin
     if jsonb_typeof(end_jobs.endings) is distinct from 'array' then
         perform rota._refuse('endings', 'must be an array');

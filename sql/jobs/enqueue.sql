@@ -28,35 +28,20 @@
  */
 
 create or replace function rota.enqueue(
-    job_type text,
-    payload jsonb default '{}',
-    queue text default 'default',
-    run_at timestamptz default null,
-    delay interval default null,
-    priority integer default 0,
-    max_attempts integer default null,
-    lease interval default null,
-    backoff jsonb default null,
-    idempotency_key text default null,
-    unique_for interval default null,
-    on_conflict text default 'keep',
-    updated_at timestamptz default null,
-    max_wait interval default null,
-    ordering_key text default null,
-    skip_dead boolean default false,
-    depends_on bigint[] default null,
-    blocks bigint default null,
-    if_parent_dead text default 'cancel',
-    limit_key text default null,
-    time_limit interval default null,
-    expires_at timestamptz default null,
-    headers jsonb default null,
+    job_type text, payload jsonb default '{}', queue text default 'default',
+    run_at timestamptz default null, delay interval default null, priority integer default 0,
+    max_attempts integer default null, lease interval default null, backoff jsonb default null,
+    idempotency_key text default null, unique_for interval default null,
+    on_conflict text default 'keep', updated_at timestamptz default null,
+    max_wait interval default null, ordering_key text default null,
+    skip_dead boolean default false, depends_on bigint[] default null,
+    blocks bigint default null, if_parent_dead text default 'cancel',
+    limit_key text default null, time_limit interval default null,
+    expires_at timestamptz default null, headers jsonb default null,
     expires_after interval default null
 )
-    returns bigint language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set plan_cache_mode = force_generic_plan
-as $$
+    returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_generic_plan as $$
 -- The conflict target names a column that is also an argument.
 #variable_conflict use_column
 declare
@@ -191,10 +176,8 @@ $$;
 
 create or replace function rota.enqueue_many(jobs jsonb)
     returns table (ordinal integer, job_id bigint, is_new boolean) language plpgsql
-    security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+    set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_read record;
     v_jobs rota.jobs[];

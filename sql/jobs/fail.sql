@@ -16,19 +16,12 @@
  */
 
 create or replace function rota.fail_job(
-    job_id bigint,
-    lease_token bigint,
-    error text,
-    error_type text default null,
-    stack text default null,
-    retry_in interval default null,
-    fatal boolean default false
+    job_id bigint, lease_token bigint, error text, error_type text default null,
+    stack text default null, retry_in interval default null, fatal boolean default false
 )
     returns table (status text, run_at timestamptz) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 begin
     perform rota._check_job_ref(job_id, lease_token);
     perform rota._check_given('error', error is not null);
@@ -206,11 +199,9 @@ end;
 $$;
 
 create or replace function rota.snooze_job(job_id bigint, lease_token bigint, delay interval)
-    returns timestamptz language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+    returns timestamptz language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    set enable_bitmapscan = off as $$
 declare
     v_run_at timestamptz;
 begin
@@ -233,10 +224,8 @@ comment on function rota.snooze_job is
 
 create or replace function rota.release_jobs(job_ids bigint[], lease_tokens bigint[])
     returns table (job_id bigint, is_released boolean) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 declare
     v_ids bigint[];
 begin

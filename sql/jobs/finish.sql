@@ -16,16 +16,11 @@
  */
 
 create or replace function rota.finish_job(
-    job_id bigint,
-    lease_token bigint,
-    result jsonb default null,
-    next_stage text default null
+    job_id bigint, lease_token bigint, result jsonb default null, next_stage text default null
 )
-    returns text language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+    returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    set enable_bitmapscan = off as $$
 declare
     v_results jsonb;
     v_ended bigint[];
@@ -61,16 +56,12 @@ comment on function rota.finish_job is
     'otherwise, RT001, 22023.';
 
 create or replace function rota.finish_jobs(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    results jsonb default null,
+    job_ids bigint[], lease_tokens bigint[], results jsonb default null,
     next_stages text[] default null
 )
     returns table (job_id bigint, outcome text) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 begin
     perform rota._check_job_refs(job_ids, lease_tokens);
     perform rota._check_results(results, cardinality(job_ids));

@@ -21,33 +21,18 @@
  */
 
 create or replace function rota.enqueue_to(
-    database integer,
-    job_type text,
-    payload jsonb default '{}',
-    queue text default 'default',
-    run_at timestamptz default null,
-    delay interval default null,
-    priority integer default 0,
-    max_attempts integer default null,
-    lease interval default null,
-    backoff jsonb default null,
-    idempotency_key text default null,
-    unique_for interval default null,
-    on_conflict text default 'keep',
-    updated_at timestamptz default null,
-    max_wait interval default null,
-    ordering_key text default null,
-    skip_dead boolean default false,
-    limit_key text default null,
-    time_limit interval default null,
-    expires_at timestamptz default null,
-    headers jsonb default null,
-    expires_after interval default null
+    database integer, job_type text, payload jsonb default '{}', queue text default 'default',
+    run_at timestamptz default null, delay interval default null, priority integer default 0,
+    max_attempts integer default null, lease interval default null, backoff jsonb default null,
+    idempotency_key text default null, unique_for interval default null,
+    on_conflict text default 'keep', updated_at timestamptz default null,
+    max_wait interval default null, ordering_key text default null,
+    skip_dead boolean default false, limit_key text default null,
+    time_limit interval default null, expires_at timestamptz default null,
+    headers jsonb default null, expires_after interval default null
 )
-    returns bigint language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_payload jsonb;
     v_line text;
@@ -108,9 +93,8 @@ comment on function rota.enqueue_to is
 
 create or replace function rota.waiting_forwards()
     returns setof integer language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set enable_bitmapscan = off
-as $$
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+    set enable_bitmapscan = off as $$
 declare
     c_now constant timestamptz := rota.now();
     v_queue text := 'forward:';
@@ -144,12 +128,9 @@ create or replace function rota.take_forwards(
     max_bytes integer default 8000000
 )
     returns table (job_id bigint, lease_token bigint, created_at timestamptz, job text)
-    language plpgsql
-    security definer
-    set search_path = pg_catalog, pg_temp
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    set enable_bitmapscan = off as $$
 declare
     v_ids bigint[];
     v_head record;
@@ -202,15 +183,11 @@ comment on function rota.take_forwards is
     'transaction that ends them with end_forwards(); raises 22023, RT009.';
 
 create or replace function rota.end_forwards(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    endings jsonb
+    job_ids bigint[], lease_tokens bigint[], endings jsonb
 )
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    set enable_bitmapscan = off as $$
 declare
     v_status text;
     v_arrived record;
@@ -282,11 +259,9 @@ create or replace function rota.receive_jobs(
     database integer, job_ids bigint[], enqueue_times timestamptz[], jobs jsonb
 )
     returns table (ordinal integer, job_id bigint, error_code text, message text)
-    language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
     v_new record;
@@ -474,8 +449,8 @@ $$;
 
 /* Of the jobs in this state those that have arrived, and what is to be told of them. */
 create or replace function rota._arrived(
-    job_ids bigint[], lease_tokens bigint[], endings jsonb, status text,
-    out ids bigint[], out tokens bigint[], out results jsonb
+    job_ids bigint[], lease_tokens bigint[], endings jsonb, status text, out ids bigint[],
+    out tokens bigint[], out results jsonb
 )
     language plpgsql stable as $$
 begin

@@ -16,18 +16,11 @@
  */
 
 create or replace function rota.heartbeat(
-    job_id bigint,
-    lease_token bigint,
-    lease interval default null
+    job_id bigint, lease_token bigint, lease interval default null
 )
-    returns table (
-        locked_until timestamptz,
-        is_cancel_requested boolean,
-        is_overdue boolean
-    ) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    returns table (locked_until timestamptz, is_cancel_requested boolean, is_overdue boolean)
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_now timestamptz;
     v_lease interval;
@@ -60,21 +53,14 @@ comment on function rota.heartbeat is
     'is lost, RT001, RT003.';
 
 create or replace function rota.heartbeat_jobs(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    lease interval default null
+    job_ids bigint[], lease_tokens bigint[], lease interval default null
 )
     returns table (
-        job_id bigint,
-        locked_until timestamptz,
-        is_lost boolean,
-        is_cancel_requested boolean,
+        job_id bigint, locked_until timestamptz, is_lost boolean, is_cancel_requested boolean,
         is_overdue boolean
-    ) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    set enable_bitmapscan = off as $$
 declare
     v_now constant timestamptz := rota.now();
     v_lease interval;
@@ -122,15 +108,10 @@ end;
 $$;
 
 create or replace function rota.set_progress(
-    job_id bigint,
-    lease_token bigint,
-    percent numeric,
-    message text default null
+    job_id bigint, lease_token bigint, percent numeric, message text default null
 )
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 begin
     perform rota._check_job_ref(job_id, lease_token);
     if percent is null or not percent between 0 and 100 then

@@ -13,13 +13,9 @@
  */
 
 create or replace function rota.pause_queue(
-    queue text,
-    reason text default null,
-    until timestamptz default null
+    queue text, reason text default null, until timestamptz default null
 )
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_known_queue(queue);
     perform rota._check_queues('operator', array[queue]);
@@ -33,9 +29,7 @@ comment on function rota.pause_queue is
     'database, 22023.';
 
 create or replace function rota.resume_queue(queue text)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_known_queue(queue);
     perform rota._check_queues('operator', array[queue]);
@@ -48,14 +42,10 @@ comment on function rota.resume_queue is
     'RT016 if it moves to another database.';
 
 create or replace function rota.pause_type(
-    job_type text,
-    queue text default null,
-    reason text default null,
+    job_type text, queue text default null, reason text default null,
     until timestamptz default null
 )
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('job_type', job_type);
     if queue is not null then perform rota._check_known_queue(queue); end if;
@@ -70,9 +60,7 @@ comment on function rota.pause_type is
     '22023.';
 
 create or replace function rota.resume_type(job_type text, queue text default null)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('job_type', job_type);
     if queue is not null then perform rota._check_known_queue(queue); end if;
@@ -86,12 +74,9 @@ comment on function rota.resume_type is
     'null; raises RT004 for a queue without settings and jobs, 22023.';
 
 create or replace function rota.pause_all(
-    reason text default null,
-    until timestamptz default null
+    reason text default null, until timestamptz default null
 )
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_queues('operator', '{*}');
     perform rota._pause(null, null, reason, until);
@@ -103,9 +88,7 @@ comment on function rota.pause_all is
     'after a copy of production was restored elsewhere; raises 22023.';
 
 create or replace function rota.resume_all()
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_queues('operator', '{*}');
     perform rota._resume(null, null);
@@ -264,8 +247,8 @@ $$;
 
 /* The 100 jobs behind one in its lane. */
 create or replace function rota._behind_in_lane(first rota.jobs)
-    returns table (id bigint, job_type text, expires_at timestamptz)
-    language plpgsql stable as $$
+    returns table (id bigint, job_type text, expires_at timestamptz) language plpgsql stable
+    as $$
 begin
     return query
     select j.id, j.job_type, j.expires_at from rota.jobs as j

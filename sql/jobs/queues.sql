@@ -7,21 +7,13 @@
  */
 
 create or replace function rota.set_queue(
-    queue text,
-    lease interval default null,
-    max_attempts integer default null,
-    backoff jsonb default null,
-    keep_finished interval default null,
-    keep_dead interval default null,
-    ageing interval default null,
-    time_limit interval default null,
-    retry_budget jsonb default null,
-    expires_after interval default null,
-    reset boolean default false
+    queue text, lease interval default null, max_attempts integer default null,
+    backoff jsonb default null, keep_finished interval default null,
+    keep_dead interval default null, ageing interval default null,
+    time_limit interval default null, retry_budget jsonb default null,
+    expires_after interval default null, reset boolean default false
 )
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
@@ -81,14 +73,10 @@ comment on function rota.set_queue is
     'defaults; raises 22023 for a bad argument.';
 
 create or replace function rota.set_type(
-    job_type text,
-    time_limit interval default null,
-    expires_after interval default null,
+    job_type text, time_limit interval default null, expires_after interval default null,
     reset boolean default false
 )
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('job_type', job_type);
     perform rota._check_queues('operator', '{*}');
@@ -127,9 +115,7 @@ end;
 $$;
 
 /* Until when a new job may start, by what is set for its type or queue; null means for ever. */
-create or replace function rota._default_expiry(
-    job_type text, queue text, run_at timestamptz
-)
+create or replace function rota._default_expiry(job_type text, queue text, run_at timestamptz)
     returns timestamptz language plpgsql stable as $$
 begin
     return run_at + coalesce(

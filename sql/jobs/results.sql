@@ -16,10 +16,8 @@ create or replace function rota.wait_for_result(job_id bigint, active boolean de
     returns table (
         channel text, is_ended boolean, status text, result jsonb, error_type text,
         last_error text
-    ) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off
-as $$
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off as $$
 declare
     v_holds boolean;
     v_is_known boolean;

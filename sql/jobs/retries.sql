@@ -14,17 +14,11 @@
  */
 
 create or replace function rota.set_retry_rule(
-    error_type text,
-    job_type text default null,
-    queue text default null,
-    retry_in interval default null,
-    fatal boolean default false,
-    pause_for interval default null,
-    reset boolean default false
+    error_type text, job_type text default null, queue text default null,
+    retry_in interval default null, fatal boolean default false,
+    pause_for interval default null, reset boolean default false
 )
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     c_job_type constant text := coalesce(job_type, '*');
     c_queue constant text := coalesce(queue, '*');
@@ -99,20 +93,13 @@ end;
 $$;
 
 create or replace function rota.set_breaker(
-    job_type text,
-    queue text default 'default',
-    max_failures integer default null,
-    failed_percent integer default null,
-    min_attempts integer default 20,
-    span interval default '1 minute',
-    error_type text default null,
-    pause_for interval default '30 seconds',
-    probes integer default 1,
+    job_type text, queue text default 'default', max_failures integer default null,
+    failed_percent integer default null, min_attempts integer default 20,
+    span interval default '1 minute', error_type text default null,
+    pause_for interval default '30 seconds', probes integer default 1,
     reset boolean default false
 )
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('job_type', job_type);
     perform rota._check_name('queue', queue);

@@ -6,17 +6,10 @@
  */
 
 create or replace function rota.report_worker(
-    worker text,
-    host text,
-    pid integer,
-    version text,
-    queues text[],
-    job_types text[] default null,
-    concurrency integer default null
+    worker text, host text, pid integer, version text, queues text[],
+    job_types text[] default null, concurrency integer default null
 )
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_text('worker', worker, 255);
     perform rota._check_client(version);
@@ -73,9 +66,7 @@ end;
 $$;
 
 create or replace function rota.deregister_worker(worker text)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_text('worker', worker, 255);
     delete from rota.workers as w where w.worker = deregister_worker.worker;

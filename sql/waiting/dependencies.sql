@@ -450,9 +450,8 @@ $$;
 create or replace function rota.retry_with_dependants(
     job_id bigint, force boolean default false
 )
-    returns integer language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns integer language plpgsql security definer set search_path = pg_catalog, pg_temp
+    as $$
 declare
     v_dependants integer;
 begin
@@ -473,8 +472,8 @@ comment on function rota.retry_with_dependants is
 
 /* How many jobs were cancelled because of this one, and because of those, up to so many. */
 create or replace function rota._cancelled_dependants(job_id bigint, max_jobs integer)
-    returns integer language plpgsql stable set enable_seqscan = off
-    set enable_bitmapscan = off set enable_sort = off as $$
+    returns integer language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 begin
     return (
         with recursive cancelled (id) as (

@@ -15,19 +15,12 @@
  */
 
 create or replace function rota.set_limit(
-    queue text default null,
-    job_type text default null,
-    limit_key text default null,
-    max_running integer default null,
-    max_starts integer default null,
-    per interval default null,
-    burst integer default null,
-    weight integer default null,
+    queue text default null, job_type text default null, limit_key text default null,
+    max_running integer default null, max_starts integer default null,
+    per interval default null, burst integer default null, weight integer default null,
     reset boolean default false
 )
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_limit_name constant text := coalesce('queue ' || queue, 'type ' || job_type,
         'key ' || limit_key);

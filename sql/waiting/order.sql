@@ -215,9 +215,7 @@ end;
 $$;
 
 /* Whether a key is not halted and has no head, nor a job in front of this one. */
-create or replace function rota._is_key_idle(
-    ordering_key text, job_id bigint, start bigint
-)
+create or replace function rota._is_key_idle(ordering_key text, job_id bigint, start bigint)
     returns boolean language plpgsql stable as $$
 begin
     return not exists (
@@ -274,9 +272,7 @@ end;
 $$;
 
 create or replace function rota.resume_ordering_key(ordering_key text)
-    returns bigint language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_job_id bigint;
 begin

@@ -17,9 +17,7 @@
  */
 
 create or replace function rota.define_pipeline(pipeline text, stages jsonb)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_stages text[];
 begin
@@ -101,9 +99,7 @@ end;
 $$;
 
 create or replace function rota.drop_pipeline(pipeline text)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('pipeline', pipeline);
     perform rota._lock_pipeline(pipeline);
@@ -121,27 +117,16 @@ comment on function rota.drop_pipeline is
     'if it is not defined.';
 
 create or replace function rota.start_pipeline(
-    pipeline text,
-    payload jsonb default '{}',
-    stage text default null,
-    run_at timestamptz default null,
-    delay interval default null,
-    priority integer default 0,
-    idempotency_key text default null,
-    unique_for interval default null,
-    ordering_key text default null,
-    skip_dead boolean default false,
-    depends_on bigint[] default null,
-    blocks bigint default null,
-    if_parent_dead text default 'cancel',
-    limit_key text default null,
-    expires_at timestamptz default null,
-    headers jsonb default null
+    pipeline text, payload jsonb default '{}', stage text default null,
+    run_at timestamptz default null, delay interval default null, priority integer default 0,
+    idempotency_key text default null, unique_for interval default null,
+    ordering_key text default null, skip_dead boolean default false,
+    depends_on bigint[] default null, blocks bigint default null,
+    if_parent_dead text default 'cancel', limit_key text default null,
+    expires_at timestamptz default null, headers jsonb default null
 )
-    returns bigint language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_stage rota.pipeline_stages;
 begin
@@ -175,10 +160,8 @@ comment on function rota.start_pipeline is
     'still coming here from another database.';
 
 create or replace function rota.restart_pipeline(job_id bigint, stage text)
-    returns bigint language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
+    returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_job rota.finished_jobs;
     v_pipeline text;
