@@ -65,34 +65,24 @@ $$;
 create or replace function rota._check_backoff(argument text, backoff jsonb)
     returns void language plpgsql as $$
 declare
-    v_key text;
-    v_value jsonb;
     v_problem text;
 begin
     if backoff is null then return; end if;
-
-    if jsonb_typeof(backoff) <> 'object' then
-        v_problem := 'must be an object such as {"kind": "fixed", "base_seconds": 60}';
-    elsif backoff ->> 'kind' is null or backoff ->> 'kind'
-      not in ('fixed', 'linear', 'exponential', 'quadratic', 'list') then
-        v_problem := 'needs a kind: fixed, linear, exponential, quadratic or list';
-    elsif (backoff ->> 'kind' = 'list') <> (backoff ? 'delay_seconds') then
-        v_problem := 'needs delay_seconds for the kind list, and only for it';
-    end if;
-
-    for v_key, v_value in
-        select e.key, e.value from jsonb_each(_check_backoff.backoff) as e
-        where v_problem is null and e.key <> 'kind'
-    loop
-        v_problem := rota._backoff_problem(v_key, v_value);
-        exit when v_problem is not null;
-    end loop;
-
-    if v_problem is null and rota._bounded(backoff -> 'cap_seconds', 31536000, 0, 31536000)
-        < rota._bounded(backoff -> 'base_seconds', 0, 0, 31536000) then
-        v_problem := 'has a cap_seconds below its base_seconds';
-    end if;
-
+    v_problem := case
+        when jsonb_typeof(backoff) <> 'object'
+            then 'must be an object such as {"kind": "fixed", "base_seconds": 60}'
+        when (backoff ->> 'kind' in ('fixed', 'linear', 'exponential', 'quadratic', 'list'))
+            is not true then 'needs a kind: fixed, linear, exponential, quadratic or list'
+        when (backoff ->> 'kind' = 'list') <> (backoff ? 'delay_seconds')
+            then 'needs delay_seconds for the kind list, and only for it'
+        else coalesce(
+            (select p.problem from jsonb_each(_check_backoff.backoff) as e
+                cross join lateral rota._backoff_problem(e.key, e.value) as p (problem)
+                where p.problem is not null limit 1),
+            case when rota._bounded(backoff -> 'cap_seconds', 31536000, 0, 31536000)
+                < rota._bounded(backoff -> 'base_seconds', 0, 0, 31536000)
+                then 'has a cap_seconds below its base_seconds' end)
+    end;
     if v_problem is not null then perform rota._refuse(argument, v_problem); end if;
 end;
 $$;
@@ -100,27 +90,24 @@ $$;
 create or replace function rota._backoff_problem(key text, value jsonb)
     returns text language plpgsql immutable as $$
 begin
-    if key = 'delay_seconds' then
-        if jsonb_typeof(value) <> 'array'
-          or jsonb_array_length(value) not between 1 and 100 then
-            return 'needs delay_seconds to be a list of 1 to 100 numbers';
-        end if;
-        return (
-            select rota._backoff_problem('base_seconds', e.value)
-            from jsonb_array_elements(_backoff_problem.value) as e (value)
-            where rota._backoff_problem('base_seconds', e.value) is not null limit 1
-        );
-    elsif key not in ('base_seconds', 'cap_seconds', 'jitter') then
-        return format('has an unknown key %L', left(key, 80));
-    elsif jsonb_typeof(value) <> 'number' then
-        return format('needs %s to be a number', key);
-    elsif key = 'jitter' then
-        if value::numeric not between 0 and 0.9 then
-            return 'needs jitter to be 0 to 0.9';
-        end if;
-    elsif value::numeric not between 0.001 and 31536000 then
-        return 'needs its seconds to be 0.001 to 31536000 (a year)';
-    end if;
-    return null;
+    return case
+        when key = 'kind' then null
+        when key = 'delay_seconds' and (jsonb_typeof(value) <> 'array'
+            or jsonb_array_length(value) not between 1 and 100)
+            then 'needs delay_seconds to be a list of 1 to 100 numbers'
+        when key = 'delay_seconds' then (
+            select p.problem from jsonb_array_elements(_backoff_problem.value) as e (value)
+            cross join lateral rota._backoff_problem('base_seconds', e.value) as p (problem)
+            where p.problem is not null limit 1
+        )
+        when key not in ('base_seconds', 'cap_seconds', 'jitter')
+            then format('has an unknown key %L', left(key, 80))
+        when jsonb_typeof(value) <> 'number' then format('needs %s to be a number', key)
+        when key = 'jitter' then
+            case when value::numeric not between 0 and 0.9
+                then 'needs jitter to be 0 to 0.9' end
+        when value::numeric not between 0.001 and 31536000
+            then 'needs its seconds to be 0.001 to 31536000 (a year)'
+    end;
 end;
 $$;

@@ -25,9 +25,7 @@ create or replace function rota._check_number(
 )
     returns void language plpgsql as $$
 begin
-    if value is null and may_be_null then
-        return;
-    elsif (value between lowest and highest) is not true then
+    if (value between lowest and highest or value is null and may_be_null) is not true then
         perform rota._refuse(argument, format('must be %s to %s, got %s', lowest, highest,
             coalesce(value::text, 'null')));
     end if;
@@ -49,11 +47,10 @@ $$;
 create or replace function rota._check_name(argument text, name text)
     returns void language plpgsql as $$
 begin
-    if name ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$' then return; end if;
-
-    perform rota._refuse(argument, format(
-        'must be 1 to 63 of the characters A-Z a-z 0-9 _ . : / - and begin with a letter or '
-        'digit, got %L', left(name, 80)));
+    if (name ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$') is not true then
+        perform rota._refuse(argument, format('must be 1 to 63 of the characters A-Z a-z 0-9 '
+            '_ . : / - and begin with a letter or digit, got %L', left(name, 80)));
+    end if;
 end;
 $$;
 
@@ -90,12 +87,11 @@ create or replace function rota._check_text(argument text, value text, longest i
     returns void language plpgsql as $$
 begin
     -- The bytes first: there can be megabytes, and characters have to be counted.
-    if octet_length(value) <= 4 * longest and char_length(value) between 1 and longest then
-        return;
+    if (octet_length(value) <= 4 * longest
+        and char_length(value) between 1 and longest) is not true then
+        perform rota._refuse(argument, format('must be 1 to %s characters, got %s', longest,
+            coalesce(char_length(value)::text, 'null')));
     end if;
-
-    perform rota._refuse(argument, format('must be 1 to %s characters, got %s', longest,
-        coalesce(char_length(value)::text, 'null')));
 end;
 $$;
 
@@ -113,8 +109,8 @@ declare
     end;
 begin
     if v_size is not null then
-        perform rota._refuse(argument, format('must be at most 1 MiB, got %s%s', v_size,
-            advice));
+        perform rota._refuse(argument,
+            format('must be at most 1 MiB, got %s%s', v_size, advice));
     end if;
 end;
 $$;
@@ -142,14 +138,12 @@ create or replace function rota._check_interval(
     returns void language plpgsql as $$
 begin
     -- Twice: an infinite one has no seconds, and the seconds of '1 year -330 days' are few.
-    if value >= shortest and value <= longest
-      and rota._exact(value) between rota._exact(shortest) and rota._exact(longest)
-      or value is null and may_be_null then
-        return;
+    if (value >= shortest and value <= longest
+        and rota._exact(value) between rota._exact(shortest) and rota._exact(longest)
+        or value is null and may_be_null) is not true then
+        perform rota._refuse(argument, format('must be %s to %s, got %s', shortest, longest,
+            coalesce(value::text, 'null')));
     end if;
-
-    perform rota._refuse(argument, format('must be %s to %s, got %s', shortest, longest,
-        coalesce(value::text, 'null')));
 end;
 $$;
 
@@ -209,8 +203,7 @@ begin
     if blocks is not null and num_nonnulls(depends_on, ordering_key) > 0 then
         raise exception using
             errcode = 'invalid_parameter_value',
-            message = format('%sblocks must not be given with depends_on or ordering_key',
-                prefix),
+            message = prefix || 'blocks must not be given with depends_on or ordering_key',
             hint = 'Make a part of several steps a pipeline: start_pipeline() has blocks, too.';
     end if;
     if if_parent_dead is distinct from 'cancel' then
@@ -272,10 +265,8 @@ begin
         perform rota._refuse(prefix || 'job_ids',
             format('must be at most 1000, got %s', cardinality(job_ids)));
     elsif cardinality(job_ids) <> cardinality(lease_tokens) then
-        perform rota._refuse(
-            prefix || 'lease_tokens', format(
-                'must be as many as %sjob_ids (%s), got %s', prefix, cardinality(job_ids),
-                cardinality(lease_tokens)));
+        perform rota._refuse(prefix || 'lease_tokens', format('must be as many as %sjob_ids '
+            '(%s), got %s', prefix, cardinality(job_ids), cardinality(lease_tokens)));
     end if;
 end;
 $$;

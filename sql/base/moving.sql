@@ -5,18 +5,15 @@
  * job is not here.
  */
 
-/*
- * Refuse what would make, in a queue that moves from here or has moved, what cannot go with it.
- */
+/* Refuse to make, in a queue that moves from here or has moved, what cannot go with it. */
 create or replace function rota._check_stays(queue text, what text)
     returns void language plpgsql as $$
 declare
-    v_database constant integer := (
-        select m.database from rota.queue_moves as m
-        where m.queue = _check_stays.queue and m.direction = 'out'
-    );
+    v_database integer;
 begin
-    if v_database is null then return; end if;
+    select m.database into v_database from rota.queue_moves as m
+    where m.queue = _check_stays.queue and m.direction = 'out';
+    if not found then return; end if;
     raise exception using
         errcode = 'RT016',
         message = format('queue %s moves to database %s, and cannot have %s here', queue,
@@ -35,11 +32,9 @@ declare
     v_database integer;
 begin
     if key is null then return; end if;
-    v_database := (
-        select m.database from rota.queue_moves as m
-        where m.queue = _check_arrived.queue and m.direction = 'in' and m.state = 'moving'
-    );
-    if v_database is null then return; end if;
+    select m.database into v_database from rota.queue_moves as m
+    where m.queue = _check_arrived.queue and m.direction = 'in' and m.state = 'moving';
+    if not found then return; end if;
     raise exception using
         errcode = 'RT016',
         message = format('queue %s is still coming from database %s', queue, v_database),
