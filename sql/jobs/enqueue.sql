@@ -55,8 +55,6 @@ declare
     v_time_limit interval;
     v_run_at timestamptz;
     v_place timestamptz;
-    v_skip_dead boolean;
-    v_if_parent_dead text;
     v_new_id bigint;
     v_job_id bigint;
 begin
@@ -82,7 +80,6 @@ begin
         perform rota._check_waits('', ordering_key, skip_dead, depends_on, blocks,
             if_parent_dead, limit_key);
         v_may_wait := num_nonnulls(ordering_key, depends_on) > 0;
-        if ordering_key is not null then v_skip_dead := skip_dead; end if;
         -- Whatever may find a job, or change one, takes another way; this one stays short.
         if on_conflict is distinct from 'keep' or v_may_wait and idempotency_key is not null
           or num_nonnulls(unique_for, updated_at, max_wait, blocks) > 0 then
@@ -122,10 +119,7 @@ begin
         if v_job_id is not null then return v_job_id; end if;
     end if;
     if v_is_special then
-        if v_may_wait then
-            v_new_id := nextval('rota.jobs_id_seq');
-            v_if_parent_dead := if_parent_dead;
-        end if;
+        if v_may_wait then v_new_id := nextval('rota.jobs_id_seq'); end if;
         select c.status, c.place into v_status, v_place
         from rota._job_comes_in(v_new_id, enqueue.ordering_key, enqueue.depends_on,
             enqueue.queue, case when v_run_at is null then enqueue.limit_key end,
@@ -140,7 +134,9 @@ begin
             enqueue.job_type, enqueue.payload, enqueue.priority,
             coalesce(enqueue.max_attempts, v_max_attempts, 10), v_lease, v_time_limit,
             enqueue.expires_at, enqueue.headers, enqueue.backoff, enqueue.idempotency_key,
-            enqueue.ordering_key, v_skip_dead, v_if_parent_dead, enqueue.limit_key, v_status,
+            enqueue.ordering_key,
+            case when enqueue.ordering_key is not null then enqueue.skip_dead end,
+            case when v_may_wait then enqueue.if_parent_dead end, enqueue.limit_key, v_status,
             coalesce(v_run_at, v_now), v_place, v_now, v_now)
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
             where idempotency_key is not null do nothing
@@ -180,7 +176,6 @@ create or replace function rota.enqueue_many(jobs jsonb)
     set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_read record;
-    v_jobs rota.jobs[];
     v_new_ids bigint[];
     v_ids bigint[];
     v_news boolean[];
@@ -196,27 +191,27 @@ begin
 
     select r.new_jobs, r.has_rules, r.has_keys into v_read
     from rota._read_jobs(enqueue_many.jobs) as r;
-    v_jobs := v_read.new_jobs;
     perform rota._check_queues_of(jobs);
-    v_new_ids := rota._new_ids(cardinality(v_jobs));
+    v_new_ids := rota._new_ids(cardinality(v_read.new_jobs));
 
     -- Where no job has a key there is nothing to find, and no need of the subtransaction: a
     -- caller may make thousands of such calls in one transaction.
     if not v_read.has_keys then
-        perform rota._insert_requested(v_jobs, v_new_ids);
+        perform rota._insert_requested(v_read.new_jobs, v_new_ids);
         v_ids := v_new_ids;
     elsif v_read.has_rules and jsonb_path_exists(jobs, '$[*] ? (exists(@.unique_for)
         || exists(@.on_conflict) || exists(@.updated_at) || exists(@.max_wait))') then
         select array_agg(m.job_id order by m.ordinal), array_agg(m.is_new order by m.ordinal)
-        into v_ids, v_news from rota._enqueue_many_keyed(v_jobs, enqueue_many.jobs) as m;
+        into v_ids, v_news
+        from rota._enqueue_many_keyed(v_read.new_jobs, enqueue_many.jobs) as m;
     end if;
     while v_ids is null loop
         begin
             perform rota._insert_requested(
                 array_agg(n.job order by (n.job).idempotency_key, (n.job).job_type, n.id),
                 array_agg(n.id order by (n.job).idempotency_key, (n.job).job_type, n.id))
-            from (select unnest(v_jobs) as job, unnest(v_new_ids) as id) as n;
-            v_ids := rota._find_jobs(v_jobs, v_new_ids);
+            from (select unnest(v_read.new_jobs) as job, unnest(v_new_ids) as id) as n;
+            v_ids := rota._find_jobs(v_read.new_jobs, v_new_ids);
             if array_position(v_ids, null) is not null then raise no_data_found; end if;
         exception
             when no_data_found then
@@ -224,21 +219,14 @@ begin
         end;
     end loop;
 
-    if v_read.has_rules then
-        if v_news is null then
-            v_news := array(
-                select i.id = i.new_id
-                from unnest(v_ids, v_new_ids) with ordinality as i (id, new_id, ordinal)
-                order by i.ordinal
-            );
-        end if;
-        perform rota._link_jobs(jobs, v_ids, v_news);
+    if v_news is null then
+        v_news := array(select i.id = i.new_id from unnest(v_ids, v_new_ids) as i (id, new_id));
     end if;
+    if v_read.has_rules then perform rota._link_jobs(jobs, v_ids, v_news); end if;
     perform rota._notify_for_new(jobs);
     return query
-    select i.ordinal::integer, i.id, coalesce(i.is_new, i.id = i.new_id)
-    from unnest(v_ids, v_news, v_new_ids) with ordinality as i (id, is_new, new_id, ordinal)
-    order by i.ordinal;
+    select i.ordinal::integer, i.id, i.is_new
+    from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal) order by i.ordinal;
 end;
 $$;
 
@@ -318,8 +306,7 @@ begin
     if jsonb_typeof(_read_jobs.jobs) is distinct from 'array' then
         perform rota._refuse('jobs', 'must be an array of objects');
     elsif jsonb_array_length(jobs) > 10000 then
-        perform rota._refuse('jobs', format('must be at most 10000, got %s',
-            jsonb_array_length(jobs)));
+        perform rota._refuse('jobs', 'must be at most 10000, got ' || jsonb_array_length(jobs));
     end if;
     has_rules := exists (
         select from jsonb_array_elements(_read_jobs.jobs) as e (job)
@@ -433,10 +420,8 @@ begin
     from rota._rules_of(_link_jobs.jobs) as n cross join unnest(n.depends_on) as p (id)
     where _link_jobs.news[n.ordinal];
     perform rota._jobs_came_in(
-        array(
-            select i.id from unnest(_link_jobs.job_ids, _link_jobs.news) as i (id, is_new)
-            where i.is_new
-        ),
+        array(select i.id from unnest(_link_jobs.job_ids, _link_jobs.news) as i (id, is_new)
+            where i.is_new),
         v_children, v_parents, v_blocks, v_parts, v_are_new, v_names);
 end;
 $$;
@@ -445,25 +430,13 @@ $$;
 create or replace function rota._cast_problem(argument text, value jsonb)
     returns text language plpgsql stable as $$
 declare
-    v_text constant text := value #>> '{}';
+    c_job constant jsonb := jsonb_build_object(argument, value);
 begin
-    case _cast_problem.argument
-        when 'run_at', 'updated_at', 'expires_at' then perform v_text::timestamptz;
-        when 'delay', 'lease', 'time_limit', 'unique_for', 'max_wait', 'expires_after' then
-            perform v_text::interval;
-        when 'max_attempts' then perform v_text::integer;
-        when 'priority' then
-            if v_text::integer not between -32768 and 32767 then
-                return format('must be -32768 to 32767, got %s', v_text);
-            end if;
-        when 'blocks' then perform v_text::bigint;
-        when 'skip_dead' then perform v_text::boolean;
-        when 'depends_on' then
-            perform r.depends_on
-            from rota._rules_of(jsonb_build_array(jsonb_build_object('depends_on',
-                _cast_problem.value))) as r;
-        else null;
-    end case;
+    if argument = 'priority' and (value #>> '{}')::integer not between -32768 and 32767 then
+        return format('must be -32768 to 32767, got %s', value #>> '{}');
+    end if;
+    perform jsonb_populate_record(null::rota.jobs, c_job);
+    perform r.ordinal from rota._rules_of(jsonb_build_array(c_job)) as r;
     return null;
 exception
     when data_exception or program_limit_exceeded then

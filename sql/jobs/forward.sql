@@ -60,24 +60,20 @@ begin
     perform rota._check_waits('', ordering_key, skip_dead, null, null, 'cancel', limit_key);
     v_payload := jsonb_strip_nulls(jsonb_build_object('job_type', job_type, 'queue',
             queue, 'run_at', coalesce(run_at, rota.now() + rota._exact(delay)), 'priority',
-            priority,
-            'max_attempts', max_attempts, 'lease', lease, 'backoff', backoff,
+            priority, 'max_attempts', max_attempts, 'lease', lease, 'backoff', backoff,
             'idempotency_key', idempotency_key, 'unique_for', unique_for, 'on_conflict',
             nullif(on_conflict, 'keep'), 'updated_at', updated_at, 'max_wait', max_wait,
             'ordering_key', ordering_key, 'skip_dead', nullif(skip_dead, false), 'limit_key',
             limit_key, 'time_limit', time_limit, 'expires_at', expires_at, 'headers', headers))
         || jsonb_build_object('payload', payload);
-    if ordering_key is not null then
-        -- A line of its own for each database.
-        v_line := format('forward:%s:%s', database,
-            case when char_length(ordering_key) > 200 then md5(ordering_key)
-                else ordering_key end);
-    end if;
+    -- A line of its own for each database; null without a key.
+    v_line := 'forward:' || database || ':' || case
+        when char_length(ordering_key) > 200 then md5(ordering_key) else ordering_key end;
     -- Who is confined has a right to the queue there, and to none of those that carry.
     perform rota._check_queues('producer', array[queue]);
     v_ids := rota._insert_jobs(
         array[jsonb_populate_record(null::rota.jobs, jsonb_build_object('job_type',
-            'rota.forward', 'queue', rota._forward_queue(database), 'payload', v_payload,
+            'rota.forward', 'queue', 'forward:' || database, 'payload', v_payload,
             'priority', priority, 'ordering_key', v_line, 'skip_dead', skip_dead))],
         rota._new_ids(1));
     if v_line is not null then perform rota._jobs_came_in(v_ids); end if;
@@ -136,12 +132,10 @@ declare
     v_head record;
     v_room integer;
     v_taken integer;
-    v_left bigint[];
-    v_tokens bigint[];
 begin
     perform rota._check_number('database', database, 0, 1023);
     perform rota._check_number('max_bytes', max_bytes, 1, 2147483647);
-    v_ids := rota._claim_carriers(worker, rota._forward_queue(database), max_jobs);
+    v_ids := rota._claim_carriers(worker, 'forward:' || database, max_jobs);
     v_room := max_jobs - cardinality(v_ids);
     for v_head in
         select j.id, j.ordering_key, count(*) over () as heads from rota.jobs as j
@@ -166,13 +160,12 @@ begin
 
     get diagnostics v_taken = row_count;
     if v_taken < cardinality(v_ids) then
-        select array_agg(l.id), array_agg(l.lease_token) into v_left, v_tokens
+        perform rota._give_back(array_agg(l.id), array_agg(l.lease_token))
         from (
             select j.id, j.lease_token, j.status from rota.jobs as j
             where j.id = any(v_ids) order by j.id offset v_taken
         ) as l
         where l.status = 'running';
-        perform rota._give_back(v_left, v_tokens);
     end if;
 end;
 $$;
@@ -189,6 +182,7 @@ create or replace function rota.end_forwards(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
+    v_arrived_as bigint[];
     v_status text;
     v_arrived record;
     v_ended bigint[] := '{}'::bigint[];
@@ -199,29 +193,35 @@ begin
       or jsonb_array_length(endings) <> cardinality(job_ids) then
         perform rota._refuse('endings', 'must be an array as long as job_ids');
     end if;
-
-    if exists (
-        select from jsonb_array_elements(end_forwards.endings) as e (ending)
-        where e.ending ->> 'job_id' !~ '^[0-9]{1,18}$'
-    ) then
-        perform rota._refuse('endings',
-            'must be rows of receive_jobs(), whose job_id is an id');
-    end if;
+    perform rota._refuse('endings', 'must be rows of receive_jobs(), whose job_id is an id')
+    from jsonb_array_elements(end_forwards.endings) as e (ending)
+    where e.ending ->> 'job_id' !~ '^[0-9]{1,18}$' limit 1;
     perform rota._raise_not_found(min(o.id))
     from unnest(rota._jobs_outside_grants(job_ids)) as o (id) having min(o.id) is not null;
 
+    v_arrived_as := array(
+        select (e.ending ->> 'job_id')::bigint
+        from jsonb_array_elements(end_forwards.endings) with ordinality as e (ending, n)
+        order by e.n
+    );
     -- Those behind first: the end of a head opens the next that is still there.
-    foreach v_status in array array['blocked', 'running'] loop
-        select a.ids, a.tokens, a.results into v_arrived
-        from rota._arrived(job_ids, lease_tokens, endings, v_status) as a;
+    foreach v_status in array '{blocked,running}'::text[] loop
+        select coalesce(array_agg(j.id order by j.id), '{}') as ids,
+            coalesce(array_agg(i.lease_token order by j.id), '{}') as tokens,
+            jsonb_agg(jsonb_build_object('job_id', i.job_id) order by j.id) as results
+        into v_arrived
+        from unnest(end_forwards.job_ids, end_forwards.lease_tokens, v_arrived_as)
+            as i (id, lease_token, job_id)
+        join rota.jobs as j on j.id = i.id and j.status = v_status
+          and j.job_type = 'rota.forward'
+        where i.job_id is not null;
         v_ended := v_ended || rota._archive_jobs(v_arrived.ids, v_arrived.tokens, v_status,
             'succeeded', v_arrived.results);
     end loop;
     select i.id, i.lease_token into v_job
-    from unnest(end_forwards.job_ids, end_forwards.lease_tokens) with ordinality
-        as i (id, lease_token, n)
-    where end_forwards.endings -> (i.n - 1)::integer ->> 'job_id' is not null
-      and i.id <> all(v_ended) limit 1;
+    from unnest(end_forwards.job_ids, end_forwards.lease_tokens, v_arrived_as)
+        as i (id, lease_token, job_id)
+    where i.job_id is not null and i.id <> all(v_ended) limit 1;
     if found then perform rota._raise_lost(v_job.id, v_job.lease_token); end if;
 
     for v_job in
@@ -285,11 +285,8 @@ begin
       or jsonb_array_length(receive_jobs.jobs) <> cardinality(receive_jobs.job_ids) then
         perform rota._refuse('jobs', 'must be an array as long as job_ids');
     end if;
-
-    if (select count(distinct i.id) from unnest(receive_jobs.job_ids) as i (id))
-      <> cardinality(receive_jobs.job_ids) then
-        perform rota._refuse('job_ids', 'must not hold one twice');
-    end if;
+    perform rota._refuse('job_ids', 'must not hold one twice')
+    from unnest(receive_jobs.job_ids) as i (id) having count(distinct i.id) < count(*);
 
     select r.error_code, r.message into v_new
     from rota._receive(receive_jobs.job_ids, receive_jobs.enqueue_times,
@@ -445,32 +442,4 @@ begin
         order by l.id
     );
 end;
-$$;
-
-/* Of the jobs in this state those that have arrived, and what is to be told of them. */
-create or replace function rota._arrived(
-    job_ids bigint[], lease_tokens bigint[], endings jsonb, status text, out ids bigint[],
-    out tokens bigint[], out results jsonb
-)
-    language plpgsql stable as $$
-begin
-    select coalesce(array_agg(j.id order by j.id), '{}'),
-        coalesce(array_agg(i.lease_token order by j.id), '{}'),
-        jsonb_agg(jsonb_build_object('job_id', e.job_id) order by j.id)
-    into ids, tokens, results
-    from unnest(_arrived.job_ids, _arrived.lease_tokens) with ordinality
-        as i (id, lease_token, n)
-    join rota.jobs as j on j.id = i.id and j.status = _arrived.status
-      and j.job_type = 'rota.forward'
-    cross join lateral (
-        select (_arrived.endings -> (i.n - 1)::integer ->> 'job_id')::bigint
-    ) as e (job_id)
-    where e.job_id is not null;
-end;
-$$;
-
-/* The queue of the jobs that carry others to that database. */
-create or replace function rota._forward_queue(database integer)
-    returns text language plpgsql immutable as $$
-begin return 'forward:' || database; end;
 $$;

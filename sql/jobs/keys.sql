@@ -62,9 +62,7 @@ begin
 end;
 $$;
 
-/*
- * Find or insert the one job of a key, then ask the memory of the key, then change the job.
- */
+/* Find or insert the one job of a key, then ask the memory of the key, then change the job. */
 create or replace function rota._enqueue_keyed(
     new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
     max_wait interval, may_wait boolean
@@ -82,20 +80,15 @@ begin
         perform rota._check_stays(new_job.queue, 'a rule for a key');
     end if;
     loop
-        if v_is_locked then
-            job_id := rota._lock_keyed(v_key, v_scope, may_wait);
-            is_new := false;
-            exit when job_id is not null;
-        end if;
+        is_new := false;
+        if v_is_locked then job_id := rota._lock_keyed(v_key, v_scope, may_wait); end if;
+        exit when job_id is not null;
         v_new_ids := coalesce(v_new_ids, rota._new_ids(1));
         job_id := (rota._insert_requested(array[new_job], v_new_ids))[1];
-        is_new := true;
+        is_new := job_id is not null;
+        exit when is_new;
+        if not v_is_locked then job_id := rota._find_keyed(v_key, v_scope); end if;
         exit when job_id is not null;
-        if not v_is_locked then
-            job_id := rota._find_keyed(v_key, v_scope);
-            is_new := false;
-            exit when job_id is not null;
-        end if;
     end loop;
 
     if v_is_versioned and not rota._hold_key(v_key, v_scope, job_id, unique_for,
@@ -186,24 +179,21 @@ declare
     v_run_at constant timestamptz := coalesce(new_job.run_at, v_now);
 begin
     update rota.jobs as j
-    set payload = case when j.status = 'running' then j.payload else v_payload end,
-        priority = case when j.status = 'running' then j.priority else v_priority end,
-        expires_at = case when j.status = 'running' then j.expires_at
-            else coalesce(new_job.expires_at,
-                rota._default_expiry(j.job_type, j.queue, v_run_at)) end,
-        headers = case when j.status = 'running' then j.headers else new_job.headers end,
+    set payload = v_payload, priority = v_priority, headers = new_job.headers,
+        expires_at = coalesce(
+            new_job.expires_at, rota._default_expiry(j.job_type, j.queue, v_run_at)),
         run_at = case
-            when j.status = 'running' then j.run_at
             when j.status = 'failed' and _update_keyed.is_rerun and new_job.run_at is null
                 then j.run_at
             else least(v_run_at, j.created_at + rota._exact(_update_keyed.max_wait))
         end,
-        rerun_payload = case when j.status = 'running' then v_payload end,
-        rerun_run_at = case when j.status = 'running' then v_run_at end,
-        rerun_priority = case when j.status = 'running' then v_priority end,
-        attempts = case when j.status = 'running' then j.attempts else 0 end,
-        updated_at = case when j.status = 'running' then j.updated_at else v_now end
-    where j.id = _update_keyed.job_id and (j.status <> 'running' or _update_keyed.is_rerun);
+        attempts = 0, updated_at = v_now
+    where j.id = _update_keyed.job_id and j.status <> 'running';
+    if not found and is_rerun then
+        update rota.jobs as j
+        set rerun_payload = v_payload, rerun_run_at = v_run_at, rerun_priority = v_priority
+        where j.id = _update_keyed.job_id and j.status = 'running';
+    end if;
     perform rota._enter_lanes(array[job_id]);
 end;
 $$;
@@ -229,11 +219,10 @@ create or replace function rota._enqueue_many_keyed(new_jobs rota.jobs[], jobs j
 declare
     v_ids bigint[];
     v_news boolean[];
-    v_is_done boolean := false;
     v_new record;
     v_scope text;
 begin
-    while not v_is_done loop
+    loop
         begin
             for v_new in
                 select r.ordinal, k.job_id, k.is_new
@@ -250,7 +239,7 @@ begin
                 v_ids[v_new.ordinal] := v_new.job_id;
                 v_news[v_new.ordinal] := v_new.is_new;
             end loop;
-            v_is_done := true;
+            exit;
         exception
             when sqlstate 'RTB00' then
                 get stacked diagnostics v_scope = pg_exception_detail;
@@ -274,44 +263,34 @@ create or replace function rota._check_key_rule(
     updated_at timestamptz, max_wait interval, expires_at timestamptz
 )
     returns void language plpgsql as $$
-declare
-    v_is_plain constant boolean := _check_key_rule.on_conflict is not distinct from 'keep'
-        and _check_key_rule.unique_for is null and _check_key_rule.updated_at is null
-        and _check_key_rule.max_wait is null;
 begin
-    if v_is_plain then
+    if on_conflict = 'keep' and num_nonnulls(unique_for, updated_at, max_wait) = 0 then
         return;
-    elsif on_conflict is null or on_conflict not in ('keep', 'replace', 'rerun') then
-        perform rota._refuse(prefix || 'on_conflict', format(
-            'must be keep, replace or rerun, got %L', left(on_conflict, 80)));
-    elsif idempotency_key is null then
+    end if;
+    perform rota._check_choice(prefix || 'on_conflict', on_conflict, '{keep,replace,rerun}');
+    if idempotency_key is null then
         perform rota._refuse(prefix || 'idempotency_key',
             'is needed for on_conflict, unique_for, updated_at and max_wait');
     end if;
-    if unique_for is not null then
+    if num_nonnulls(unique_for, max_wait) > 0 then
         perform rota._check_interval(prefix || 'unique_for', unique_for, '1 millisecond',
-            '100 years');
-        if on_conflict <> 'keep' then
-            perform rota._refuse(prefix || 'unique_for', 'goes with on_conflict keep only');
-        end if;
+            '100 years', true);
+        perform rota._check_interval(prefix || 'max_wait', max_wait, '0', '100 years', true);
     end if;
     if updated_at is not null then
         perform rota._check_run_at(prefix || 'updated_at', updated_at);
-        if on_conflict <> 'rerun' then
-            perform rota._refuse(prefix || 'updated_at', 'goes with on_conflict rerun only');
-        end if;
     end if;
-    if expires_at is not null and on_conflict = 'rerun' then
+    if unique_for is not null and on_conflict <> 'keep' then
+        perform rota._refuse(prefix || 'unique_for', 'goes with on_conflict keep only');
+    elsif updated_at is not null and on_conflict <> 'rerun' then
+        perform rota._refuse(prefix || 'updated_at', 'goes with on_conflict rerun only');
+    elsif expires_at is not null and on_conflict = 'rerun' then
         -- The run that follows a running one tells of something else, which may not expire.
         perform rota._refuse(prefix || 'expires_at',
             'goes with on_conflict keep or replace only');
-    end if;
-    if max_wait is not null then
-        perform rota._check_interval(prefix || 'max_wait', max_wait, '0', '100 years');
-        if on_conflict = 'keep' then
-            perform rota._refuse(prefix || 'max_wait',
-                'goes with on_conflict replace or rerun only');
-        end if;
+    elsif max_wait is not null and on_conflict = 'keep' then
+        perform rota._refuse(prefix || 'max_wait',
+            'goes with on_conflict replace or rerun only');
     end if;
 end;
 $$;

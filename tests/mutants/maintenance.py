@@ -374,7 +374,7 @@ MAINTENANCE = (
         "round-trip-hides-the-lost",
         "The call that finishes and claims does not tell what was lost.",
         "sql/jobs/test_round_trip.py",
-        sql("jobs/round_trip", "where f.outcome in ('lost', 'busy');", "where false;"),
+        sql("jobs/round_trip", "where f.outcome in ('lost', 'busy')", "where false"),
     ),
     mutant(
         "public-may-execute",

@@ -342,8 +342,8 @@ v_row ->> 'pause_name',
         "sql/jobs/test_keys.py",
         sql(
             "jobs/keys",
-            "and (j.status <> 'running' or _update_keyed.is_rerun)",
-            "and true",
+            "if not found and is_rerun then",
+            "if not found then",
         ),
     ),
     mutant(
