@@ -29,8 +29,8 @@ begin
     if jsonb_typeof(end_jobs.endings) is distinct from 'array' then
         perform rota._refuse('endings', 'must be an array');
     elsif jsonb_array_length(endings) > 1000 then
-        perform rota._refuse('endings', format('must be at most 1000, got %s',
-            jsonb_array_length(endings)));
+        perform rota._refuse('endings',
+            format('must be at most 1000, got %s', jsonb_array_length(endings)));
     end if;
     return query select e.* from rota._end_each(end_jobs.endings) as e;
 end;
@@ -129,24 +129,21 @@ begin
         array_agg(e.stack order by e.n), array_agg(e.retry_in order by e.n),
         array_agg(coalesce(e.fatal, false) order by e.n),
         array_agg(rota.now() + rota._exact(e.delay) order by e.n)
-    into
-        v_ids, v_tokens, v_outcomes, v_results, v_stages, v_errors, v_error_types, v_stacks,
+    into v_ids, v_tokens, v_outcomes, v_results, v_stages, v_errors, v_error_types, v_stacks,
         v_retry_ins, v_fatals, v_run_ats
     from rows from (
         jsonb_to_recordset(_end_together.endings) as (job_id bigint, lease_token bigint,
             outcome text, result jsonb, next_stage text, error text, error_type text,
             stack text, retry_in interval, fatal boolean, delay interval)
     ) with ordinality as e (job_id, lease_token, outcome, result, next_stage, error, error_type,
-        stack, retry_in, fatal, delay, n
-    );
+        stack, retry_in, fatal, delay, n);
 
     -- A list that holds null for the jobs that end otherwise keeps its places.
     if 'succeeded' = all(v_outcomes) then
         return query
         select t.job_id, t.lease_token, t.answer, null::timestamptz
-        from unnest(
-            v_ids, v_tokens, rota._finish_running(v_ids, v_tokens, v_results, v_stages)
-        ) as t (job_id, lease_token, answer);
+        from unnest(v_ids, v_tokens, rota._finish_running(v_ids, v_tokens, v_results, v_stages))
+            as t (job_id, lease_token, answer);
         return;
     elsif 'succeeded' = any(v_outcomes) then
         select array_agg(t.n order by t.n),
@@ -170,23 +167,17 @@ begin
             order by t.n
         ),
         v_tokens);
+    select array_agg(case when t.outcome = 'failed' then t.held_id end order by t.n),
+        array_agg(case when t.outcome in ('snoozed', 'released') then t.held_id end
+            order by t.n)
+    into v_failed_ids, v_returned_ids
+    from unnest(v_outcomes, v_held) with ordinality as t (outcome, held_id, n);
     select array_agg(f.job_id), array_agg(f.status), array_agg(f.run_at)
     into v_failed_ids, v_failed_statuses, v_failed_run_ats
-    from rota._fail_running(
-        array(
-            select case when t.outcome = 'failed' then t.held_id end
-            from unnest(v_outcomes, v_held) with ordinality as t (outcome, held_id, n)
-            order by t.n
-        ),
-        v_tokens, v_errors, v_error_types, v_stacks, v_retry_ins, v_fatals) as f;
+    from rota._fail_running(v_failed_ids, v_tokens, v_errors, v_error_types, v_stacks,
+        v_retry_ins, v_fatals) as f;
     select array_agg(g.job_id), array_agg(g.next_run_at) into v_returned_ids, v_returned_run_ats
-    from rota._give_back(
-        array(
-            select case when t.outcome in ('snoozed', 'released') then t.held_id end
-            from unnest(v_outcomes, v_held) with ordinality as t (outcome, held_id, n)
-            order by t.n
-        ),
-        v_tokens, v_run_ats) as g;
+    from rota._give_back(v_returned_ids, v_tokens, v_run_ats) as g;
 
     return query
     select t.job_id, t.lease_token,
@@ -238,29 +229,24 @@ begin
     if jsonb_typeof(ending) is distinct from 'object' then
         perform rota._refuse('ending', 'must be an object');
     elsif v_keys is null then
-        perform rota._refuse('outcome', format(
-            'must be succeeded, failed, snoozed or released, got %s',
-            coalesce(quote_literal(left(v_outcome, 80)), 'null')));
+        perform rota._refuse('outcome', 'must be succeeded, failed, snoozed or released, got '
+            || coalesce(quote_literal(left(v_outcome, 80)), 'null'));
     elsif ending - v_keys <> '{}' then
         perform rota._refuse(left(k.key, 80), format('does not go with outcome %s', v_outcome))
         from jsonb_object_keys(ending - v_keys) as k (key) limit 1;
-    elsif ending ->> 'job_id' is null then
-        perform rota._refuse('job_id', 'must not be null');
-    elsif ending ->> 'lease_token' is null then
-        perform rota._refuse('lease_token', 'must not be null');
-    elsif v_outcome = 'succeeded' then
+    end if;
+    perform rota._check_given(g.key, ending ->> g.key is not null)
+    from unnest('{job_id,lease_token}'::text[]) as g (key);
+    if v_outcome = 'succeeded' then
         perform rota._check_size('result', ending -> 'result', '');
         if ending ->> 'next_stage' is not null then
             perform rota._check_next_stage('next_stage', (ending ->> 'job_id')::bigint,
                 (ending ->> 'lease_token')::bigint, ending ->> 'next_stage');
         end if;
     elsif v_outcome = 'failed' then
-        if ending ->> 'error' is null then
-            perform rota._refuse('error', 'must not be null');
-        elsif ending ->> 'retry_in' is not null then
-            perform rota._check_interval('retry_in', (ending ->> 'retry_in')::interval, '0',
-                '1 year');
-        end if;
+        perform rota._check_given('error', ending ->> 'error' is not null);
+        perform rota._check_interval('retry_in', (ending ->> 'retry_in')::interval, '0',
+            '1 year', true);
     elsif v_outcome = 'snoozed' then
         perform rota._check_interval('delay', (ending ->> 'delay')::interval, '0', '100 years');
     end if;

@@ -75,9 +75,8 @@ declare
 begin
     for v_job in
         select j.* from rota.jobs as j
-        where j.id = any(_fail_running.job_ids)
-          and j.lease_token = _fail_running.lease_tokens[
-            array_position(_fail_running.job_ids, j.id)]
+        where j.id = any(_fail_running.job_ids) and j.lease_token
+            = _fail_running.lease_tokens[array_position(_fail_running.job_ids, j.id)]
           and j.status = 'running'
         for update
     loop
@@ -99,11 +98,8 @@ begin
             v_paused := v_paused
                 || jsonb_build_array(v_error_type, v_job.job_type, v_job.queue)::text;
         end if;
-        status := case
-            when fatals[v_n] or v_job.attempts >= v_job.max_attempts then 'dead'
-            when v_rule.is_fatal then 'dead'
-            else 'failed'
-        end;
+        status := case when fatals[v_n] or v_job.attempts >= v_job.max_attempts
+            or v_rule.is_fatal then 'dead' else 'failed' end;
         -- The clock is read by this statement, as the statistics need it (jobs/finish.sql).
         insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker,
             started_at, failed_at, error_type, message, stack, run_at)
@@ -116,12 +112,10 @@ begin
 
         v_is_rerun := status = 'failed' and v_job.rerun_payload is not null;
         if status = 'failed' then
-            run_at := v_now + coalesce(
-                rota._exact(_fail_running.retry_ins[v_n]), v_rule.retry_in,
-                rota._backoff(
-                    coalesce(v_job.backoff,
-                        (select q.backoff from rota.queues as q where q.queue = v_job.queue)),
-                    v_job.attempts));
+            run_at := v_now + coalesce(rota._exact(retry_ins[v_n]), v_rule.retry_in,
+                rota._backoff(coalesce(v_job.backoff, (
+                    select q.backoff from rota.queues as q where q.queue = v_job.queue
+                )), v_job.attempts));
             if v_is_rerun then run_at := greatest(run_at, v_job.rerun_run_at); end if;
         end if;
 
@@ -208,12 +202,10 @@ begin
     perform rota._check_job_ref(job_id, lease_token);
     perform rota._check_interval('delay', delay, '0', '100 years');
 
-    v_run_at := (
-        select g.next_run_at
-        from rota._give_back(array[snooze_job.job_id], array[snooze_job.lease_token],
-            array[rota.now() + rota._exact(snooze_job.delay)]) as g
-    );
-    if v_run_at is null then perform rota._raise_lost(job_id, lease_token); end if;
+    select g.next_run_at into v_run_at
+    from rota._give_back(array[snooze_job.job_id], array[snooze_job.lease_token],
+        array[rota.now() + rota._exact(snooze_job.delay)]) as g;
+    if not found then perform rota._raise_lost(job_id, lease_token); end if;
     return nullif(v_run_at, 'infinity');
 end;
 $$;
@@ -281,21 +273,16 @@ begin
     )
     select array_agg(h.id) filter (where h.cancel_requested_at is not null),
         array_agg(h.lease_token) filter (where h.cancel_requested_at is not null),
-        (
-            select array_agg(n.limit_name) from held as l
+        (select array_agg(n.limit_name) from held as l
             cross join lateral unnest(l.held_limits) as n (limit_name)
-            where l.cancel_requested_at is null
-        ),
+            where l.cancel_requested_at is null),
         array_agg(h.id) filter (where h.is_kept), array_agg(h.id) filter (where not h.is_kept)
     into v_cancelled_ids, v_cancelled_tokens, v_held_limits, v_kept_ids, v_moved_ids
     from held as h;
 
     return query
-    select e.job_id, timestamptz 'infinity'
-    from unnest(
-        rota._end_jobs(v_cancelled_ids, v_cancelled_tokens, 'running', 'cancelled')
-    ) as e (job_id);
-
+    select e.job_id, timestamptz 'infinity' from unnest(rota._end_jobs(v_cancelled_ids,
+        v_cancelled_tokens, 'running', 'cancelled')) as e (job_id);
     return query
     update rota.jobs as j
     set status = 'queued',

@@ -64,18 +64,33 @@ create or replace function rota.finish_jobs(
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 begin
     perform rota._check_job_refs(job_ids, lease_tokens);
-    perform rota._check_results(results, cardinality(job_ids));
+    if results is not null then
+        if jsonb_typeof(results) <> 'array'
+          or jsonb_array_length(results) <> cardinality(job_ids) then
+            perform rota._refuse('results', format('must be an array as long as job_ids (%s)',
+                cardinality(job_ids)));
+        end if;
+        perform rota._check_size(format('results[%s]', r.ordinal), r.result, '')
+        from jsonb_array_elements(finish_jobs.results) with ordinality as r (result, ordinal);
+    end if;
     if next_stages is not null then
-        perform rota._check_next_stages(job_ids, lease_tokens, next_stages);
+        if array_ndims(next_stages) > 1 or array_lower(next_stages, 1) <> 1
+          or cardinality(next_stages) <> cardinality(job_ids) then
+            perform rota._refuse('next_stages', format(
+                'must be a plain list as long as job_ids (%s)', cardinality(job_ids)));
+        end if;
+        perform rota._check_next_stage(format('next_stages[%s]', n.ordinal), n.job_id,
+            n.lease_token, n.next_stage)
+        from unnest(finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.next_stages)
+            with ordinality as n (job_id, lease_token, next_stage, ordinal)
+        where n.next_stage is not null;
     end if;
 
     return query
     select f.job_id, f.answer
-    from unnest(
-        finish_jobs.job_ids,
-        rota._finish_running(finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.results,
-            finish_jobs.next_stages)
-    ) as f (job_id, answer);
+    from unnest(finish_jobs.job_ids, rota._finish_running(finish_jobs.job_ids,
+        finish_jobs.lease_tokens, finish_jobs.results, finish_jobs.next_stages))
+        as f (job_id, answer);
 end;
 $$;
 
@@ -112,26 +127,6 @@ begin
 end;
 $$;
 
-create or replace function rota._check_next_stages(
-    job_ids bigint[], lease_tokens bigint[], next_stages text[]
-)
-    returns void language plpgsql as $$
-begin
-    if array_ndims(next_stages) > 1 or array_lower(next_stages, 1) <> 1
-      or cardinality(next_stages) <> cardinality(job_ids) then
-        perform rota._refuse('next_stages', format(
-            'must be a plain list as long as job_ids (%s)', cardinality(job_ids)));
-    end if;
-    perform rota._check_next_stage(format('next_stages[%s]', n.ordinal), n.job_id,
-        n.lease_token, n.next_stage)
-    from unnest(
-        _check_next_stages.job_ids, _check_next_stages.lease_tokens,
-        _check_next_stages.next_stages
-    ) with ordinality as n (job_id, lease_token, next_stage, ordinal)
-    where n.next_stage is not null;
-end;
-$$;
-
 /* What finish_jobs() answers for each job, whose arguments are checked. */
 create or replace function rota._finish_running(
     job_ids bigint[], lease_tokens bigint[], results jsonb, next_stages text[]
@@ -164,9 +159,8 @@ begin
         from (
             select i.*, first_value(i.lease_token)
                     over (partition by i.job_id order by i.ordinal) as first_token
-            from unnest(
-                _finish_running.job_ids, _finish_running.lease_tokens, v_newest
-            ) with ordinality as i (job_id, lease_token, newest_id, ordinal)
+            from unnest(_finish_running.job_ids, _finish_running.lease_tokens, v_newest)
+                with ordinality as i (job_id, lease_token, newest_id, ordinal)
         ) as t
         -- Of a job that was given twice, the first token is the one that was tried first.
         left join unnest(v_first) as h (job_id) on h.job_id = t.job_id
@@ -222,8 +216,8 @@ create or replace function rota._archive_jobs(
     returns bigint[] language plpgsql as $$
 declare
     -- All of one claim, mostly.
-    v_token constant bigint := case when lease_tokens[1]
-        = all(lease_tokens) then lease_tokens[1] end;
+    v_token constant bigint := case
+        when lease_tokens[1] = all(lease_tokens) then lease_tokens[1] end;
     v_ended bigint[];
     v_parents bigint[];
     v_leading jsonb;
@@ -254,11 +248,10 @@ begin
     archived as (
         insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,
             lease, time_limit, expires_at, headers, backoff, idempotency_key, ordering_key,
-            skip_dead, limit_key, pipeline,
-            stage, stage_input, definition, scheduled_for, run_at, attempts, lease_token,
-            locked_by, cancel_requested_at, cancel_reason, progress_percent, progress_message,
-            last_error, error_type, failed_at, created_at, started_at, status, updated_at,
-            finished_at, result)
+            skip_dead, limit_key, pipeline, stage, stage_input, definition, scheduled_for,
+            run_at, attempts, lease_token, locked_by, cancel_requested_at, cancel_reason,
+            progress_percent, progress_message, last_error, error_type, failed_at, created_at,
+            started_at, status, updated_at, finished_at, result)
         select e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
             e.time_limit, e.expires_at, e.headers, e.backoff, e.idempotency_key, e.ordering_key,
             e.skip_dead, e.limit_key, e.pipeline, e.stage, e.stage_input, e.definition,
@@ -283,10 +276,9 @@ begin
             e.rerun_payload, e.ordering_key, e.definition, e.held_limits) > 0
             or _archive_jobs.old_status in ('queued', 'failed'))
     into v_ended, v_leading from ended as e;
-    if v_leading is not null then
-        if jsonb_path_exists(v_leading, '$[*] ? (@.rerun_payload != null)') then
-            perform rota._follow_up(v_leading);
-        end if;
+    if v_leading is not null
+      and jsonb_path_exists(v_leading, '$[*] ? (@.rerun_payload != null)') then
+        perform rota._follow_up(v_leading);
     end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
@@ -419,25 +411,19 @@ begin
 end;
 $$;
 
-/* The run that a producer requested meanwhile, of ended jobs given as rows of jobs. */
+/* The runs that producers requested meanwhile, of ended jobs given as rows of jobs. */
 create or replace function rota._follow_up(jobs jsonb)
     returns void language plpgsql as $$
-declare
-    v_now constant timestamptz := rota.now();
 begin
-    -- A producer requested another run meanwhile; it begins where this one ends.
-    perform rota._insert_jobs(
+    perform rota._notify_for(rota._insert_jobs(
         array_agg(jsonb_populate_record(e, jsonb_build_object('payload', e.rerun_payload,
             'priority', e.rerun_priority, 'run_at', e.rerun_run_at, 'status', null,
             'pipeline', null, 'stage', null, 'stage_input', null, 'definition', null,
             'scheduled_for', null, 'last_error', null, 'error_type', null, 'failed_at', null,
             'created_at', null, 'expires_at', null)) order by e.idempotency_key, e.job_type),
-        rota._new_ids(count(*)::integer))
+        rota._new_ids(count(*)::integer)))
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null having count(*) > 0;
-    perform rota._notify(e.queue)
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    where e.rerun_payload is not null and e.rerun_run_at <= v_now;
 end;
 $$;
 
@@ -452,19 +438,5 @@ begin
         select from rota.stage_runs as r where r.job_id = _is_finished.job_id
           and r.lease_token = _is_finished.lease_token and r.status = 'succeeded'
     );
-end;
-$$;
-
-create or replace function rota._check_results(results jsonb, expected integer)
-    returns void language plpgsql as $$
-begin
-    if results is null then
-        return;
-    elsif jsonb_typeof(results) <> 'array' or jsonb_array_length(results) <> expected then
-        perform rota._refuse('results', format('must be an array as long as job_ids (%s)',
-            expected));
-    end if;
-    perform rota._check_size(format('results[%s]', r.ordinal), r.result, '')
-    from jsonb_array_elements(_check_results.results) with ordinality as r (result, ordinal);
 end;
 $$;
