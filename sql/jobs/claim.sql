@@ -142,8 +142,7 @@ comment on function rota.claim_jobs is
  * The rows of the first due jobs of the lane that the last claim found them in, locked.  Null
  * if nothing fresh is remembered of this very call, and none or too few where more has to be
  * looked at: another lane, a limit of the queue, one that is paused or ages, a job that has
- * expired.  What is in this
- * one statement is all that most claims need.
+ * expired.  What is in this one statement is all that most claims need.
  */
 create or replace function rota._lock_head(
     start bigint[], queues text[], max_jobs integer, job_types text[], due timestamptz,
@@ -422,10 +421,7 @@ begin
 end;
 $$;
 
-/*
- * The lowest lane in use above this one, as far as the known one, without a scan of the known
- * lane itself.
- */
+/* The lowest lane in use above this one, up to the known one, which itself is not scanned. */
 create or replace function rota._next_lane(queues text[], lane bigint, known bigint)
     returns bigint language plpgsql stable as $$
 declare
@@ -552,7 +548,7 @@ begin
         exit when not found;
     end loop;
 
-    if cardinality(ids) = 0 then ids := null; end if;
+    ids := nullif(ids, '{}');
     select coalesce(j.own_place, j.run_at) into place from rota.jobs as j
     where j.id = abs(ids[1]);
     return next;
@@ -565,10 +561,7 @@ create or replace function rota._check_claim(
     returns void language plpgsql as $$
 begin
     perform rota._check_text('worker', worker, 255);
-    if max_jobs is null or max_jobs not between 1 and 1000 then
-        perform rota._refuse('max_jobs', format('must be 1 to 1000, got %s',
-            coalesce(max_jobs::text, 'null')));
-    end if;
+    perform rota._check_number('max_jobs', max_jobs, 1, 1000);
     perform rota._check_names('queues', queues);
     perform rota._check_interval('lease', lease, '1 millisecond', '30 days', true);
     if job_types is not null then perform rota._check_names('job_types', job_types); end if;

@@ -139,9 +139,9 @@ begin
     into v_jobs, v_ids, v_blocked, v_halted
     from ended as e left join kept_place as k on k.job_id = e.id;
     if v_ids = '{}' then return v_ids; end if;
-    perform rota._check_not_erased((j.job ->> 'id')::bigint, j.job -> 'payload')
-    from jsonb_array_elements(v_jobs) as j (job);
-
+    perform rota._refuse_erased((j.job ->> 'id')::bigint)
+    from jsonb_array_elements(v_jobs) as j (job)
+    where rota._payload_type(j.job -> 'payload') = 'erased' limit 1;
     v_added := rota._insert_requested(array(
         select jsonb_populate_record(null::rota.jobs, j.job)
         from jsonb_array_elements(v_jobs) with ordinality as j (job, ordinal)
@@ -155,9 +155,8 @@ begin
 
     perform rota._jobs_came_in(array[h.id], halted_key => v_halted ->> h.id::text)
     from unnest(v_blocked) as h (id) where v_halted ? h.id::text;
-    v_blocked := array(select b.id from unnest(v_blocked) as b (id)
-        where not v_halted ? b.id::text);
-    if v_blocked <> '{}' then perform rota._jobs_came_in(v_blocked); end if;
+    perform rota._jobs_came_in(array_agg(b.id)) from unnest(v_blocked) as b (id)
+    where not v_halted ? b.id::text having count(*) > 0;
     perform rota._notify_for(v_ids);
     return v_ids;
 end;
@@ -172,10 +171,9 @@ end;
 $$;
 
 /* Refuse to run again what has lost its payload. */
-create or replace function rota._check_not_erased(job_id bigint, payload jsonb)
+create or replace function rota._refuse_erased(job_id bigint)
     returns void language plpgsql as $$
 begin
-    if rota._payload_type(payload) <> 'erased' then return; end if;
     raise exception using
         errcode = 'invalid_parameter_value',
         message = format('job_id %s was erased, and cannot run without a payload', job_id),
@@ -215,14 +213,12 @@ begin
     for v_round in 1..3 loop
         select j.status into v_status from rota.jobs as j
         where j.id = cancel_job.job_id for update;
-
         if found then
             perform rota._audit('cancel', null, array[job_id],
                 jsonb_build_object('status', v_status), jsonb_build_object('reason', reason));
             perform rota._cancel_jobs(array[job_id], reason);
             return case v_status when 'running' then 'running' else 'cancelled' end;
         end if;
-
         select f.status into v_status from rota.finished_jobs as f
         where f.id = cancel_job.job_id;
         exit when v_status = 'cancelled';
@@ -307,8 +303,7 @@ begin
     end if;
 
     select j.status, j.run_at into v_status, v_old_run_at from rota.jobs as j
-    where j.id = reschedule_job.job_id
-    for update;
+    where j.id = reschedule_job.job_id for update;
     if not found then
         perform rota._raise_not_live(job_id);
     elsif v_status = 'running' then

@@ -36,7 +36,6 @@ begin
     perform rota._check_choice('if_unknown', if_unknown, '{skip,again}');
     perform rota._check_interval('keep', keep, '1 second', '100 years');
     v_expires_at := v_now + rota._exact(keep);
-
     if not rota._lock_lease(job_id, lease_token) then
         perform rota._raise_lost(job_id, lease_token);
     end if;
@@ -54,12 +53,11 @@ begin
         exit when found;
     end loop;
 
-    if v_effect.completed_at is not null then
-        return false;
-    elsif (v_effect.job_id, v_effect.lease_token)
-      <> (job_id, lease_token) and rota._is_leased(v_effect.job_id, v_effect.lease_token) then
+    if v_effect.completed_at is null
+      and (v_effect.job_id, v_effect.lease_token) <> (job_id, lease_token)
+      and rota._is_leased(v_effect.job_id, v_effect.lease_token) then
         perform rota._raise_in_progress(v_effect);
-    elsif if_unknown = 'skip' then
+    elsif v_effect.completed_at is not null or if_unknown = 'skip' then
         return false;
     end if;
 
@@ -152,14 +150,12 @@ begin
     perform rota._check_effect(scope, key);
     perform rota._check_choice('outcome', outcome, '{done,again}');
     perform rota._check_size('result', result, '');
-    if outcome = 'again' and result is not null then
-        perform rota._refuse('result', 'goes with the outcome done only');
-    end if;
+    perform rota._refuse('result', 'goes with the outcome done only')
+    where outcome = 'again' and settle_effect.result is not null;
 
     select e.* into v_effect from rota.effects as e
-    where e.scope = settle_effect.scope
-      and e.key = settle_effect.key and e.completed_at is null
-    for update;
+    where e.scope = settle_effect.scope and e.key = settle_effect.key
+      and e.completed_at is null for update;
     if not found or rota._jobs_outside_grants(array[v_effect.job_id], 'operator') <> '{}' then
         raise exception using
             errcode = 'RT011',
@@ -169,14 +165,11 @@ begin
         perform rota._raise_in_progress(v_effect);
     end if;
 
-    if outcome = 'again' then
-        delete from rota.effects as e
-        where e.scope = settle_effect.scope and e.key = settle_effect.key;
-    else
-        update rota.effects as e
-        set completed_at = rota.now(), result = settle_effect.result
-        where e.scope = settle_effect.scope and e.key = settle_effect.key;
-    end if;
+    delete from rota.effects as e
+    where outcome = 'again' and e.scope = settle_effect.scope and e.key = settle_effect.key;
+    update rota.effects as e
+    set completed_at = rota.now(), result = settle_effect.result
+    where outcome = 'done' and e.scope = settle_effect.scope and e.key = settle_effect.key;
     perform rota._audit('settle_effect', jsonb_build_object('scope', scope, 'key', key), null,
         jsonb_build_object('job_id', v_effect.job_id), jsonb_build_object('outcome', outcome));
     return v_effect.job_id;
@@ -194,7 +187,6 @@ create or replace function rota.effect_result(scope text, key text)
     set plan_cache_mode = force_generic_plan as $$
 begin
     perform rota._check_effect(scope, key);
-
     return query
     select e.completed_at is not null, e.result from rota.effects as e
     where e.scope = effect_result.scope and e.key = effect_result.key;

@@ -19,10 +19,8 @@ begin
     perform rota._check_queues('operator', array[queue]);
     perform rota._check_lease('lease', lease);
     perform rota._check_lease('time_limit', time_limit);
-    if max_attempts < 1 then
-        perform rota._refuse('max_attempts',
-            format('must be at least 1, got %s', max_attempts));
-    end if;
+    perform rota._refuse('max_attempts', format('must be at least 1, got %s', max_attempts))
+    where max_attempts < 1;
     perform rota._check_backoff('backoff', backoff);
     perform rota._check_interval('keep_finished', keep_finished, '0', '100 years', true);
     perform rota._check_interval('keep_dead', keep_dead, '0', '100 years', true);
@@ -61,10 +59,8 @@ begin
         update rota.retry_budgets as b set per_minute = null, updated_at = rota.now()
         where b.queue = set_queue.queue and b.per_minute is not null;
     end if;
-    if ageing is not null or reset then
-        -- Jobs that wait take the places that the new setting gives them.
-        perform rota._add_checks('queue', array[queue]);
-    end if;
+    -- Jobs that wait take the places that the new setting gives them.
+    perform rota._add_checks('queue', array[queue]) where ageing is not null or reset;
 end;
 $$;
 
@@ -84,9 +80,8 @@ begin
     perform rota._check_expires_after('expires_after', expires_after);
     perform rota._check_given('reset', reset is not null);
     if num_nonnulls(time_limit, expires_after) = 0 then
-        if not reset then
-            perform rota._refuse('time_limit', 'or expires_after or reset must be given');
-        end if;
+        perform rota._refuse('time_limit', 'or expires_after or reset must be given')
+        where not reset;
         -- Without a row no session looks for one.
         delete from rota.job_types as t where t.job_type = set_type.job_type;
         return;
@@ -128,24 +123,22 @@ $$;
 /* An object of whole numbers: per_minute, and perhaps percent. */
 create or replace function rota._check_retry_budget(argument text, budget jsonb)
     returns void language plpgsql as $$
-declare
-    c_is_object constant boolean := jsonb_typeof(budget) = 'object';
 begin
     if budget is null then
         return;
-    elsif c_is_object is not true or not budget ? 'per_minute'
+    elsif jsonb_typeof(budget) <> 'object' or not budget ? 'per_minute'
       or budget - '{per_minute,percent}'::text[] <> '{}' then
         perform rota._refuse(argument,
             'must be an object with per_minute, and perhaps percent');
-    elsif not jsonb_path_exists(budget, 'strict $.per_minute ? (@.type() == "number"
-        && @ >= 1 && @ <= 1000000 && @.floor() == @)') then
-        perform rota._refuse(argument || '.per_minute', format(
-            'must be a whole number of 1 to 1000000, got %s',
-            left(budget ->> 'per_minute', 80)));
-    elsif budget ? 'percent' and not jsonb_path_exists(budget, 'strict $.percent ?
-        (@.type() == "number" && @ >= 0 && @ <= 1000 && @.floor() == @)') then
-        perform rota._refuse(argument || '.percent', format(
-            'must be a whole number of 0 to 1000, got %s', left(budget ->> 'percent', 80)));
     end if;
+    perform rota._refuse(format('%s.%s', argument, b.key), format(
+        'must be a whole number of %s to %s, got %s', r.lowest, r.highest,
+        left(b.value #>> '{}', 80)))
+    from jsonb_each(_check_retry_budget.budget) as b
+    join (values ('per_minute', 1, 1000000), ('percent', 0, 1000)) as r (key, lowest, highest)
+        on r.key = b.key
+    where not jsonb_path_exists(b.value, 'strict $ ? (@.type() == "number"
+        && @ >= $lowest && @ <= $highest && @.floor() == @)', to_jsonb(r))
+    order by r.lowest desc limit 1;
 end;
 $$;

@@ -31,12 +31,12 @@ begin
     perform rota._check_given('fatal', fatal is not null);
     perform rota._check_interval('pause_for', pause_for, '1 second', '30 days', true);
     perform rota._check_given('reset', reset is not null);
-    if (retry_in is not null)::integer + fatal::integer + reset::integer > 1
-      or reset and pause_for is not null then
-        perform rota._refuse('retry_in', 'or fatal or reset must be given, and only one');
-    elsif num_nonnulls(retry_in, pause_for) = 0 and not (fatal or reset) then
-        perform rota._refuse('retry_in', 'or fatal, pause_for or reset must be given');
-    end if;
+    perform rota._refuse('retry_in', 'or fatal or reset must be given, and only one')
+    where (set_retry_rule.retry_in is not null)::integer + fatal::integer + reset::integer > 1
+      or reset and set_retry_rule.pause_for is not null;
+    perform rota._refuse('retry_in', 'or fatal, pause_for or reset must be given')
+    where num_nonnulls(set_retry_rule.retry_in, set_retry_rule.pause_for) = 0
+      and not (fatal or reset);
 
     delete from rota.retry_rules as r
     where reset and r.error_type = set_retry_rule.error_type and r.job_type = c_job_type
@@ -86,9 +86,8 @@ begin
         returning j.id
     )
     select array_agg(h.id) into v_held from held as h;
-    if v_held is null then return job_ids; end if;
-    return array(
-        select i.id from unnest(_hold_retries.job_ids) as i (id) where i.id <> all(v_held));
+    return array(select i.id from unnest(_hold_retries.job_ids) as i (id)
+        where (i.id = any(v_held)) is not true);
 end;
 $$;
 
@@ -108,26 +107,19 @@ begin
     perform rota._check_number('failed_percent', failed_percent, 1, 100, true);
     perform rota._check_number('min_attempts', min_attempts, 1, 1000);
     perform rota._check_interval('span', span, '1 second', '1 hour');
-    if error_type is not null then
-        perform rota._check_text('error_type', error_type, 200);
-    end if;
+    perform rota._check_text('error_type', error_type, 200) where error_type is not null;
     perform rota._check_interval('pause_for', pause_for, '1 second', '1 day');
     perform rota._check_number('probes', probes, 1, 100);
     perform rota._check_given('reset', reset is not null);
-    if reset = (num_nonnulls(max_failures, failed_percent) > 0) then
-        perform rota._refuse('max_failures', 'or failed_percent or reset must be given');
-    end if;
+    perform rota._refuse('max_failures', 'or failed_percent or reset must be given')
+    where reset = (num_nonnulls(set_breaker.max_failures, set_breaker.failed_percent) > 0);
 
     if reset then
         delete from rota.breakers as b
         where b.job_type = set_breaker.job_type and b.queue = set_breaker.queue;
-        if exists (
-            select from rota.pauses as p
-            where p.pause_name = rota._pause_name(set_breaker.queue, set_breaker.job_type)
-              and p.set_by = 'breaker'
-        ) then
-            perform rota._resume(queue, job_type);
-        end if;
+        perform rota._resume(p.queue, p.job_type) from rota.pauses as p
+        where p.pause_name = rota._pause_name(set_breaker.queue, set_breaker.job_type)
+          and p.set_by = 'breaker';
         return;
     end if;
     insert into rota.breakers as b (job_type, queue, max_failures, failed_percent, min_attempts,

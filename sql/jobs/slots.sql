@@ -212,9 +212,9 @@ $$;
 create or replace function rota._is_issued_for(limit_name text, max_running integer)
     returns boolean language plpgsql stable as $$
 begin
+    -- By two ranges, which an index finds.
     return not exists (
-        select from rota.limit_parts as p
-        where p.limit_name = _is_issued_for.limit_name
+        select from rota.limit_parts as p where p.limit_name = _is_issued_for.limit_name
           and p.max_running < _is_issued_for.max_running
     ) and not exists (
         select from rota.limit_parts as p where p.limit_name = _is_issued_for.limit_name
@@ -255,10 +255,8 @@ begin
         returning s.version
     )
     select count(*)::integer, min(t.version) into v_taken, v_oldest from taken as t;
-    perform rota._keep_scan_from(
-        c_scan, v_now, v_first is null, c_index, v_walked,
-        coalesce(
-            v_oldest, v_first, (select q.last_value from rota.limit_slots_version_seq as q)));
+    perform rota._keep_scan_from(c_scan, v_now, v_first is null, c_index, v_walked, coalesce(
+        v_oldest, v_first, (select q.last_value from rota.limit_slots_version_seq as q)));
     if v_taken = wanted or c_parts = 0 then return v_taken; end if;
 
     v_issued := array(
@@ -323,13 +321,12 @@ begin
         v_cell := v_now - v_rate.cells + v_step;
         continue when not pg_try_advisory_xact_lock(1919907961,
             hashtext(v_cell || ' ' || bound.limit_name));
-        v_free := case when v_step = 1 then v_rate.oldest_starts
-                else v_rate.starts end - (
-            select coalesce(sum(s.starts), 0)::integer from rota.limit_starts as s
-            where s.limit_name = bound.limit_name and s.cell = v_cell
-        );
+        v_free := least(wanted - v_taken,
+            case when v_step = 1 then v_rate.oldest_starts else v_rate.starts end - (
+                select coalesce(sum(s.starts), 0)::integer from rota.limit_starts as s
+                where s.limit_name = bound.limit_name and s.cell = v_cell
+            ));
         continue when v_free <= 0;
-        v_free := least(v_free, wanted - v_taken);
         insert into rota.limit_starts (limit_name, cell, starts, purge_at)
         values (bound.limit_name, v_cell, v_free,
             rota.now() + v_rate.cells * v_rate.length * interval '1 microsecond');
@@ -358,11 +355,8 @@ begin
           and s.cell between v_now - v_rate.cells + 1 and v_now
         group by s.cell
     ) as c;
-    return case
-        when v_used < coalesce(bound.burst, 1)
-        then 'epoch'::timestamptz + v_now * v_rate.length * interval '1 microsecond'
-        else 'epoch'::timestamptz + (v_now + 1) * v_rate.length * interval '1 microsecond'
-    end;
+    return rota._from_micros(v_rate.length
+        * (v_now + (v_used >= coalesce(bound.burst, 1))::integer));
 end;
 $$;
 
@@ -379,9 +373,8 @@ create or replace function rota._cells(
 declare
     c_burst constant integer := coalesce(bound.burst, 1);
 begin
-    gap := ceil(
-        extract(epoch from coalesce(bound.per, '1 second')) * 1000000 / bound.max_starts
-    )::bigint;
+    gap := ceil(extract(epoch from coalesce(bound.per, '1 second')) * 1000000
+        / bound.max_starts)::bigint;
     starts := (c_burst + 15) / 16;
     length := gap * starts;
     cells := (c_burst + starts - 1) / starts;
