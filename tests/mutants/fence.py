@@ -162,11 +162,11 @@ FENCE = (
         perform rota._raise_in_progress(v_effect);
     end if;
 
-    if outcome = 'again' then""",
+    delete from rota.effects as e""",
             """\
     end if;
 
-    if outcome = 'again' then""",
+    delete from rota.effects as e""",
         ),
     ),
     mutant(
