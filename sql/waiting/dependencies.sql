@@ -53,10 +53,8 @@ begin
         if not found then perform rota._raise_not_live(v_job_id); end if;
         raise exception using
             errcode = 'RT013',
-            message = format('job %s is %s and waits for no more jobs', v_job_id, case
-                when v_status = 'blocked' then 'just being started, ended or changed'
-                else v_status
-            end),
+            message = format('job %s is %s and waits for no more jobs', v_job_id, case v_status
+                when 'blocked' then 'just being started, ended or changed' else v_status end),
             hint = 'Name in `blocks` a job that is blocked: enqueue that one with '
                 '`depends_on`, for example on the job that enqueues the others.';
     end if;
@@ -68,7 +66,7 @@ begin
     where p.status <> 'succeeded' order by 1, 2 on conflict do nothing;
     -- A part that was found may end before this is committed.
     perform rota._add_checks('job', array(
-        select format('%s all', b.id)
+        select b.id || ' all'
         from unnest(_block_children.blocks, _block_children.are_new) as b (id, is_new)
         where not b.is_new));
 end;
@@ -101,9 +99,8 @@ begin
                 v_part.argument, v_part.id, case
                     when v_part.status = 'blocked' then 'waits for others'
                     when v_part.status in ('dead', 'cancelled')
-                    then 'ended as ' || v_part.status
-                    else 'has an ordering key'
-                end)
+                        then 'ended as ' || v_part.status
+                    else 'has an ordering key' end)
         end,
         hint = 'A part waits for nothing; make one of several steps a pipeline.';
 end;
@@ -247,10 +244,10 @@ declare
     c_from constant text := split_part(subject, ' ', 2);
     v_rule text;
     v_parents bigint[];
-    v_statuses text[];
     v_live bigint[];
     v_done bigint[];
     v_dead bigint;
+    v_is_left boolean;
     v_waits boolean := false;
 begin
     select coalesce(j.if_parent_dead, 'cancel') into v_rule from rota.jobs as j
@@ -259,31 +256,28 @@ begin
 
     v_parents := array(
         select d.parent_id from rota.dependencies as d
-        where d.job_id = c_id
-          and d.parent_id < coalesce(nullif(nullif(c_from, ''), 'all')::bigint,
-            9223372036854775807)
+        where d.job_id = c_id and d.parent_id
+            < coalesce(nullif(nullif(c_from, ''), 'all')::bigint, 9223372036854775807)
         order by d.parent_id desc limit 500
     );
-    v_statuses := array(
-        select coalesce(s.status, 'gone')
-        from unnest(v_parents) with ordinality as p (id, ordinal)
-        join rota._parent_statuses(v_parents) as s on s.parent_id = p.id
-        order by p.ordinal
-    );
-    v_live := array(
-        select p.id from unnest(v_parents, v_statuses) as p (id, status)
-        where p.status in ('blocked', 'queued', 'running', 'failed')
-    );
+    select coalesce(array_agg(s.parent_id order by s.parent_id desc)
+            filter (where s.status in ('blocked', 'queued', 'running', 'failed')), '{}'),
+        array_agg(s.parent_id) filter (where s.status = 'succeeded'
+            or v_rule = 'run' and s.is_bad),
+        min(s.parent_id) filter (where v_rule = 'cancel' and s.is_bad),
+        coalesce(v_rule = 'wait' and bool_or(s.is_bad), false)
+    into v_live, v_done, v_dead, v_is_left
+    from (
+        select p.parent_id, p.status,
+            -- A job that is not kept any more has none.
+            coalesce(p.status in ('dead', 'cancelled'), true) as is_bad
+        from rota._parent_statuses(v_parents) as p
+    ) as s;
     if c_from = '' then
         v_live := v_live[1:1];
         v_waits := v_live <> '{}' and rota._still_to_end(v_live) <> '{}';
     end if;
 
-    select
-        array_agg(p.id) filter (where p.status = 'succeeded'
-            or v_rule = 'run' and p.status in ('dead', 'cancelled', 'gone')),
-        min(p.id) filter (where v_rule = 'cancel' and p.status in ('dead', 'cancelled', 'gone'))
-    into v_done, v_dead from unnest(v_parents, v_statuses) as p (id, status);
     if v_dead is not null then return rota._cancel_children(array[c_id], v_dead) = '{}'; end if;
     delete from rota.dependencies as d
     where d.ctid = any(array(
@@ -296,12 +290,9 @@ begin
     elsif v_live <> '{}' and cardinality(rota._still_to_end(v_live)) < cardinality(v_live) then
         return false;
     elsif cardinality(v_parents) = 500 then
-        perform rota._add_checks('job',
-            array[format('%s %s', c_id, v_parents[cardinality(v_parents)])]);
+        perform rota._add_checks('job', array[format('%s %s', c_id, v_parents[500])]);
         return true;
-    elsif v_live <> '{}' or v_rule = 'wait' and 'dead' = any(v_statuses)
-      or v_rule = 'wait' and 'cancelled' = any(v_statuses)
-      or v_rule = 'wait' and 'gone' = any(v_statuses) then
+    elsif v_live <> '{}' or v_is_left then
         return true;
     elsif rota._open_children(array[c_id]) = '{}' then
         return true;
@@ -397,11 +388,9 @@ begin
     );
 
     update rota.jobs as j
-    set cancel_reason = format('parent %s %s', _cancel_children.parent_id, case
-            when c_status = 'dead' then 'is dead'
-            when c_status = 'cancelled' then 'was cancelled'
-            else 'is not kept any more'
-        end)
+    set cancel_reason = format('parent %s %s', _cancel_children.parent_id, case c_status
+            when 'dead' then 'is dead' when 'cancelled' then 'was cancelled'
+            else 'is not kept any more' end)
     where j.id = any(v_ids) and j.status = 'blocked';
     perform rota._end_jobs(v_ids, v_tokens, 'blocked', 'cancelled');
     return v_missed;
@@ -436,8 +425,7 @@ begin
             perform rota._restore_jobs(array[v_child_id]);
             perform rota._add_checks('retry', array[v_child_id || ' 0']);
         exception
-            when sqlstate 'RT007' or sqlstate 'RT014' then
-                null;
+            when sqlstate 'RT007' or sqlstate 'RT014' then null;
         end;
     end loop;
     if cardinality(v_seen) = c_chunk then
@@ -537,8 +525,7 @@ begin
         get diagnostics v_deleted = row_count;
     end if;
     if v_deleted < max_rows then
-        perform rota._keep_scan_start('edges', (
-            case when cardinality(v_seen) = c_jobs then v_seen[c_jobs] else 0 end)::text);
+        perform rota._keep_scan_start('edges', coalesce(v_seen[c_jobs], 0)::text);
     end if;
     return v_deleted;
 end;

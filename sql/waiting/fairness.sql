@@ -88,11 +88,8 @@ begin
             end if;
             update rota.jobs as j
             set hold = null, opened_for = null, own_lane = null,
-                own_place = case
-                    when j.id = any(v_kind.new_ids)
-                        then v_places[array_position(v_kind.new_ids, j.id)]
-                    else j.own_place
-                end
+                own_place = case when j.id = any(v_kind.new_ids)
+                    then v_places[array_position(v_kind.new_ids, j.id)] else j.own_place end
             where j.id = any(v_kind.due_ids);
         end if;
         if v_has_limits then
@@ -181,20 +178,15 @@ begin
 end;
 $$;
 
-/*
- * The place of a new job that is due, or null where _place_jobs() has to look at it because it
- * may be held or ages.
- */
+/* The place of a new job that is due; null where it may be held or ages: see _place_jobs(). */
 create or replace function rota._new_place(queue text, limit_key text, lane integer)
     returns timestamptz language plpgsql as $$
 begin
-    if exists (select from rota.limits)
-      or exists (
+    if exists (select from rota.limits) or exists (
         select from rota.queues as q where q.queue = _new_place.queue and q.ageing is not null
-      ) then
+    ) then
         return null;
     end if;
-
     perform rota._note_fair_queue(queue);
     return (rota._next_places(queue, limit_key, lane, '{}', 1))[1];
 end;
@@ -317,10 +309,7 @@ begin
 end;
 $$;
 
-/*
- * Whether the time of a job has come that is kept out of its lane until then; remembers where
- * the first one is.
- */
+/* Whether there is a job kept out of its lane whose time has come; remembers where it is. */
 create or replace function rota._has_later_due()
     returns boolean language plpgsql as $$
 declare
@@ -408,8 +397,8 @@ begin
     end if;
     -- Fewer are the last: those that come in later know the setting.
     if cardinality(v_ids) = 5000 then
-        perform rota._add_checks('queue', array[rtrim(format('%s %s %s', c_queue,
-            v_ids[5000], v_pass))]);
+        perform rota._add_checks('queue',
+            array[rtrim(format('%s %s %s', c_queue, v_ids[5000], v_pass))]);
     elsif v_pass = '' then
         perform rota._add_checks('queue', array[c_queue || ' 0 wait']);
     elsif v_pass = 'missed' then

@@ -6,11 +6,11 @@
  */
 
 /*
- * These jobs are new, or were retried.  Each of child_ids waits for the one of
- * parent_ids at the same place; and each of *blocks* for the one of *parts*, of which those of
- * are_new are new, and which *arguments* has named.  What waits for nothing starts, and the
- * others leave their checks.  Of a job that was retried, and had halted its key, that key is
- * given, and its jobs go on.
+ * These jobs are new, or were retried.  Each of child_ids waits for the one of parent_ids at
+ * the same place; and each of *blocks* for the one of *parts*, which *arguments* has named, and
+ * of which those of are_new are new.  What waits for nothing starts, and the others leave their
+ * checks.  Of a job that was retried, and had halted its key, that key is given, and its jobs
+ * go on.
  */
 create or replace function rota._jobs_came_in(
     job_ids bigint[], child_ids bigint[] default null, parent_ids bigint[] default null,
@@ -56,10 +56,8 @@ begin
     ) as b;
     if v_free is not null then perform rota._open_jobs(v_free); end if;
     if v_keyed is not null then perform rota._enter_keys(v_keyed); end if;
-    if v_waiting is not null then
-        perform rota._add_checks('job',
-            array(select format('%s all', w.id) from unnest(v_waiting) as w (id)));
-    end if;
+    perform rota._add_checks('job', array_agg(w.id || ' all'))
+    from unnest(v_waiting) as w (id) having count(*) > 0;
 end;
 $$;
 

@@ -26,8 +26,32 @@ declare
         'key ' || limit_key);
     v_limit rota.limits;
 begin
-    perform rota._check_set_limit(queue, job_type, limit_key, max_running, max_starts, per,
-        burst, weight, reset);
+    if num_nonnulls(queue, job_type, limit_key) <> 1 then
+        perform rota._refuse('queue', 'or job_type or limit_key must be given, and only one');
+    elsif queue is not null then
+        perform rota._check_name('queue', queue);
+    elsif job_type is not null then
+        perform rota._check_name('job_type', job_type);
+    else
+        perform rota._check_text('limit_key', limit_key, 255);
+        if limit_key like '%*' and limit_key not like '%:*' then
+            perform rota._refuse('limit_key', format(
+                'is no key and no class: the name of a class ends in :*, got %L',
+                left(limit_key, 80)));
+        elsif limit_key like '%:%:*' then
+            perform rota._refuse('limit_key', format(
+                'with :* is a class, all keys with the same text before their first colon, so '
+                'it must have no other colon, got %L', left(limit_key, 80)));
+        end if;
+    end if;
+    perform rota._check_number('max_running', max_running, 0, 1000000, true);
+    perform rota._check_number('max_starts', max_starts, 1, 1000000, true);
+    perform rota._check_number('burst', burst, 1, 10000, true);
+    perform rota._check_number('weight', weight, 1, 1000, true);
+    perform rota._refuse('weight', 'goes with limit_key only')
+    where set_limit.weight is not null and set_limit.limit_key is null;
+    perform rota._check_given('reset', reset is not null);
+    perform rota._check_interval('per', per, '1 millisecond', '366 days', true);
     perform rota._check_queues('operator', array[coalesce(queue, '*')]);
     if num_nonnulls(set_limit.max_running, set_limit.max_starts, set_limit.weight) = 0
       and not set_limit.reset
@@ -58,11 +82,10 @@ begin
         backfill_xid = '18446744073709551615'
     where l.limit_name = v_limit_name returning l.* into v_limit;
     perform rota._check_burst(v_limit);
-    if v_limit.max_running is not null and v_limit.is_backfilled and not exists (
+    perform rota._adjust_slots(v_limit)
+    where v_limit.max_running is not null and v_limit.is_backfilled and not exists (
         select from rota.limit_parts as p where p.limit_name = v_limit_name
-    ) then
-        perform rota._adjust_slots(v_limit);
-    end if;
+    );
 
     delete from rota.limits as l
     where l.limit_name = v_limit_name
@@ -72,7 +95,7 @@ begin
         update rota.limits as l
         set is_backfilled = false
         where l.limit_name = any(rota._key_limits(set_limit.limit_key));
-        perform rota._add_checks('limit', array_remove(rota._key_limits(limit_key), null));
+        perform rota._add_checks('limit', rota._key_limits(limit_key));
     end if;
     perform rota._add_checks('limit', array[v_limit_name]);
 end;
@@ -82,42 +105,6 @@ comment on function rota.set_limit is
     'Limit how many jobs of a queue, job_type or limit_key run at once or start in a time: '
     'null leaves a setting as it is, reset takes the others away, and the limit with the last '
     'of them; raises 22023.';
-
-create or replace function rota._check_set_limit(
-    queue text, job_type text, limit_key text, max_running integer, max_starts integer,
-    per interval, burst integer, weight integer, reset boolean
-)
-    returns void language plpgsql as $$
-begin
-    if num_nonnulls(queue, job_type, limit_key) <> 1 then
-        perform rota._refuse('queue', 'or job_type or limit_key must be given, and only one');
-    elsif queue is not null then
-        perform rota._check_name('queue', queue);
-    elsif job_type is not null then
-        perform rota._check_name('job_type', job_type);
-    else
-        perform rota._check_text('limit_key', limit_key, 255);
-        if limit_key like '%*' and limit_key not like '%:*' then
-            perform rota._refuse('limit_key', format(
-                'is no key and no class: the name of a class ends in :*, got %L',
-                left(limit_key, 80)));
-        elsif limit_key like '%:%:*' then
-            perform rota._refuse('limit_key', format(
-                'with :* is a class, all keys with the same text before their first colon, so '
-                'it must have no other colon, got %L', left(limit_key, 80)));
-        end if;
-    end if;
-    perform rota._check_number('max_running', max_running, 0, 1000000, true);
-    perform rota._check_number('max_starts', max_starts, 1, 1000000, true);
-    perform rota._check_number('burst', burst, 1, 10000, true);
-    perform rota._check_number('weight', weight, 1, 1000, true);
-    if weight is not null and limit_key is null then
-        perform rota._refuse('weight', 'goes with limit_key only');
-    end if;
-    perform rota._check_given('reset', reset is not null);
-    perform rota._check_interval('per', per, '1 millisecond', '366 days', true);
-end;
-$$;
 
 /* No time may be out of range.  What was set before counts too, so this looks at the row. */
 create or replace function rota._check_burst(bound rota.limits)
@@ -193,11 +180,9 @@ declare
     v_open record;
     v_ids bigint[];
     v_opened bigint[] := '{}'::bigint[];
-    v_is_needed boolean;
 begin
     for v_kind in
-        select k.queue, k.job_type, k.lane, k.place, k.open_id
-        from jsonb_to_recordset(v_start -> 'kinds') as k (queue text, job_type text,
+        select k.* from jsonb_to_recordset(v_start -> 'kinds') as k (queue text, job_type text,
             lane smallint, place timestamptz, open_id bigint)
         where not v_is_full
         union all
@@ -216,12 +201,9 @@ begin
             >= (v_kind.lane, v_kind.place)
         order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
         limit 1;
-        v_is_needed := found;
-        if v_is_needed and slots_given is not null then
-            v_is_needed := (select o.jobs from rota._opened(limit_name, v_kind.queue,
-                v_kind.job_type, v_first.lane, v_kind.open_id, 100) as o) < 100;
-        end if;
-        if v_is_needed then
+        if found and (slots_given is null or (
+            select o.jobs from rota._opened(limit_name, v_kind.queue, v_kind.job_type,
+                v_first.lane, v_kind.open_id, 100) as o) < 100) then
             -- Slots before jobs: a claim takes both.
             v_free := coalesce(v_free, rota._free_slots(rota._bound(limit_name), 200), 200);
             -- Before any is locked: the end of one of these opens the next by itself.
@@ -364,10 +346,8 @@ begin
     if v_bound.max_starts is not null then v_next := rota._next_start_at(v_bound); end if;
 
     if v_free > 0 and v_next <= rota.now() then
-        v_opened := rota._open_held(
-            limit_name,
-            case when v_bound.max_starts is null then v_free
-                else least(v_free, coalesce(v_bound.burst, 1)) end);
+        v_opened := rota._open_held(limit_name, case when v_bound.max_starts is null then v_free
+            else least(v_free, coalesce(v_bound.burst, 1)) end);
     end if;
     if not rota._has_held(limit_name) then
         return v_is_backfilled;
@@ -383,8 +363,7 @@ begin
     elsif v_free > 0 then
         -- Those that were opened open the next when they end, if there is a limit at all.
         return v_is_backfilled and v_bound.max_running is not null and exists (
-            select from rota.jobs as j
-            where j.opened_for = limit_name and j.hold is null
+            select from rota.jobs as j where j.opened_for = limit_name and j.hold is null
               and j.status in ('queued', 'failed')
         );
     elsif is_second then
@@ -408,14 +387,13 @@ $$;
 create or replace function rota._check_later(limit_name text, due_at timestamptz)
     returns void language plpgsql as $$
 begin
-    if not exists (
+    perform rota._add_checks('limit', array[_check_later.limit_name], _check_later.due_at)
+    where not exists (
         select from rota.pending_checks as c
         where c.kind = 'limit'
           and c.subject = _check_later.limit_name and c.due_at > '-infinity'
           and c.due_at > rota.now() and c.due_at <= _check_later.due_at
-    ) then
-        perform rota._add_checks('limit', array[limit_name], due_at);
-    end if;
+    );
 end;
 $$;
 
@@ -514,9 +492,7 @@ create or replace function rota._uncounted(bound rota.limits, names text[] defau
 begin
     return query
     select j.id, n.name from rota.jobs as j
-    cross join lateral (
-        select rota._counted_name(bound, j.limit_key) as name
-    ) as n
+    cross join lateral (select rota._counted_name(bound, j.limit_key) as name) as n
     where j.status = 'running' and j.locked_until is not null
       and (j.queue = bound.queue or j.job_type = bound.job_type
         or bound.limit_key is not null and n.name = any(names)

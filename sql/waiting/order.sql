@@ -258,12 +258,8 @@ begin
     loop
         -- An older snapshot does not show which is next.
         if current_setting('transaction_isolation') <> 'read committed'
-          or not (
-            case
-                when old_status = 'blocked' then rota._check_order(v_key)
-                else rota._open_head(v_key, v_job_id, 32)
-            end
-          ) then
+          or not case old_status when 'blocked' then rota._check_order(v_key)
+            else rota._open_head(v_key, v_job_id, 32) end then
             v_behind := v_behind || v_key;
         end if;
     end loop;
@@ -277,7 +273,6 @@ declare
     v_job_id bigint;
 begin
     perform rota._check_text('ordering_key', ordering_key, 255);
-
     delete from rota.halted_keys as s
     where s.ordering_key = resume_ordering_key.ordering_key
       and rota._jobs_outside_grants(array[s.job_id], 'operator') = '{}'
@@ -326,23 +321,17 @@ create or replace function rota._still_to_end(job_ids bigint[])
 declare
     v_free bigint[];
     v_marked bigint[];
-    v_held bigint;
 begin
     select coalesce(array_agg(j.id) filter (where j.xmax = '0'::xid or j.xmax = j.xmin), '{}'),
         coalesce(array_agg(j.id) filter (where j.xmax <> '0'::xid and j.xmax <> j.xmin), '{}')
     into v_free, v_marked from rota.jobs as j where j.id = any(_still_to_end.job_ids);
     if v_marked <> '{}' then
         begin
-            for v_held in
-                select j.id from rota.jobs as j where j.id = any(v_marked)
-                for key share skip locked
-            loop
-                v_free := v_free || v_held;
-            end loop;
+            v_free := v_free || array(select j.id from rota.jobs as j where j.id = any(v_marked)
+                for key share skip locked);
             raise exception using errcode = 'RTB01';
         exception
-            when sqlstate 'RTB01' then
-                null;
+            when sqlstate 'RTB01' then null;
         end;
     end if;
     return v_free;

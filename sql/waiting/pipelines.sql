@@ -24,17 +24,13 @@ begin
     perform rota._check_name('pipeline', pipeline);
     perform rota._check_stages(stages);
     v_stages := array(
-        select s.stage from rota._stages(define_pipeline.stages) as s order by s.ordinal
-    );
-
+        select s.stage from rota._stages(define_pipeline.stages) as s order by s.ordinal);
     perform rota._check_queues('operator', array(
-        select s.queue from rota._stages(define_pipeline.stages) as s
-    ));
-
+        select s.queue from rota._stages(define_pipeline.stages) as s));
     perform rota._check_stays(s.queue, 'a stage')
     from rota._stages(define_pipeline.stages) as s;
+
     perform rota._lock_pipeline(pipeline);
-    perform rota._check_own_stages(pipeline);
     perform rota._retire_stages(pipeline, v_stages);
     insert into rota.pipeline_stages as p (pipeline, stage, ordinal, next_stage, job_type,
         queue, priority, max_attempts, lease, time_limit, backoff)
@@ -56,21 +52,17 @@ comment on function rota.define_pipeline is
     '22023 for a bad stage, naming it, RT016 if its queue moves to another database.';
 
 /*
- * Two definitions of a pipeline at once would make one of both.  Calls that start, finish or
- * claim jobs read the stages, and take no lock.
+ * Lock a pipeline, and refuse one that leads through queues that an operator is kept from.  Two
+ * definitions at once would make one of both.  Calls that start, finish or claim jobs read the
+ * stages, and take no lock.
  */
 create or replace function rota._lock_pipeline(pipeline text)
     returns void language plpgsql as $$
-begin perform pg_advisory_xact_lock(hashtextextended('rota.pipeline ' || pipeline, 0)); end;
-$$;
-
-/* Refuse a pipeline that leads through queues that an operator is kept from. */
-create or replace function rota._check_own_stages(pipeline text)
-    returns void language plpgsql as $$
 begin
+    perform pg_advisory_xact_lock(hashtextextended('rota.pipeline ' || pipeline, 0));
     perform rota._check_queues('operator', array(
         select p.queue from rota.pipeline_stages as p
-        where p.pipeline = _check_own_stages.pipeline and p.ordinal is not null
+        where p.pipeline = _lock_pipeline.pipeline and p.ordinal is not null
     ));
 end;
 $$;
@@ -103,7 +95,6 @@ create or replace function rota.drop_pipeline(pipeline text)
 begin
     perform rota._check_name('pipeline', pipeline);
     perform rota._lock_pipeline(pipeline);
-    perform rota._check_own_stages(pipeline);
     update rota.pipeline_stages as p
     set ordinal = null where p.pipeline = drop_pipeline.pipeline and p.ordinal is not null;
     if not found then
@@ -147,8 +138,7 @@ begin
             'ordering_key', ordering_key, 'skip_dead', skip_dead, 'if_parent_dead',
             if_parent_dead, 'limit_key', limit_key, 'pipeline', v_stage.pipeline, 'stage',
             v_stage.stage, 'status', case when depends_on is not null then 'blocked' end)),
-        unique_for, 'keep', null, null, depends_on,
-        blocks);
+        unique_for, 'keep', null, null, depends_on, blocks);
 end;
 $$;
 
@@ -194,17 +184,14 @@ begin
         set stage = v_stage.stage,
             stage_input = rota._stage_input(v_job, v_stage), job_type = v_stage.job_type,
             queue = v_stage.queue, priority = coalesce(v_stage.priority, f.priority),
-            max_attempts = coalesce(v_stage.max_attempts,
-                (select q.max_attempts from rota.queues as q where q.queue = v_stage.queue),
-                10),
+            max_attempts = coalesce(v_stage.max_attempts, (
+                select q.max_attempts from rota.queues as q where q.queue = v_stage.queue
+            ), 10),
             lease = v_stage.lease,
             time_limit = coalesce(v_stage.time_limit, (
-                select t.time_limit from rota.job_types as t
-                where t.job_type = v_stage.job_type
+                select t.time_limit from rota.job_types as t where t.job_type = v_stage.job_type
             )),
-            backoff = v_stage.backoff,
-            last_error = null,
-            error_type = null, failed_at = null
+            backoff = v_stage.backoff, last_error = null, error_type = null, failed_at = null
         where f.id = v_job.id and f.lease_token = v_job.lease_token;
         if found then
             perform rota._restore_jobs(array[v_job.id]);
@@ -307,8 +294,7 @@ begin
             priority integer, max_attempts integer, lease interval, time_limit interval,
             backoff jsonb)
     ) with ordinality as s (stage, job_type, queue, priority, max_attempts, lease, time_limit,
-        backoff, ordinal
-    );
+        backoff, ordinal);
 end;
 $$;
 
