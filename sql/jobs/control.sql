@@ -93,6 +93,7 @@ declare
     v_added bigint[];
     v_halted jsonb;
     v_blocked bigint[];
+    v_erased text;
 begin
     with ended as (
         delete from rota.finished_jobs as f where f.id = any(_restore_jobs.job_ids)
@@ -139,9 +140,15 @@ begin
     into v_jobs, v_ids, v_blocked, v_halted
     from ended as e left join kept_place as k on k.job_id = e.id;
     if v_ids = '{}' then return v_ids; end if;
-    perform rota._refuse_erased((j.job ->> 'id')::bigint)
-    from jsonb_array_elements(v_jobs) as j (job)
+    select j.job ->> 'id' into v_erased from jsonb_array_elements(v_jobs) as j (job)
     where rota._payload_type(j.job -> 'payload') = 'erased' limit 1;
+    if found then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = 'job_id ' || v_erased || ' was erased, and cannot run without a payload',
+            hint = format('Retry it with another one: select * from rota.act_on_jobs('
+                '''retry'', ''{"ids": [%s]}'', ''{"payload": {}}'')', v_erased);
+    end if;
     v_added := rota._insert_requested(array(
         select jsonb_populate_record(null::rota.jobs, j.job)
         from jsonb_array_elements(v_jobs) with ordinality as j (job, ordinal)
@@ -167,18 +174,6 @@ create or replace function rota._payload_type(payload jsonb)
     returns text language plpgsql immutable as $$
 begin
     return case when payload = '{"erased": true}' then 'erased' else jsonb_typeof(payload) end;
-end;
-$$;
-
-/* Refuse to run again what has lost its payload. */
-create or replace function rota._refuse_erased(job_id bigint)
-    returns void language plpgsql as $$
-begin
-    raise exception using
-        errcode = 'invalid_parameter_value',
-        message = format('job_id %s was erased, and cannot run without a payload', job_id),
-        hint = format('Retry it with another one: select * from rota.act_on_jobs(''retry'', '
-            '''{"ids": [%s]}'', ''{"payload": {}}'')', job_id);
 end;
 $$;
 

@@ -120,7 +120,12 @@ declare
 begin
     perform rota._check_ending(a.ending)
     from jsonb_array_elements(_end_together.endings) as a (ending)
-    where rota._is_plain_ending(a.ending) is not true;
+    -- Most are a success with nothing else to be checked.
+    where case when jsonb_typeof(a.ending) = 'object' then
+        a.ending ->> 'outcome' = 'succeeded'
+        and a.ending - '{job_id,lease_token,outcome}'::text[] = '{}'
+        and a.ending ->> 'job_id' is not null and a.ending ->> 'lease_token' is not null
+    end is not true;
     select array_agg(e.job_id order by e.n), array_agg(e.lease_token order by e.n),
         array_agg(e.outcome order by e.n),
         case when count(nullif(e.result, 'null')) > 0 then jsonb_agg(e.result order by e.n) end,
@@ -199,18 +204,6 @@ begin
             and rota._jobs_outside_grants(array[t.job_id]) = '{}' then t.job_id end,
         t.lease_token, t.error) as b (status, run_at) on true
     order by t.n;
-end;
-$$;
-
-/* Whether an ending is a success with nothing else to be checked: most are. */
-create or replace function rota._is_plain_ending(ending jsonb)
-    returns boolean language plpgsql immutable as $$
-begin
-    return case when jsonb_typeof(ending) = 'object' then
-        ending ->> 'outcome' = 'succeeded'
-        and ending - '{job_id,lease_token,outcome}'::text[] = '{}'
-        and ending ->> 'job_id' is not null and ending ->> 'lease_token' is not null
-    end;
 end;
 $$;
 

@@ -26,7 +26,20 @@ begin
     perform rota._check_interval('keep_dead', keep_dead, '0', '100 years', true);
     perform rota._check_interval('ageing', ageing, '1 second', '30 days', true);
     perform rota._check_expires_after('expires_after', expires_after);
-    perform rota._check_retry_budget('retry_budget', retry_budget);
+    if jsonb_typeof(retry_budget) <> 'object' or not retry_budget ? 'per_minute'
+      or retry_budget - '{per_minute,percent}'::text[] <> '{}' then
+        perform rota._refuse('retry_budget',
+            'must be an object with per_minute, and perhaps percent');
+    end if;
+    perform rota._refuse('retry_budget.' || b.key, format(
+        'must be a whole number of %s to %s, got %s', r.lowest, r.highest,
+        left(b.value #>> '{}', 80)))
+    from jsonb_each(set_queue.retry_budget) as b
+    join (values ('per_minute', 1, 1000000), ('percent', 0, 1000)) as r (key, lowest, highest)
+        on r.key = b.key
+    where not jsonb_path_exists(b.value, 'strict $ ? (@.type() == "number"
+        && @ >= $lowest && @ <= $highest && @.floor() == @)', to_jsonb(r))
+    order by r.lowest desc limit 1;
     perform rota._check_given('reset', reset is not null);
 
     insert into rota.queues as q (queue, lease, max_attempts, backoff, keep_finished, keep_dead,
@@ -117,28 +130,5 @@ begin
         (select t.expires_after from rota.job_types as t
             where t.job_type = _default_expiry.job_type),
         (select q.expires_after from rota.queues as q where q.queue = _default_expiry.queue));
-end;
-$$;
-
-/* An object of whole numbers: per_minute, and perhaps percent. */
-create or replace function rota._check_retry_budget(argument text, budget jsonb)
-    returns void language plpgsql as $$
-begin
-    if budget is null then
-        return;
-    elsif jsonb_typeof(budget) <> 'object' or not budget ? 'per_minute'
-      or budget - '{per_minute,percent}'::text[] <> '{}' then
-        perform rota._refuse(argument,
-            'must be an object with per_minute, and perhaps percent');
-    end if;
-    perform rota._refuse(format('%s.%s', argument, b.key), format(
-        'must be a whole number of %s to %s, got %s', r.lowest, r.highest,
-        left(b.value #>> '{}', 80)))
-    from jsonb_each(_check_retry_budget.budget) as b
-    join (values ('per_minute', 1, 1000000), ('percent', 0, 1000)) as r (key, lowest, highest)
-        on r.key = b.key
-    where not jsonb_path_exists(b.value, 'strict $ ? (@.type() == "number"
-        && @ >= $lowest && @ <= $highest && @.floor() == @)', to_jsonb(r))
-    order by r.lowest desc limit 1;
 end;
 $$;

@@ -128,7 +128,7 @@ create or replace function rota._parents_ended(parent_ids bigint[], status text)
 declare
     v_few bigint[];
     v_many bigint[];
-    v_doubtful bigint[];
+    v_children bigint[];
 begin
     -- This snapshot may be older than an edge, which then does not keep the parent.
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -147,8 +147,16 @@ begin
     ) as n
     where n.edges > 0;
     if v_few is not null then
-        v_doubtful := rota._open_children(rota._delete_edges(v_few));
-        perform rota._add_checks('job', v_doubtful::text[]);
+        with gone as (
+            delete from rota.dependencies as d
+            where d.ctid = any(array(
+                select e.ctid from rota.dependencies as e
+                where e.parent_id = any(v_few) for update skip locked
+            ))
+            returning d.job_id
+        )
+        select coalesce(array_agg(distinct g.job_id), '{}') into v_children from gone as g;
+        perform rota._add_checks('job', rota._open_children(v_children)::text[]);
         -- Edges that another session has locked.
         v_many := v_many || array(
             select distinct d.parent_id from rota.dependencies as d
@@ -156,25 +164,6 @@ begin
         );
     end if;
     perform rota._add_checks('parent', v_many::text[]);
-end;
-$$;
-
-/* Delete the edges of these parents; returns their children. */
-create or replace function rota._delete_edges(parent_ids bigint[])
-    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
-declare
-    v_children bigint[];
-begin
-    with gone as (
-        delete from rota.dependencies as d
-        where d.ctid = any(array(
-            select e.ctid from rota.dependencies as e
-            where e.parent_id = any(_delete_edges.parent_ids) for update skip locked
-        ))
-        returning d.job_id
-    )
-    select coalesce(array_agg(distinct g.job_id), '{}') into v_children from gone as g;
-    return v_children;
 end;
 $$;
 

@@ -178,20 +178,6 @@ begin
 end;
 $$;
 
-/* The place of a new job that is due; null where it may be held or ages: see _place_jobs(). */
-create or replace function rota._new_place(queue text, limit_key text, lane integer)
-    returns timestamptz language plpgsql as $$
-begin
-    if exists (select from rota.limits) or exists (
-        select from rota.queues as q where q.queue = _new_place.queue and q.ageing is not null
-    ) then
-        return null;
-    end if;
-    perform rota._note_fair_queue(queue);
-    return (rota._next_places(queue, limit_key, lane, '{}', 1))[1];
-end;
-$$;
-
 /* The next places of a key in a lane, for so many jobs, apart from the places of these. */
 create or replace function rota._next_places(
     queue text, limit_key text, lane integer, job_ids bigint[], jobs integer

@@ -95,7 +95,14 @@ begin
         perform rota._add_checks('order', array[ordering_key]);
     end if;
     if status = 'queued' and limit_key is not null then
-        place := rota._new_place(queue, limit_key, priority);
+        -- With limits or ageing _place_jobs() looks at it.
+        if not exists (select from rota.limits) and not exists (
+            select from rota.queues as q
+            where q.queue = _job_comes_in.queue and q.ageing is not null
+        ) then
+            perform rota._note_fair_queue(queue);
+            place := (rota._next_places(queue, limit_key, priority, '{}', 1))[1];
+        end if;
     end if;
 end;
 $$;

@@ -81,7 +81,15 @@ begin
             and not exists (select from rota._uncounted(v_limit)),
         backfill_xid = '18446744073709551615'
     where l.limit_name = v_limit_name returning l.* into v_limit;
-    perform rota._check_burst(v_limit);
+    -- No time may be out of range.  What was set before counts too, so this looks at the row.
+    perform rota._refuse('burst', format('must be 1 to %s at one start in %s, got %s', m.burst,
+        m.gap * interval '1 microsecond', v_limit.burst))
+    from (
+        select c.gap, 1 + floor(extract(epoch from interval '100 years') * 1000000
+            / c.gap)::bigint as burst
+        from rota._cells(v_limit) as c
+    ) as m
+    where v_limit.burst > m.burst;
     perform rota._adjust_slots(v_limit)
     where v_limit.max_running is not null and v_limit.is_backfilled and not exists (
         select from rota.limit_parts as p where p.limit_name = v_limit_name
@@ -105,21 +113,6 @@ comment on function rota.set_limit is
     'Limit how many jobs of a queue, job_type or limit_key run at once or start in a time: '
     'null leaves a setting as it is, reset takes the others away, and the limit with the last '
     'of them; raises 22023.';
-
-/* No time may be out of range.  What was set before counts too, so this looks at the row. */
-create or replace function rota._check_burst(bound rota.limits)
-    returns void language plpgsql as $$
-declare
-    c_gap constant bigint := (select c.gap from rota._cells(bound) as c);
-    c_most constant bigint := 1 + floor(
-        extract(epoch from interval '100 years') * 1000000 / c_gap)::bigint;
-begin
-    if bound.burst > c_most then
-        perform rota._refuse('burst', format('must be 1 to %s at one start in %s, got %s',
-            c_most, c_gap * interval '1 microsecond', bound.burst));
-    end if;
-end;
-$$;
 
 /*
  * Jobs stopped running and give these slots back, one for each name: held jobs take their lanes
@@ -458,10 +451,20 @@ begin
     end if;
 
     if v_limit.max_running is not null then
-        v_names := case
-            when limit_name like '%:*' then rota._names_to_count(v_limit)
-            else array[limit_name]
-        end;
+        v_names := array[limit_name];
+        if limit_name like '%:*' then
+            -- Of a class the keys that run uncounted, or whose part -2 may be too large by now.
+            v_names := array(
+                select u.limit_name from rota._uncounted(v_limit) as u
+                union
+                select p.limit_name from rota.limit_parts as p
+                where p.part = -2
+                  and v_limit.limit_name = any(rota._key_limits(substr(p.limit_name, 5)))
+                  and not exists (
+                    select from rota.limits as l where l.limit_name = p.limit_name
+                  )
+            );
+        end if;
         -- Of two sessions that count for one limit, of a key and of its class, one.
         v_locked := array(
             select n.name from unnest(v_names) as n (name) where rota._lock_part(n.name, -1)
@@ -509,20 +512,6 @@ create or replace function rota._counted_name(bound rota.limits, limit_key text)
 begin
     return case when bound.limit_key is not null then 'key ' || _counted_name.limit_key
         else bound.limit_name end;
-end;
-$$;
-
-/* The keys of a class that run uncounted, or of which part -2 may be too large by now. */
-create or replace function rota._names_to_count(class rota.limits)
-    returns text[] language plpgsql stable as $$
-begin
-    return array(
-        select u.limit_name from rota._uncounted(class) as u
-        union
-        select p.limit_name from rota.limit_parts as p
-        where p.part = -2 and class.limit_name = any(rota._key_limits(substr(p.limit_name, 5)))
-          and not exists (select from rota.limits as l where l.limit_name = p.limit_name)
-    );
 end;
 $$;
 

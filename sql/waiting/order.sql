@@ -258,8 +258,8 @@ begin
     loop
         -- An older snapshot does not show which is next.
         if current_setting('transaction_isolation') <> 'read committed'
-          or not case old_status when 'blocked' then rota._check_order(v_key)
-            else rota._open_head(v_key, v_job_id, 32) end then
+          or not (case old_status when 'blocked' then rota._check_order(v_key)
+            else rota._open_head(v_key, v_job_id, 32) end) then
             v_behind := v_behind || v_key;
         end if;
     end loop;

@@ -31,7 +31,23 @@ begin
     from rota._stages(define_pipeline.stages) as s;
 
     perform rota._lock_pipeline(pipeline);
-    perform rota._retire_stages(pipeline, v_stages);
+    -- Take it apart, and let the stages that do not come again lead to those that do.
+    with recursive ways (stage, next_stage) as (
+        select p.stage, p.next_stage from rota.pipeline_stages as p
+        where p.pipeline = define_pipeline.pipeline
+        union
+        select w.stage, p.next_stage from ways as w
+        join rota.pipeline_stages as p on p.pipeline = define_pipeline.pipeline
+          and p.stage = w.next_stage
+        where w.next_stage <> all(v_stages)
+    )
+    update rota.pipeline_stages as p
+    set ordinal = null,
+        next_stage = (
+            select w.next_stage from ways as w
+            where w.stage = p.stage and w.next_stage = any(v_stages)
+        )
+    where p.pipeline = define_pipeline.pipeline;
     insert into rota.pipeline_stages as p (pipeline, stage, ordinal, next_stage, job_type,
         queue, priority, max_attempts, lease, time_limit, backoff)
     select define_pipeline.pipeline, s.stage, s.ordinal, v_stages[s.ordinal + 1], s.job_type,
@@ -64,29 +80,6 @@ begin
         select p.queue from rota.pipeline_stages as p
         where p.pipeline = _lock_pipeline.pipeline and p.ordinal is not null
     ));
-end;
-$$;
-
-/* Take a pipeline apart, and let the stages that do not come again lead to those that do. */
-create or replace function rota._retire_stages(pipeline text, stages text[])
-    returns void language plpgsql as $$
-begin
-    with recursive ways (stage, next_stage) as (
-        select p.stage, p.next_stage from rota.pipeline_stages as p
-        where p.pipeline = _retire_stages.pipeline
-        union
-        select w.stage, p.next_stage from ways as w
-        join rota.pipeline_stages as p on p.pipeline = _retire_stages.pipeline
-          and p.stage = w.next_stage
-        where w.next_stage <> all(_retire_stages.stages)
-    )
-    update rota.pipeline_stages as p
-    set ordinal = null,
-        next_stage = (
-            select w.next_stage from ways as w
-            where w.stage = p.stage and w.next_stage = any(_retire_stages.stages)
-        )
-    where p.pipeline = _retire_stages.pipeline;
 end;
 $$;
 
