@@ -9,8 +9,7 @@
 create or replace function rota._audit(
     act text, filter jsonb, job_ids bigint[] default null, before jsonb default null,
     after jsonb default null
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     insert into rota.audit_log (act, filter, jobs, job_ids, before, after)
     values (_audit.act, _audit.filter, cardinality(_audit.job_ids), _audit.job_ids,

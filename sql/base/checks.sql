@@ -22,8 +22,7 @@ $$;
 create or replace function rota._check_number(
     argument text, value integer, lowest integer, highest integer,
     may_be_null boolean default false
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     if (value between lowest and highest or value is null and may_be_null) is not true then
         perform rota._refuse(argument, format('must be %s to %s, got %s', lowest, highest,
@@ -134,8 +133,7 @@ $$;
 create or replace function rota._check_interval(
     argument text, value interval, shortest interval, longest interval,
     may_be_null boolean default false
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     -- Twice: an infinite one has no seconds, and the seconds of '1 year -330 days' are few.
     if (value >= shortest and value <= longest
@@ -184,8 +182,7 @@ $$;
 create or replace function rota._check_waits(
     prefix text, ordering_key text, skip_dead boolean, depends_on bigint[], blocks bigint,
     if_parent_dead text, limit_key text
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     if ordering_key is not null then
         perform rota._check_text(prefix || 'ordering_key', ordering_key, 255);
@@ -201,8 +198,7 @@ begin
     end if;
     -- Else a cycle of jobs that wait for each other could be closed.
     if blocks is not null and num_nonnulls(depends_on, ordering_key) > 0 then
-        raise exception using
-            errcode = 'invalid_parameter_value',
+        raise exception using errcode = 'invalid_parameter_value',
             message = prefix || 'blocks must not be given with depends_on or ordering_key',
             hint = 'Make a part of several steps a pipeline: start_pipeline() has blocks, too.';
     end if;
@@ -250,8 +246,7 @@ $$;
 
 create or replace function rota._check_job_refs(
     job_ids bigint[], lease_tokens bigint[], prefix text default ''
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     if array_ndims(job_ids) > 1 or array_ndims(lease_tokens) > 1 or array_lower(job_ids, 1) <> 1
       or array_lower(lease_tokens, 1) <> 1 then
@@ -381,8 +376,7 @@ begin
             errcode = 'RT003', message = format('job %s already ended as %s', job_id, v_status),
             hint = 'Its outcome stands; retry_job() runs it again.';
     else
-        raise exception using
-            errcode = 'RT002',
+        raise exception using errcode = 'RT002',
             message = format('job %s: lease %s is lost, the job is now %s', job_id, lease_token,
                 v_status),
             hint = 'Stop working on it and roll back: the lease ended or was given back.';
@@ -394,8 +388,7 @@ create or replace function rota._raise_not_found(job_id bigint)
     returns void language plpgsql as $$
 begin
     perform rota._raise_moved(job_id);
-    raise exception using
-        errcode = 'RT001', message = format('job %s not found', job_id),
+    raise exception using errcode = 'RT001', message = format('job %s not found', job_id),
         hint = 'It never existed, or retention has removed it.';
 end;
 $$;

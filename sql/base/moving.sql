@@ -14,8 +14,7 @@ begin
     select m.database into v_database from rota.queue_moves as m
     where m.queue = _check_stays.queue and m.direction = 'out';
     if not found then return; end if;
-    raise exception using
-        errcode = 'RT016',
+    raise exception using errcode = 'RT016',
         message = format('queue %s moves to database %s, and cannot have %s here', queue,
             v_database, what),
         detail = v_database::text, hint = 'Call the other database.';
@@ -35,8 +34,7 @@ begin
     select m.database into v_database from rota.queue_moves as m
     where m.queue = _check_arrived.queue and m.direction = 'in' and m.state = 'moving';
     if not found then return; end if;
-    raise exception using
-        errcode = 'RT016',
+    raise exception using errcode = 'RT016',
         message = format('queue %s is still coming from database %s', queue, v_database),
         detail = v_database::text,
         hint = 'Until it has settled, enqueue jobs with a key there: they come too.';
@@ -58,8 +56,7 @@ begin
     ) as m
     where m.job_id = _raise_moved.job_id limit 1;
     if not found then return; end if;
-    raise exception using
-        errcode = 'RT016',
+    raise exception using errcode = 'RT016',
         message = case
             when v_moved.new_job_id is null
                 then format('job %s is on its way to database %s', job_id, v_moved.database)

@@ -26,8 +26,7 @@
  */
 create or replace function rota._notify(
     queue text, max_slots integer default 1, key integer default null
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 declare
     c_key constant integer := coalesce(key, hashtext(queue));
 begin
@@ -43,8 +42,7 @@ $$;
 /* Notify the holders of the lowest listen slots of a queue, of those above one number. */
 create or replace function rota._notify_slots(
     key integer, max_slots integer, above integer default -1
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 declare
     v_notified integer := 0;
 begin

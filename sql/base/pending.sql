@@ -11,8 +11,7 @@
 /* Leave a check of each subject, due at once unless a time is given; never waits. */
 create or replace function rota._add_checks(
     kind text, subjects text[], due_at timestamptz default null
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     insert into rota.pending_checks (kind, subject, due_at)
     select distinct _add_checks.kind, s.subject,

@@ -71,8 +71,7 @@ create or replace function rota._check_sees_all(what text)
     returns void language plpgsql stable as $$
 begin
     if rota._allowed_queues('observer') is null then return; end if;
-    raise exception using
-        errcode = 'insufficient_privilege',
+    raise exception using errcode = 'insufficient_privilege',
         message = format('no right to %s, which is about all queues', what),
         hint = 'This role sees only the queues that grant_queue() gave it.';
 end;
@@ -89,8 +88,7 @@ begin
     select q.queue into v_queue from unnest(_check_queues.queues) as q (queue)
     where q.queue <> all(v_allowed) limit 1;
     if found then
-        raise exception using
-            errcode = 'insufficient_privilege',
+        raise exception using errcode = 'insufficient_privilege',
             message = format('no right to %s queue %s',
                 case access when 'worker' then 'work in' when 'operator' then 'act on'
                     when 'observer' then 'see' else 'enqueue to' end, v_queue),
@@ -128,8 +126,7 @@ $$;
 /* Of these jobs those that are of queues in which the caller may not do this. */
 create or replace function rota._jobs_outside_grants(
     job_ids bigint[], access text default 'worker'
-)
-    returns bigint[] language plpgsql stable set enable_seqscan = off as $$
+) returns bigint[] language plpgsql stable set enable_seqscan = off as $$
 declare
     v_allowed constant text[] := rota._allowed_queues(access);
 begin

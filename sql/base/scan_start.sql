@@ -52,8 +52,7 @@ $$;
  */
 create or replace function rota._next_full_scan(
     scanned_at timestamptz, walked bigint, max_pause interval default '2 seconds'
-)
-    returns bigint language plpgsql immutable as $$
+) returns bigint language plpgsql immutable as $$
 begin
     return (extract(epoch from scanned_at) * 1000000)::bigint
         + least(20 * walked, extract(epoch from max_pause) * 1000000)::bigint;
@@ -63,8 +62,7 @@ $$;
 /* Whether that time has come; one too far ahead is of a clock that went back. */
 create or replace function rota._is_full_scan_due(
     full_scan_at bigint, moment timestamptz, max_pause interval default '1 minute'
-)
-    returns boolean language plpgsql immutable as $$
+) returns boolean language plpgsql immutable as $$
 declare
     c_moment constant bigint := (extract(epoch from moment) * 1000000)::bigint;
 begin
@@ -90,8 +88,7 @@ $$;
  */
 create or replace function rota._scan_from(
     name text, moment timestamptz, max_pause interval default '1 minute'
-)
-    returns bigint language plpgsql stable as $$
+) returns bigint language plpgsql stable as $$
 declare
     c_start constant bigint[] := string_to_array(rota._scan_start(name), ' ')::bigint[];
 begin
@@ -108,8 +105,7 @@ $$;
 create or replace function rota._keep_scan_from(
     name text, moment timestamptz, was_full boolean, index oid, walked_before bigint,
     start bigint, max_pause interval default '2 seconds'
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 declare
     v_start bigint[];
     v_walked bigint;

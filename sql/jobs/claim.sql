@@ -35,14 +35,13 @@
 create or replace function rota.claim_jobs(
     worker text, queues text[] default '{default}', max_jobs integer default 1,
     lease interval default null, job_types text[] default null
-)
-    returns table (
-        job_id bigint, lease_token bigint, queue text, job_type text, payload jsonb,
-        priority smallint, attempt integer, max_attempts integer, run_at timestamptz,
-        locked_until timestamptz, locked_for interval, idempotency_key text,
-        created_at timestamptz, pipeline text, stage text, stage_input jsonb, definition text,
-        scheduled_for timestamptz, time_limit interval, headers jsonb
-    ) language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns table (
+    job_id bigint, lease_token bigint, queue text, job_type text, payload jsonb,
+    priority smallint, attempt integer, max_attempts integer, run_at timestamptz,
+    locked_until timestamptz, locked_for interval, idempotency_key text, created_at timestamptz,
+    pipeline text, stage text, stage_input jsonb, definition text, scheduled_for timestamptz,
+    time_limit interval, headers jsonb
+) language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off set enable_sort = off as $$
 declare
@@ -147,8 +146,7 @@ comment on function rota.claim_jobs is
 create or replace function rota._lock_head(
     start bigint[], queues text[], max_jobs integer, job_types text[], due timestamptz,
     due_micros bigint, is_configured boolean
-)
-    returns tid[] language plpgsql as $$
+) returns tid[] language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in a subquery.
 -- @plpgsql_check_options: performance_warnings = off
 declare
@@ -221,8 +219,7 @@ $$;
 create or replace function rota._lock_due(
     call text, start bigint[], queues text[], max_jobs integer, job_types text[],
     due timestamptz
-)
-    returns table (locked_rows tid[], held_limits jsonb) language plpgsql as $$
+) returns table (locked_rows tid[], held_limits jsonb) language plpgsql as $$
 declare
     v_open record;
     v_start bigint[] := start;
@@ -305,8 +302,7 @@ $$;
  */
 create or replace function rota._hold_expired(
     locked_ids bigint[], due timestamptz, max_more integer
-)
-    returns integer language plpgsql as $$
+) returns integer language plpgsql as $$
 declare
     -- A variable: see _lock_merged().
     c_waiting constant text[] := '{queued,failed}'::text[];
@@ -335,8 +331,7 @@ $$;
  */
 create or replace function rota._open_queues(
     queues text[], due timestamptz, out open_queues text[], out ends timestamptz[]
-)
-    language plpgsql stable as $$
+) language plpgsql stable as $$
 begin
     select coalesce(array_agg(c.queue), '{}'),
         coalesce(array_agg(case
@@ -369,8 +364,7 @@ $$;
 create or replace function rota._lock_lanes(
     call text, start bigint[], queues text[], ends timestamptz[], max_jobs integer,
     job_types text[], due timestamptz, locked_ids bigint[]
-)
-    returns bigint[] language plpgsql as $$
+) returns bigint[] language plpgsql as $$
 declare
     c_due constant bigint := (extract(epoch from _lock_lanes.due) * 1000000)::bigint;
     v_start bigint[] := coalesce(start, '{0,0}'::bigint[]);
@@ -449,8 +443,7 @@ $$;
 create or replace function rota._lock_lane(
     queues text[], ends timestamptz[], first bigint[], max_jobs integer, job_types text[],
     due timestamptz, locked_ids bigint[]
-)
-    returns bigint[] language plpgsql as $$
+) returns bigint[] language plpgsql as $$
 declare
     c_queue constant text := queues[1];
     c_end constant timestamptz := ends[1];
@@ -498,8 +491,7 @@ $$;
 create or replace function rota._lock_merged(
     queues text[], ends timestamptz[], lane integer, after_place timestamptz, after_id bigint,
     max_jobs integer, job_types text[], due timestamptz, locked_ids bigint[]
-)
-    returns table (ids bigint[], place timestamptz) language plpgsql as $$
+) returns table (ids bigint[], place timestamptz) language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
@@ -557,17 +549,18 @@ $$;
 
 create or replace function rota._check_claim(
     worker text, queues text[], max_jobs integer, lease interval, job_types text[]
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     perform rota._check_text('worker', worker, 255);
-    perform rota._check_number('max_jobs', max_jobs, 1, 1000);
+    if (max_jobs between 1 and 1000) is not true then
+        perform rota._refuse('max_jobs',
+            'must be 1 to 1000, got ' || coalesce(max_jobs::text, 'null'));
+    end if;
     perform rota._check_names('queues', queues);
     perform rota._check_interval('lease', lease, '1 millisecond', '30 days', true);
     if job_types is not null then perform rota._check_names('job_types', job_types); end if;
     if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using
-            errcode = 'RT009',
+        raise exception using errcode = 'RT009',
             message = format('claim_jobs needs the isolation level read committed, not %s',
                 current_setting('transaction_isolation')),
             hint = 'Begin the transaction with "isolation level read committed"; at a higher '

@@ -143,8 +143,7 @@ begin
     select j.job ->> 'id' into v_erased from jsonb_array_elements(v_jobs) as j (job)
     where rota._payload_type(j.job -> 'payload') = 'erased' limit 1;
     if found then
-        raise exception using
-            errcode = 'invalid_parameter_value',
+        raise exception using errcode = 'invalid_parameter_value',
             message = 'job_id ' || v_erased || ' was erased, and cannot run without a payload',
             hint = format('Retry it with another one: select * from rota.act_on_jobs('
                 '''retry'', ''{"ids": [%s]}'', ''{"payload": {}}'')', v_erased);
@@ -187,8 +186,7 @@ declare
     v_key_job constant bigint := rota._find_keyed(v_key, v_scope);
 begin
     -- What was in the way a moment ago may have ended since.
-    raise exception using
-        errcode = 'RT007',
+    raise exception using errcode = 'RT007',
         message = format('job %s: idempotency_key %L of %s is taken by %s', job_id, v_key,
             coalesce(v_pipeline, 'job type ' || v_scope),
             coalesce('job ' || v_key_job, 'a job that has just ended')),
@@ -280,9 +278,9 @@ comment on function rota.set_priority is
 
 create or replace function rota.reschedule_job(
     job_id bigint, run_at timestamptz default null, delay interval default null
-)
-    returns timestamptz language plpgsql security definer set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
+) returns timestamptz language plpgsql security definer
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan as $$
 declare
     v_status text;
     v_old_run_at timestamptz;
@@ -325,8 +323,7 @@ comment on function rota.reschedule_job is
 create or replace function rota._raise_running(job_id bigint)
     returns void language plpgsql as $$
 begin
-    raise exception using
-        errcode = 'RT008', message = format('job %s is running', job_id),
+    raise exception using errcode = 'RT008', message = format('job %s is running', job_id),
         hint = 'Wait for its end, or take it away from its worker with '
             'retry_job(..., force => true).';
 end;

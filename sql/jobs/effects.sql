@@ -23,8 +23,7 @@
 create or replace function rota.record_effect(
     scope text, key text, job_id bigint, lease_token bigint, if_unknown text default 'skip',
     keep interval default '180 days'
-)
-    returns boolean language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns boolean language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_now constant timestamptz := rota.now();
@@ -76,8 +75,7 @@ comment on function rota.record_effect is
 
 create or replace function rota.complete_effect(
     scope text, key text, job_id bigint, lease_token bigint, result jsonb default null
-)
-    returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_is_leased boolean;
@@ -114,8 +112,7 @@ comment on function rota.complete_effect is
 
 create or replace function rota.withdraw_effect(
     scope text, key text, job_id bigint, lease_token bigint
-)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_is_leased boolean;
@@ -141,8 +138,7 @@ comment on function rota.withdraw_effect is
 
 create or replace function rota.settle_effect(
     scope text, key text, outcome text, result jsonb default null
-)
-    returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_effect rota.effects;
@@ -157,8 +153,7 @@ begin
     where e.scope = settle_effect.scope and e.key = settle_effect.key
       and e.completed_at is null for update;
     if not found or rota._jobs_outside_grants(array[v_effect.job_id], 'operator') <> '{}' then
-        raise exception using
-            errcode = 'RT011',
+        raise exception using errcode = 'RT011',
             message = format('effect %s %L has no open record', scope, key),
             hint = 'rota.unknown_effects lists those that can be settled.';
     elsif rota._is_leased(v_effect.job_id, v_effect.lease_token) then
@@ -232,8 +227,7 @@ $$;
 create or replace function rota._raise_in_progress(effect rota.effects)
     returns void language plpgsql as $$
 begin
-    raise exception using
-        errcode = 'RT010',
+    raise exception using errcode = 'RT010',
         message = format('effect %s %L is in progress: job %s has recorded it and still runs',
             effect.scope, effect.key, effect.job_id),
         hint = 'Try again when that job has ended.';
@@ -242,12 +236,10 @@ $$;
 
 create or replace function rota._raise_not_held(
     scope text, key text, job_id bigint, lease_token bigint, is_leased boolean
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     if not is_leased then perform rota._raise_lost(job_id, lease_token); end if;
-    raise exception using
-        errcode = 'RT011',
+    raise exception using errcode = 'RT011',
         message = format('effect %s %L has no open record of job %s', scope, key, job_id),
         hint = 'Only the caller to which record_effect() returned true may continue; a record '
             'ends when it is completed or withdrawn.';

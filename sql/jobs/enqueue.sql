@@ -39,8 +39,7 @@ create or replace function rota.enqueue(
     limit_key text default null, time_limit interval default null,
     expires_at timestamptz default null, headers jsonb default null,
     expires_after interval default null
-)
-    returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_generic_plan as $$
 -- The conflict target names a column that is also an argument.
 #variable_conflict use_column
@@ -290,8 +289,7 @@ $$;
  */
 create or replace function rota._read_jobs(
     jobs jsonb, out new_jobs rota.jobs[], out has_rules boolean, out has_keys boolean
-)
-    language plpgsql as $$
+) language plpgsql as $$
 declare
     c_plain constant text[] := array['job_type', 'payload', 'queue', 'run_at', 'priority',
         'max_attempts', 'lease', 'backoff', 'idempotency_key', 'time_limit', 'expires_at',
@@ -451,8 +449,7 @@ $$;
  */
 create or replace function rota._is_sound(
     job_type text, queue text, payload jsonb, priority integer, idempotency_key text
-)
-    returns boolean language sql stable as $$
+) returns boolean language sql stable as $$
 select (
     job_type || ' ' || queue ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]* [A-Za-z0-9][A-Za-z0-9_.:/-]*$'
     and octet_length(job_type) <= 63 and octet_length(queue) <= 63
@@ -469,8 +466,7 @@ create or replace function rota._check_new_job(
     priority integer, max_attempts integer, lease interval, backoff jsonb, idempotency_key text,
     time_limit interval default null, expires_at timestamptz default null,
     headers jsonb default null, expires_after interval default null
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     if not rota._is_sound(job_type, queue, payload, priority, idempotency_key) then
         perform rota._check_name(prefix || 'job_type', job_type);

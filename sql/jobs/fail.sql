@@ -18,8 +18,7 @@
 create or replace function rota.fail_job(
     job_id bigint, lease_token bigint, error text, error_type text default null,
     stack text default null, retry_in interval default null, fatal boolean default false
-)
-    returns table (status text, run_at timestamptz) language plpgsql security definer
+) returns table (status text, run_at timestamptz) language plpgsql security definer
     set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 begin
@@ -54,8 +53,7 @@ comment on function rota.fail_job is
 create or replace function rota._fail_running(
     job_ids bigint[], lease_tokens bigint[], errors text[], error_types text[], stacks text[],
     retry_ins interval[], fatals boolean[]
-)
-    returns table (job_id bigint, status text, run_at timestamptz) language plpgsql as $$
+) returns table (job_id bigint, status text, run_at timestamptz) language plpgsql as $$
 declare
     v_now timestamptz;
     c_has_rules constant boolean := exists (select from rota.retry_rules);
@@ -250,8 +248,7 @@ comment on function rota.release_jobs is
  */
 create or replace function rota._give_back(
     job_ids bigint[], lease_tokens bigint[], run_ats timestamptz[] default null
-)
-    returns table (job_id bigint, next_run_at timestamptz) language plpgsql as $$
+) returns table (job_id bigint, next_run_at timestamptz) language plpgsql as $$
 declare
     v_cancelled_ids bigint[];
     v_cancelled_tokens bigint[];

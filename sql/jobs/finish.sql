@@ -17,8 +17,7 @@
 
 create or replace function rota.finish_job(
     job_id bigint, lease_token bigint, result jsonb default null, next_stage text default null
-)
-    returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
@@ -58,8 +57,7 @@ comment on function rota.finish_job is
 create or replace function rota.finish_jobs(
     job_ids bigint[], lease_tokens bigint[], results jsonb default null,
     next_stages text[] default null
-)
-    returns table (job_id bigint, outcome text) language plpgsql security definer
+) returns table (job_id bigint, outcome text) language plpgsql security definer
     set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 begin
@@ -102,8 +100,7 @@ comment on function rota.finish_jobs is
 /* Whether a running job may go on to a stage; one that is lost is told so by its finish. */
 create or replace function rota._check_next_stage(
     argument text, job_id bigint, lease_token bigint, next_stage text
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 declare
     v_pipeline text;
 begin
@@ -130,8 +127,7 @@ $$;
 /* What finish_jobs() answers for each job, whose arguments are checked. */
 create or replace function rota._finish_running(
     job_ids bigint[], lease_tokens bigint[], results jsonb, next_stages text[]
-)
-    returns text[] language plpgsql as $$
+) returns text[] language plpgsql as $$
 declare
     v_first bigint[];
     v_newest bigint[];
@@ -177,8 +173,8 @@ create or replace function rota._end_jobs(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
     results jsonb default null, next_stages text[] default null,
     is_optimistic boolean default false
-)
-    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+) returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    as $$
 declare
     v_ended bigint[];
 begin
@@ -212,8 +208,7 @@ create or replace function rota._archive_jobs(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
     results jsonb default null, is_optimistic boolean default false,
     is_last_stage boolean default false
-)
-    returns bigint[] language plpgsql as $$
+) returns bigint[] language plpgsql as $$
 declare
     -- All of one claim, mostly.
     v_token constant bigint := case
@@ -307,8 +302,8 @@ $$;
 create or replace function rota._end_stages(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text, results jsonb,
     next_stages text[], is_optimistic boolean
-)
-    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+) returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    as $$
 declare
     v_now timestamptz;
     v_wanted bigint[] := job_ids;

@@ -30,8 +30,7 @@ create or replace function rota.enqueue_to(
     skip_dead boolean default false, limit_key text default null,
     time_limit interval default null, expires_at timestamptz default null,
     headers jsonb default null, expires_after interval default null
-)
-    returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_payload jsonb;
@@ -40,8 +39,7 @@ declare
 begin
     perform rota._check_number('database', database, 0, 1023);
     if rota.database_number() is null then
-        raise exception using
-            errcode = 'RT015', message = 'this database has no number',
+        raise exception using errcode = 'RT015', message = 'this database has no number',
             hint = 'Its owner gives it one with set_database_number().';
     elsif database = rota.database_number() then
         return rota.enqueue(job_type, payload, queue, run_at, delay, priority, max_attempts,
@@ -122,8 +120,7 @@ comment on function rota.waiting_forwards is
 create or replace function rota.take_forwards(
     worker text, database integer, max_jobs integer default 100,
     max_bytes integer default 8000000
-)
-    returns table (job_id bigint, lease_token bigint, created_at timestamptz, job text)
+) returns table (job_id bigint, lease_token bigint, created_at timestamptz, job text)
     language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
@@ -177,8 +174,7 @@ comment on function rota.take_forwards is
 
 create or replace function rota.end_forwards(
     job_ids bigint[], lease_tokens bigint[], endings jsonb
-)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
@@ -257,8 +253,7 @@ comment on function rota.end_forwards is
 
 create or replace function rota.receive_jobs(
     database integer, job_ids bigint[], enqueue_times timestamptz[], jobs jsonb
-)
-    returns table (ordinal integer, job_id bigint, error_code text, message text)
+) returns table (ordinal integer, job_id bigint, error_code text, message text)
     language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
@@ -332,8 +327,7 @@ comment on function rota.receive_jobs is
 create or replace function rota._receive(
     job_ids bigint[], created_at timestamptz[], jobs jsonb, out error_code text,
     out message text
-)
-    language plpgsql as $$
+) language plpgsql as $$
 declare
     v_new_ids bigint[];
     v_created_at timestamptz[];

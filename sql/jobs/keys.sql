@@ -33,8 +33,7 @@
 create or replace function rota._enqueue_special(
     new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
     max_wait interval, depends_on bigint[], blocks bigint
-)
-    returns bigint language plpgsql set enable_seqscan = off set jit = off as $$
+) returns bigint language plpgsql set enable_seqscan = off set jit = off as $$
 declare
     v_job_id bigint;
     v_is_new boolean;
@@ -66,8 +65,7 @@ $$;
 create or replace function rota._enqueue_keyed(
     new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
     max_wait interval, may_wait boolean
-)
-    returns table (job_id bigint, is_new boolean) language plpgsql as $$
+) returns table (job_id bigint, is_new boolean) language plpgsql as $$
 declare
     v_key constant text := new_job.idempotency_key;
     v_scope constant text := coalesce('pipeline ' || new_job.pipeline, new_job.job_type);
@@ -113,8 +111,7 @@ $$;
  */
 create or replace function rota._lock_keyed(
     idempotency_key text, key_scope text, may_wait boolean
-)
-    returns bigint language plpgsql as $$
+) returns bigint language plpgsql as $$
 declare
     v_job_id bigint;
 begin
@@ -141,8 +138,7 @@ $$;
 create or replace function rota._hold_key(
     idempotency_key text, key_scope text, job_id bigint, unique_for interval,
     updated_at timestamptz
-)
-    returns boolean language plpgsql as $$
+) returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_unique_until constant timestamptz := v_now + rota._exact(unique_for);
@@ -170,8 +166,7 @@ $$;
  */
 create or replace function rota._update_keyed(
     job_id bigint, new_job rota.jobs, is_rerun boolean, max_wait interval
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_payload constant jsonb := coalesce(new_job.payload, '{}');
@@ -261,8 +256,7 @@ $$;
 create or replace function rota._check_key_rule(
     prefix text, idempotency_key text, unique_for interval, on_conflict text,
     updated_at timestamptz, max_wait interval, expires_at timestamptz
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     if on_conflict = 'keep' and num_nonnulls(unique_for, updated_at, max_wait) = 0 then
         return;

@@ -17,8 +17,7 @@
 
 create or replace function rota.heartbeat(
     job_id bigint, lease_token bigint, lease interval default null
-)
-    returns table (locked_until timestamptz, is_cancel_requested boolean, is_overdue boolean)
+) returns table (locked_until timestamptz, is_cancel_requested boolean, is_overdue boolean)
     language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
@@ -54,11 +53,10 @@ comment on function rota.heartbeat is
 
 create or replace function rota.heartbeat_jobs(
     job_ids bigint[], lease_tokens bigint[], lease interval default null
-)
-    returns table (
-        job_id bigint, locked_until timestamptz, is_lost boolean, is_cancel_requested boolean,
-        is_overdue boolean
-    ) language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns table (
+    job_id bigint, locked_until timestamptz, is_lost boolean, is_cancel_requested boolean,
+    is_overdue boolean
+) language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
@@ -109,8 +107,7 @@ $$;
 
 create or replace function rota.set_progress(
     job_id bigint, lease_token bigint, percent numeric, message text default null
-)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 begin
     perform rota._check_job_ref(job_id, lease_token);

@@ -14,8 +14,7 @@
 
 create or replace function rota.pause_queue(
     queue text, reason text default null, until timestamptz default null
-)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_known_queue(queue);
     perform rota._check_queues('operator', array[queue]);
@@ -44,8 +43,7 @@ comment on function rota.resume_queue is
 create or replace function rota.pause_type(
     job_type text, queue text default null, reason text default null,
     until timestamptz default null
-)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('job_type', job_type);
     if queue is not null then perform rota._check_known_queue(queue); end if;
@@ -75,8 +73,7 @@ comment on function rota.resume_type is
 
 create or replace function rota.pause_all(
     reason text default null, until timestamptz default null
-)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_queues('operator', '{*}');
     perform rota._pause(null, null, reason, until);
@@ -115,8 +112,7 @@ $$;
  */
 create or replace function rota._pause(
     queue text, job_type text, reason text, until timestamptz, set_by text default 'operator'
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 declare
     c_name constant text := rota._pause_name(queue, job_type);
 begin
@@ -186,8 +182,7 @@ $$;
  */
 create or replace function rota._hold_paused(
     job_ids bigint[], due timestamptz, max_more integer, out ids bigint[], out held integer
-)
-    language plpgsql as $$
+) language plpgsql as $$
 declare
     -- A variable: see _lock_merged().
     c_waiting constant text[] := '{queued,failed}'::text[];
@@ -316,8 +311,7 @@ begin
         return;
     end if;
 
-    raise exception using
-        errcode = 'RT004',
+    raise exception using errcode = 'RT004',
         message = format('queue %s is unknown: it has no settings and no jobs', queue),
         hint = 'Check its name in rota.queue_stats, or make it known with set_queue().';
 end;

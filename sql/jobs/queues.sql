@@ -12,8 +12,7 @@ create or replace function rota.set_queue(
     keep_dead interval default null, ageing interval default null,
     time_limit interval default null, retry_budget jsonb default null,
     expires_after interval default null, reset boolean default false
-)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
@@ -84,8 +83,7 @@ comment on function rota.set_queue is
 create or replace function rota.set_type(
     job_type text, time_limit interval default null, expires_after interval default null,
     reset boolean default false
-)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('job_type', job_type);
     perform rota._check_queues('operator', '{*}');

@@ -17,8 +17,7 @@ create or replace function rota.set_retry_rule(
     error_type text, job_type text default null, queue text default null,
     retry_in interval default null, fatal boolean default false,
     pause_for interval default null, reset boolean default false
-)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     c_job_type constant text := coalesce(job_type, '*');
     c_queue constant text := coalesce(queue, '*');
@@ -97,8 +96,7 @@ create or replace function rota.set_breaker(
     span interval default '1 minute', error_type text default null,
     pause_for interval default '30 seconds', probes integer default 1,
     reset boolean default false
-)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('job_type', job_type);
     perform rota._check_name('queue', queue);

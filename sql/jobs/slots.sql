@@ -31,8 +31,7 @@
 create or replace function rota._admit_jobs(
     job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
     out limits_to_check text[]
-)
-    language plpgsql as $$
+) language plpgsql as $$
 declare
     v_limit record;
     v_bound rota.limits;
@@ -120,8 +119,7 @@ $$;
  */
 create or replace function rota._free_slots(
     bound rota.limits, max_slots integer, is_full boolean default false
-)
-    returns integer language plpgsql stable as $$
+) returns integer language plpgsql stable as $$
 declare
     c_parts constant integer := rota._parts(bound.limit_name, bound.max_running);
     v_first constant bigint := case when not is_full
@@ -152,8 +150,7 @@ $$;
 /* The limits that jobs of this kind count for. */
 create or replace function rota._limits_of(
     job_type text, limit_key text, queue text default null
-)
-    returns setof rota.limits language plpgsql stable as $$
+) returns setof rota.limits language plpgsql stable as $$
 begin
     if limit_key is not null then
         return query
@@ -355,8 +352,8 @@ begin
           and s.cell between v_now - v_rate.cells + 1 and v_now
         group by s.cell
     ) as c;
-    return rota._from_micros(v_rate.length
-        * (v_now + (v_used >= coalesce(bound.burst, 1))::integer));
+    return 'epoch'::timestamptz + v_rate.length
+        * (v_now + (v_used >= coalesce(bound.burst, 1))::integer) * interval '1 microsecond';
 end;
 $$;
 
@@ -368,8 +365,7 @@ $$;
 create or replace function rota._cells(
     bound rota.limits, out gap bigint, out length bigint, out starts integer, out cells integer,
     out oldest_starts integer
-)
-    language plpgsql immutable as $$
+) language plpgsql immutable as $$
 declare
     c_burst constant integer := coalesce(bound.burst, 1);
 begin

@@ -8,14 +8,12 @@
 create or replace function rota.report_worker(
     worker text, host text, pid integer, version text, queues text[],
     job_types text[] default null, concurrency integer default null
-)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_text('worker', worker, 255);
     -- It would call functions that are not there any more.
     if version ~ '^0\.1\.' then
-        raise exception using
-            errcode = 'feature_not_supported',
+        raise exception using errcode = 'feature_not_supported',
             message = format('the worker has rota %s, and this database needs 0.2.0 or newer',
                 version),
             hint = 'Upgrade the client: pip install ''rota>=0.2.0''.';

@@ -32,8 +32,7 @@
  */
 create or replace function rota._block_children(
     blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
-)
-    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+) returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_held bigint[];
     v_job_id bigint;
@@ -51,8 +50,7 @@ begin
     if found then
         select j.status into v_status from rota.jobs as j where j.id = v_job_id;
         if not found then perform rota._raise_not_live(v_job_id); end if;
-        raise exception using
-            errcode = 'RT013',
+        raise exception using errcode = 'RT013',
             message = format('job %s is %s and waits for no more jobs', v_job_id, case v_status
                 when 'blocked' then 'just being started, ended or changed' else v_status end),
             hint = 'Name in `blocks` a job that is blocked: enqueue that one with '
@@ -75,8 +73,7 @@ $$;
 /* Refuse parts, found by their keys, that wait for anything themselves or did not succeed. */
 create or replace function rota._check_parts(
     blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 declare
     v_part record;
 begin
@@ -90,8 +87,7 @@ begin
         or e.ordering_key is not null and e.status <> 'succeeded')
     order by p.ordinal limit 1;
     if not found then return; end if;
-    raise exception using
-        errcode = 'invalid_parameter_value',
+    raise exception using errcode = 'invalid_parameter_value',
         message = case
             when v_part.is_itself
             then format('%s must not be the job itself, got %s', v_part.argument, v_part.id)
@@ -426,8 +422,7 @@ $$;
 
 create or replace function rota.retry_with_dependants(
     job_id bigint, force boolean default false
-)
-    returns integer language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns integer language plpgsql security definer set search_path = pg_catalog, pg_temp
     as $$
 declare
     v_dependants integer;

@@ -106,8 +106,7 @@ $$;
  */
 create or replace function rota._hold_new(
     queue text, job_type text, limit_key text, lane integer, job_ids bigint[]
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 declare
     v_limit record;
     v_free integer;
@@ -181,8 +180,7 @@ $$;
 /* The next places of a key in a lane, for so many jobs, apart from the places of these. */
 create or replace function rota._next_places(
     queue text, limit_key text, lane integer, job_ids bigint[], jobs integer
-)
-    returns timestamptz[] language plpgsql as $$
+) returns timestamptz[] language plpgsql as $$
 declare
     c_key constant text := coalesce(limit_key, '');
     v_first timestamptz;

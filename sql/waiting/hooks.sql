@@ -16,8 +16,7 @@ create or replace function rota._jobs_came_in(
     job_ids bigint[], child_ids bigint[] default null, parent_ids bigint[] default null,
     blocks bigint[] default null, parts bigint[] default null, are_new boolean[] default null,
     arguments text[] default null, halted_key text default null
-)
-    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+) returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_unknown bigint;
     v_waiting bigint[];
@@ -69,8 +68,7 @@ $$;
 create or replace function rota._job_comes_in(
     job_id bigint, ordering_key text, depends_on bigint[], queue text, limit_key text,
     priority integer, out status text, out place timestamptz
-)
-    language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+) language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_unknown bigint;
     v_parents bigint[];
@@ -115,8 +113,7 @@ $$;
  */
 create or replace function rota._enter_lanes(
     job_ids bigint[], left_limits text[] default null, keep_places boolean default false
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 declare
     v_ids bigint[] := array(
         select j.id from rota.jobs as j
@@ -140,8 +137,7 @@ $$;
  */
 create or replace function rota._jobs_ended(
     parents bigint[], jobs jsonb, old_status text, new_status text
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     if old_status = 'running' then
         perform rota._leave_limits(array(

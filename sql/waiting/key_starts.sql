@@ -66,8 +66,7 @@ $$;
  */
 create or replace function rota._raise_start(
     ordering_key text, first_id bigint, searched_from bigint
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     if first_id > searched_from
       and rota._settled_start(ordering_key, searched_from) = searched_from

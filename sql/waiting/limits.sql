@@ -19,8 +19,7 @@ create or replace function rota.set_limit(
     max_running integer default null, max_starts integer default null,
     per interval default null, burst integer default null, weight integer default null,
     reset boolean default false
-)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_limit_name constant text := coalesce('queue ' || queue, 'type ' || job_type,
         'key ' || limit_key);
@@ -156,8 +155,7 @@ $$;
  */
 create or replace function rota._open_held(
     limit_name text, max_jobs integer default null, slots_given integer default null
-)
-    returns integer language plpgsql as $$
+) returns integer language plpgsql as $$
 declare
     c_scan constant text := 'held ' || limit_name;
     v_now constant timestamptz := rota.now();
@@ -249,8 +247,7 @@ $$;
 create or replace function rota._opened(
     limit_name text, queue text, job_type text, last_lane smallint, first_id bigint,
     max_jobs integer, out jobs integer, out id bigint
-)
-    language plpgsql stable as $$
+) language plpgsql stable as $$
 begin
     select count(*)::integer, min(o.id) into jobs, id
     from (

@@ -73,8 +73,7 @@ $$;
  */
 create or replace function rota._open_head(
     ordering_key text, ended_id bigint, max_locks integer
-)
-    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+) returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
 declare
     c_index constant oid := 'rota.jobs_ordering_key_idx'::regclass::oid;

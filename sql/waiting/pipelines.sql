@@ -108,8 +108,7 @@ create or replace function rota.start_pipeline(
     depends_on bigint[] default null, blocks bigint default null,
     if_parent_dead text default 'cancel', limit_key text default null,
     expires_at timestamptz default null, headers jsonb default null
-)
-    returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
+) returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_stage rota.pipeline_stages;
@@ -193,8 +192,7 @@ begin
     end loop;
 
     if v_pipeline is null then perform rota._raise_not_found(job_id); end if;
-    raise exception using
-        errcode = 'RT014',
+    raise exception using errcode = 'RT014',
         message = format('job %s: its run of the pipeline is under way', job_id),
         hint = 'Wait for its end, or cancel it first.';
 end;
@@ -228,8 +226,7 @@ begin
         select from rota.stage_runs as r
         where r.job_id = job.id and r.queued_at = job.created_at
     ) then
-        raise exception using
-            errcode = 'RT001',
+        raise exception using errcode = 'RT001',
             message = format('job %s: no result of a stage before %L is left of its run',
                 job.id, stage.stage),
             hint = 'Retention has removed it; restart the run from its first stage.';

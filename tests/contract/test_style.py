@@ -139,7 +139,7 @@ def test_a_function_can_be_replayed_and_is_pinned_if_public(found: re.Match[str]
 
 @every_function
 def test_arguments_have_plain_names(found: re.Match[str]) -> None:
-    arguments = re.split(r"\n    (?:returns|language) ", found["rest"])[0]
+    arguments = re.split(r"\n(?:\)|   ) (?:returns|language) ", found["rest"])[0]
 
     assert re.findall(r"\b(?:p|i|in|v)_\w+", arguments) == []
     assert re.findall(r"^\s*_\w+", arguments, re.MULTILINE) == []
