@@ -269,8 +269,8 @@ $$;
 /*
  * The ids of the leases that may be alive, null for the others, in the order given.  A worker
  * can hold an old and a new lease of one job and report both together; only that counts which
- * the job has, and else the newest, which may just be in the making.  None is alive for a
- * caller that may not work there.
+ * the job has, and else the newest, which may just be in the making.  A caller that may not
+ * work there has none.
  */
 create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[] language plpgsql stable as $$
@@ -301,11 +301,11 @@ $$;
  * a claim that came upon the row while it was being claimed holds it too, and only until its
  * commit: so those that are held are tried again, for 20 ms.
  *
- * Tried, and not waited for: a session that waits while it holds others can be part of a
- * cycle, and on a slow machine the server breaks it before the wait is over.  An order of the
- * locks would not help, because a claim is in no order, and `skip locked` does wait, though
- * seldom: if the transaction that it would pass over ends in that very moment, it waits for
- * the next one that has locked the row.
+ * Tried, and not waited for: a session that waits while it holds others can be part of a cycle,
+ * and on a slow machine the server breaks it before the wait is over.  An order of the locks
+ * would not help, because a claim is in no order, and `skip locked` does wait: if the
+ * transaction that it would pass over ends in that very moment, for the next one that has
+ * locked the row.
  */
 create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[] language plpgsql as $$
@@ -349,9 +349,8 @@ end;
 $$;
 
 /*
- * The answer to a caller whose (job_id, lease_token) matched no running job.  A job that
- * ended under this very token is RT003; anything else was claimed by another worker or given
- * back since, and is RT002.
+ * The answer to a caller whose (job_id, lease_token) matched no running job.  A job that ended
+ * under this very token is RT003; any other was claimed again or given back, and is RT002.
  */
 create or replace function rota._raise_lost(job_id bigint, lease_token bigint)
     returns void language plpgsql as $$

@@ -4,8 +4,7 @@
  * Most jobs are plain: no setting exists for their queue and their type.  Settings stand in six
  * tables (queues, job_types, limits, fair_queues, pauses, queue_grants), and to ask all costs
  * more than to write a job.  So triggers of these tables keep a list of the names that
- * something is set for, and a call asks that one list.  If the name is in the list, the call
- * reads the tables.
+ * something is set for, and a call reads the tables only of names in that list.
  *
  * A transaction that sees the setting sees the name in the list, since one transaction writes
  * both.  The list stays short, so it does no harm if a plan reads it whole.

@@ -74,14 +74,10 @@ end;
 $$;
 
 create or replace function rota.database_number()
-    returns integer language plpgsql stable security definer
+    returns integer language sql stable security definer
     set search_path = pg_catalog, pg_temp as $$
-begin
-    return (
-        select (s.seqstart & 1023)::integer from pg_sequence as s
-        where s.seqrelid = 'rota.jobs_id_seq'::regclass and s.seqincrement = 1024
-    );
-end;
+select (s.seqstart & 1023)::integer from pg_sequence as s
+where s.seqrelid = 'rota.jobs_id_seq'::regclass and s.seqincrement = 1024
 $$;
 
 comment on function rota.database_number is

@@ -1,8 +1,7 @@
 /*
  * base/moving.sql -- whether a queue moves, and where a job went.
  *
- * A call asks it only where something is set for the queue (base/configured.sql), or where a
- * job is not here.
+ * Asked only where something is set for the queue (base/configured.sql) or a job is not here.
  */
 
 /* Refuse to make, in a queue that moves from here or has moved, what cannot go with it. */
@@ -21,10 +20,7 @@ begin
 end;
 $$;
 
-/*
- * Refuse a job with a key in a queue that is just coming here: those of its key that are still
- * to come would be behind it.
- */
+/* Refuse a job with a key in a queue that is just coming here: older ones are still to come. */
 create or replace function rota._check_arrived(queue text, key text)
     returns void language plpgsql as $$
 declare

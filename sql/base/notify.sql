@@ -20,10 +20,7 @@
  * lost, a job waits for the next poll.  maintenance/wakeups.sql is the workers' side.
  */
 
-/*
- * Notify up to max_slots waiting workers of a queue, told by name or key, unless one of its
- * workers polls.
- */
+/* Notify up to max_slots waiting workers of a queue, by name or key, unless one polls. */
 create or replace function rota._notify(
     queue text, max_slots integer default 1, key integer default null
 ) returns void language plpgsql as $$
@@ -47,8 +44,7 @@ declare
     v_notified integer := 0;
 begin
     -- Where the queue of messages is full a commit would fail; and a transaction that has
-    -- notified cannot be prepared, so a session that prepares says so.  Workers poll in any
-    -- case.
+    -- notified cannot be prepared, so one that prepares says so.  Workers poll anyway.
     if pg_notification_queue_usage() > 0.5 or current_setting('rota.wakeups', true) = 'off' then
         return;
     end if;

@@ -16,11 +16,9 @@
  * A claim reads the settings of its own queues and of the jobs that it has found.  It does no
  * waiting work of others: a job whose limit is full, whose type is paused, or that has expired,
  * leaves its lane, to be looked at by maintenance.  At most max_jobs + 100 leave in one claim,
- * which then returns what it has and notifies: a worker that waits for jobs of its queues
- * claims again at once.
+ * which then returns what it has and notifies, so that a waiting worker claims again at once.
  *
- * A job with a time limit has no lease beyond it but for 30 seconds, in which its worker stops
- * it and says so.
+ * No lease lasts beyond a time limit but for 30 seconds, in which the worker stops the job.
  *
  * The lease token is the clock in microseconds, or one more than the job's last token if that
  * is greater.  So it grows with every claim of the job, also when the clock steps back, and a
@@ -192,8 +190,7 @@ begin
         order by coalesce(j.own_place, j.run_at), j.id limit _lock_head.max_jobs
         for update of j skip locked
     ) as h;
-    -- Asked when this transaction has an id: a limit that is not seen now waits for its end
-    -- before it takes what runs for counted.
+    -- Asked when this transaction has an id: a limit not seen now waits for its end to count.
     if v_has_pauses or v_has_expired or exists (select from rota.limits) then
         if v_has_expired or exists (
             select from rota.jobs as j
@@ -358,8 +355,7 @@ $$;
 
 /*
  * Walk the lanes from the lowest number up, until there are enough.  The place of the first job
- * of each is remembered; where a full scan found none, all that is older than a tenth of a
- * second.
+ * of each is remembered; where a full scan found none, a tenth of a second ago.
  */
 create or replace function rota._lock_lanes(
     call text, start bigint[], queues text[], ends timestamptz[], max_jobs integer,
@@ -484,9 +480,8 @@ $$;
 
 /*
  * The same for several queues, in one order over all of them.  No index has that order, and
- * locking the head of each lane would take jobs that are then not claimed away from other
- * workers.  So the lanes are merged first and locked after, window by window until there are
- * enough.
+ * locking the head of each lane would take from other workers what is then not claimed.  So the
+ * lanes are merged first and locked after, window by window.
  */
 create or replace function rota._lock_merged(
     queues text[], ends timestamptz[], lane integer, after_place timestamptz, after_id bigint,
@@ -496,8 +491,7 @@ create or replace function rota._lock_merged(
 -- @plpgsql_check_options: performance_warnings = off
 declare
     v_window constant integer := max_jobs + 20;
-    -- A variable: with literals the planner may take jobs_ready_idx where the ids are known,
-    -- and read the whole lane to find them.
+    -- A variable: with literals the planner may read the whole lane to find known ids.
     c_waiting constant text[] := '{queued,failed}'::text[];
     v_after_place timestamptz := after_place;
     v_after_id bigint := after_id - 1;

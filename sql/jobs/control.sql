@@ -170,10 +170,8 @@ $$;
 
 /* What kind of a payload it is: as jsonb tells it, or erased. */
 create or replace function rota._payload_type(payload jsonb)
-    returns text language plpgsql immutable as $$
-begin
-    return case when payload = '{"erased": true}' then 'erased' else jsonb_typeof(payload) end;
-end;
+    returns text language sql immutable as $$
+select case when payload = '{"erased": true}' then 'erased' else jsonb_typeof(payload) end
 $$;
 
 /* Why an ended job cannot come back: a live one of its type, or pipeline, has its key. */

@@ -11,11 +11,10 @@
  *
  * All endings are stored together first, which costs least.  Only if that raises an error are
  * they stored in two halves, each a subtransaction, and so on down to the one that is refused:
- * one of 1,000 costs 20 subtransactions.  An error of the server and not of an ending, such as
- * a full disk, ends the call.
+ * one of 1,000 costs 20 subtransactions.  One of the server, as of a full disk, ends the call.
  *
- * finish_jobs() is faster where all have succeeded, and release_jobs() where all are released;
- * both raise where end_jobs() says refused.
+ * Faster, where all end alike, are finish_jobs() and release_jobs(), which raise where this
+ * refuses.
  */
 
 create or replace function rota.end_jobs(endings jsonb)
@@ -162,8 +161,7 @@ begin
         where t.outcome = 'succeeded';
     end if;
 
-    -- All are locked before the first is changed: no session waits for a row while it holds
-    -- others.
+    -- All are locked before the first is changed: none waits for a row while it holds others.
     v_held := rota._hold_jobs(
         array(
             select case when t.outcome <> 'succeeded' then t.newest_id end

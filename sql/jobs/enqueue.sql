@@ -1,8 +1,7 @@
 /*
  * jobs/enqueue.sql -- put a job in.
  *
- * Enqueue is part of the caller's transaction: rolled back means no job, and no worker sees
- * it before the commit.
+ * Enqueue is part of the caller's transaction: no worker sees the job before the commit.
  *
  * An idempotency key is unique among live jobs of a type, held by a unique index alone.  A live
  * job that has the key is found without its lock, so a claim, a heartbeat or a finish of it
@@ -19,12 +18,11 @@
  *
  * What each call costs is mostly the start of statements and expressions, which PostgreSQL
  * prepares anew in each transaction, and the settings of the function.  So enqueue() asks in
- * one expression whether a job is a plain one, and in one statement whether anything is set
- * for it (base/configured.sql).  A job that may have to wait is written once, with the status
- * that it shall have; and as a row of jobs/insert.sql only where it may find or change another
- * one.  The planner's settings are left to the functions that look for jobs.  And the first
- * question of _notify() (base/notify.sql) stands here once more, because where no worker waits
- * it then costs no call.
+ * one expression whether a job is a plain one, and in one statement whether anything is set for
+ * it (base/configured.sql).  A job that may have to wait is written once, with the status that
+ * it shall have; and as a row of jobs/insert.sql only where it may find or change another one.
+ * The planner's settings are left to the functions that look for jobs.  And the first question
+ * of _notify() stands here once more: where no worker waits it costs no call.
  */
 
 create or replace function rota.enqueue(
@@ -342,8 +340,7 @@ begin
         from unnest(new_jobs) with ordinality as n
         join rota._rules_of(_read_jobs.jobs) as r on r.ordinal = n.ordinality;
     exception
-        -- An unknown time zone is an invalid_parameter_value too, so no error is let through
-        -- before all texts are known to be values.
+        -- An unknown time zone is an invalid_parameter_value too, so all texts are tried first.
         when data_exception or program_limit_exceeded then
             perform rota._check_values_of('jobs', jobs);
             raise;

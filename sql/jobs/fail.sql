@@ -4,8 +4,8 @@
  * fail: the attempt counts; the job waits for its next try, or is dead after the last one.
  * snooze and release: the attempt is given back, because nothing went wrong.
  *
- * What an operator has set for errors of a type (jobs/retries.sql) goes before the backoff, and
- * what the worker asks for before both.
+ * What the worker asks for goes before the rules for errors (jobs/retries.sql), and these
+ * before the backoff.
  *
  * _fail_running() is the only place where it is decided what a failure leads to.  fail_job(),
  * end_jobs() and the sweep all go through it, so a job whose worker vanished is treated exactly
@@ -47,8 +47,7 @@ comment on function rota.fail_job is
 
 /*
  * Fail running jobs, with one entry of each list for each job; one row for each that was ours.
- * Of several jobs each is already locked, so that no session waits for a row while it holds
- * others.
+ * Of several each is already locked: no session waits for a row while it holds others.
  */
 create or replace function rota._fail_running(
     job_ids bigint[], lease_tokens bigint[], errors text[], error_types text[], stacks text[],

@@ -6,13 +6,11 @@
  * token and in this state; so of two that want to end a job exactly one does, and what the
  * other had written in its transaction rolls back with the error it gets.
  *
- * A worker whose answer was lost asks again with the same token and is told
- * already_finished.
+ * A worker whose answer was lost asks again by the same token, and is told already_finished.
  *
  * What a job leads to is made in the same transaction: a run that was asked for meanwhile, the
  * start of those that wait for it.  A job of a pipeline (waiting/pipelines.sql) that has a next
- * stage does not end: _end_stages() writes what became of the stage, and puts the same row into
- * the next one.
+ * stage does not end: _end_stages() writes what became of the stage, and the row goes on.
  */
 
 create or replace function rota.finish_job(
@@ -191,11 +189,9 @@ $$;
 /*
  * Move jobs from old_status to new_status and into the history; returns the ids moved.
  *
- * An index scan for `= any` goes in the order of the key, so two batches that share jobs lock
- * them in the same order and cannot deadlock; any other kind of scan would not.  So each caller
- * has switched those off; here it would cost once more.
- * The pair (id, token) is matched by position, which keeps the statement free of joins whose
- * cost the planner could misjudge.
+ * An index scan for `= any` goes in the order of the key, so two batches that share jobs cannot
+ * deadlock; each caller has switched other scans off, which here would cost once more.  The
+ * pair (id, token) is matched by position: no join, whose cost the planner could misjudge.
  *
  * If optimistic, it skips rows that another transaction may have locked: the last locker leaves
  * its mark in a row's xmax, and the claim of the job itself leaves none.  A lock that is taken

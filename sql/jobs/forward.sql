@@ -3,10 +3,9 @@
  *
  * enqueue_to() makes a job here, in the caller's transaction, whose payload is the job to be
  * enqueued there.  A forwarder carries it, in one transaction of this database: it takes jobs
- * by take_forwards(), calls receive_jobs() there, which commits by itself, tells
- * end_forwards() what became of them, and commits.  Killed anywhere it leaves nothing behind:
- * here all is as before, and what had arrived there has a receipt, so that it is not enqueued
- * again when it is sent again.
+ * by take_forwards(), calls receive_jobs() there, which commits by itself, tells end_forwards()
+ * what became of them, and commits.  Killed anywhere it leaves nothing behind: here all is as
+ * before, and what had arrived there has a receipt, so that it is not enqueued again.
  *
  * A receipt is known by the id of the job that carried it and by when that was enqueued: a
  * source that was restored from a dump gives ids again.  A batch is bounded by its bytes too.
@@ -232,8 +231,7 @@ begin
         order by j.id
     loop
         if v_job.ending ->> 'error_code' in ('RT016', '42501') then
-            -- Its queue moves there, or a right is missing that can be given: it is sent again,
-            -- the more seldom the longer that lasts.
+            -- Its queue moves there, or a right is missing: sent again, ever more seldom.
             perform rota._give_back(array[v_job.id], array[v_job.lease_token],
                 array[rota.now() + least('30 seconds', greatest('1 second',
                     (rota.now() - v_job.created_at) / 4))]);
@@ -320,10 +318,7 @@ comment on function rota.receive_jobs is
     'a refused one of its ordering key has no row; raises 22023 if database is not the number '
     'of this one.';
 
-/*
- * Enqueue those that have no receipt, or none and say why.  An error that may pass is raised:
- * it says nothing about the jobs.
- */
+/* Enqueue those that have no receipt, or none and say why.  What may pass is raised. */
 create or replace function rota._receive(
     job_ids bigint[], created_at timestamptz[], jobs jsonb, out error_code text,
     out message text

@@ -14,9 +14,8 @@
  * idempotency_keys is the memory of a key that outlives its job: until when it is unique, and
  * which version was seen last.  Both are locked in this order, the job first, and many keys in
  * their order.  Only replace and rerun, which change the job, lock it, and so wait for an open
- * claim or heartbeat of it.  No subtransaction is opened and closed in between: a session that
- * waits for a lock that it took would wait for the whole transaction, also after the lock was
- * given back.
+ * claim or heartbeat of it.  No subtransaction is opened and closed in between: who waits for a
+ * lock that it took would wait for the whole transaction, also after the lock was given back.
  *
  * The rerun of a running job waits in the job's own row, so the transaction that ends the job
  * finds it there under the row's lock: nothing can come between.  _end_jobs() makes a new job
@@ -26,10 +25,7 @@
  * since finish_jobs() and the like lock jobs in the order of their ids.
  */
 
-/*
- * enqueue() for a job with a rule for its key, with a key and something that it waits for, or
- * with a job that it blocks.
- */
+/* enqueue() with a rule for a key, with a key and something to wait for, or with blocks. */
 create or replace function rota._enqueue_special(
     new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
     max_wait interval, depends_on bigint[], blocks bigint
@@ -161,8 +157,8 @@ $$;
 
 /*
  * Give the job of the key, which the caller has locked, what is new, or note it as the run that
- * follows this one.  A failed job has all its attempts for it; a rerun keeps its backoff unless
- * a time was given.
+ * follows this one.  A failed job has all attempts for it; a rerun without a time keeps its
+ * backoff.
  */
 create or replace function rota._update_keyed(
     job_id bigint, new_job rota.jobs, is_rerun boolean, max_wait interval

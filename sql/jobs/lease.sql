@@ -10,9 +10,8 @@
  * cannot take the job back from its new owner.
  *
  * The heartbeat is also how a worker learns that an operator wants the job cancelled, or that
- * the attempt has taken longer than the job's time limit.  No worker has a lease beyond that
- * but for the 30 seconds in which a worker stops the handler: so a handler that hangs loses its
- * job, though its worker lives.
+ * the attempt has taken longer than the job's time limit.  No lease lasts beyond that but for
+ * the 30 seconds in which a worker stops the handler: so a handler that hangs loses its job.
  */
 
 create or replace function rota.heartbeat(

@@ -99,10 +99,8 @@ comment on function rota.resume_all is
 create or replace function rota._pause_name(queue text, job_type text)
     returns text language plpgsql immutable as $$
 begin
-    return case
-        when job_type is not null then concat_ws(' ', 'type', job_type, 'of ' || queue)
-        else coalesce('queue ' || queue, 'all')
-    end;
+    return case when job_type is not null then concat_ws(' ', 'type', job_type, 'of ' || queue)
+        else coalesce('queue ' || queue, 'all') end;
 end;
 $$;
 

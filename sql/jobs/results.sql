@@ -34,8 +34,7 @@ begin
           and l.classid::bigint = 1919907971
           and l.objid::bigint::bit(32)::integer = hashint8(wait_for_result.job_id)
     );
-    -- Once for each job that the session waits for.  On a standby the session that ends the
-    -- job would not see them.
+    -- Once for each job that the session waits for.  On a standby none would see them.
     if active and not v_holds and not pg_is_in_recovery() then
         perform pg_advisory_lock_shared(1919907970, 0);
         perform pg_advisory_lock_shared(1919907971, hashint8(job_id));

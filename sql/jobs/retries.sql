@@ -6,8 +6,7 @@
  * one look at an empty table.  A rule that pauses the type leaves a check: maintenance writes
  * the pause (maintenance/breakers.sql), so that jobs that fail do not wait for each other.
  *
- * A retry budget of a queue holds what has failed there until maintenance lets it in
- * (maintenance/budgets.sql).
+ * A retry budget holds what failed in a queue until maintenance/budgets.sql lets it in.
  *
  * A breaker pauses a job type of a queue when too much of it fails.  It costs claims and ends
  * nothing: maintenance counts what is written anyhow (maintenance/breakers.sql).

@@ -11,8 +11,7 @@
  * setting changes (waiting/limits.sql).  The exceptions are keys that may have a class, of
  * which there are many, and limits above 10,000: claims issue these in parts when they need
  * them, each part under an advisory lock of its own.  While such a claim is open, its whole
- * part is kept from others: a slot up to a limit of 64, else a 64th of it, and never more than
- * 257.
+ * part is kept from others: a slot up to a limit of 64, else a 64th, at most 257.
  *
  * A rate is counted in cells, spans of time of one gap (per / max_starts) or, for a large
  * burst, a sixteenth of it.  A start takes a unit of a cell of the last `burst` gaps.  So in
@@ -25,8 +24,7 @@
  * Of locked jobs that are about to run those that find a slot and a start under each of their
  * limits, with the slots that they take: a jsonb object from id to names.  The others leave
  * their lane, but for those of a full queue: there no claim walks past them to others, and the
- * queue is named.  The limits that jobs left their lanes for have to be checked after the
- * commit.
+ * queue is named.  The limits of those are to be checked after the commit.
  */
 create or replace function rota._admit_jobs(
     job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
@@ -181,12 +179,9 @@ $$;
 
 /* The names of the limits that may be meant for a key: its own and that of its class. */
 create or replace function rota._key_limits(limit_key text)
-    returns text[] language plpgsql immutable as $$
-begin
-    return array_remove(array[
-        'key ' || limit_key, 'key ' || substring(limit_key, '^[^:]*:') || '*'
-    ], null);
-end;
+    returns text[] language sql immutable as $$
+select array_remove(
+    array['key ' || limit_key, 'key ' || substring(limit_key, '^[^:]*:') || '*'], null)
 $$;
 
 /*
@@ -195,14 +190,9 @@ $$;
  * claim that knew the class only may be under way when that row is set.
  */
 create or replace function rota._parts(limit_name text, max_running integer)
-    returns integer language plpgsql immutable as $$
-begin
-    return case
-        when max_running > 10000 or limit_name like 'key %:%'
-        then greatest(least(max_running, 64), max_running / 256)
-        else 0
-    end;
-end;
+    returns integer language sql immutable as $$
+select case when max_running > 10000 or limit_name like 'key %:%'
+    then greatest(least(max_running, 64), max_running / 256) else 0 end
 $$;
 
 /* Whether all that is issued of a limit is for this setting; else it has to be adjusted. */

@@ -16,8 +16,7 @@
  * and will see the edge.  A parent that ends takes away its edges and then looks at each child:
  * if that has another edge whose parent's end is still to come, that end will look again,
  * later; if that end is under way too, neither may see what the other does, and a check is
- * left; if there is no edge, the child is opened, or a check is left where another session has
- * locked it.
+ * left; with no edge, the child is opened, or where it is locked a check is left.
  *
  * A producer with `blocks` keeps the child from being opened until it commits, by a lock on its
  * row: a session that would open it leaves a check and continues, and after the commit sees the
@@ -26,10 +25,7 @@
  * A parent with many children tells them by a check, in chunks.
  */
 
-/*
- * Let each job in *blocks* wait for the part at the same place, and keep it from being opened
- * until this transaction ends.
- */
+/* Let each job in *blocks* wait for the part at its place, and open none before the commit. */
 create or replace function rota._block_children(
     blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
 ) returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -163,10 +159,7 @@ begin
 end;
 $$;
 
-/*
- * Open those of these jobs that wait for nothing any more; returns those that have to be
- * checked again.
- */
+/* Open those that wait for nothing any more; returns those that are to be checked again. */
 create or replace function rota._open_children(job_ids bigint[])
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
@@ -469,8 +462,7 @@ $$;
 
 /*
  * Delete up to max_rows edges of jobs that neither live nor are kept, and return how many.  A
- * call looks at a part of all jobs that wait or waited; a session continues where its last call
- * ended.
+ * call looks at a part of all, and goes on where the last of its session ended.
  */
 create or replace function rota._purge_dependencies(max_rows integer)
     returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off

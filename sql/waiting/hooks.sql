@@ -9,8 +9,7 @@
  * These jobs are new, or were retried.  Each of child_ids waits for the one of parent_ids at
  * the same place; and each of *blocks* for the one of *parts*, which *arguments* has named, and
  * of which those of are_new are new.  What waits for nothing starts, and the others leave their
- * checks.  Of a job that was retried, and had halted its key, that key is given, and its jobs
- * go on.
+ * checks.  Of a retried job that had halted its key, the key is given, and its jobs go on.
  */
 create or replace function rota._jobs_came_in(
     job_ids bigint[], child_ids bigint[] default null, parent_ids bigint[] default null,
@@ -61,9 +60,9 @@ end;
 $$;
 
 /*
- * _jobs_came_in() for one job that is still to be inserted, in the same transaction and with
- * the status that is returned, and the place, unless that is null: so the row is written once.
- * The limit key is for a job that is due.
+ * _jobs_came_in() for one job that is still to be inserted, in the same transaction, with the
+ * status and the place that are returned: so the row is written once.  A limit key says that it
+ * is due.
  */
 create or replace function rota._job_comes_in(
     job_id bigint, ordering_key text, depends_on bigint[], queue text, limit_key text,
@@ -108,8 +107,7 @@ $$;
 /*
  * Jobs wait for their time, for a retry or with another priority than before, or have come back
  * with the slots that they held: give them their places, or those that they had again where
- * they keep them, and hold those that have to wait.  To be called in the transaction that wrote
- * them; plain jobs are left alone.
+ * they keep them, and hold those that have to wait.  Called in the transaction that wrote them.
  */
 create or replace function rota._enter_lanes(
     job_ids bigint[], left_limits text[] default null, keep_places boolean default false

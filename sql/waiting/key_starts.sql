@@ -8,8 +8,7 @@
  *
  * The newest row of a key counts, and is one of two.  A higher id than before is written under
  * the lock of the key, by one who has searched from the row that still counts.  A 0, from which
- * all is searched again, is written by anybody and needs no lock: whichever of several is the
- * newest, it says the same.
+ * all is searched again, is written by anybody and needs no lock: all such say the same.
  *
  * That no head is missed: who makes a head below the start of its key, of a job that came late
  * or back, writes a 0 in the same transaction, so whoever sees the head sees the 0.  Nobody

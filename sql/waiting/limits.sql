@@ -10,8 +10,8 @@
  * Until maintenance has counted what runs already (with its next tick, mostly), nothing starts
  * under a limit that was set just now.  What it finds running uses slots from then on: a job
  * whose row it can lock holds its own, and part -2 of the limit holds those of the others until
- * they can be locked or have ended.  A claim that was under way then is counted as soon as it
- * is committed.
+ * they can be locked or have ended.  A claim that was under way then is counted once it is
+ * committed.
  */
 
 create or replace function rota.set_limit(
@@ -113,10 +113,7 @@ comment on function rota.set_limit is
     'null leaves a setting as it is, reset takes the others away, and the limit with the last '
     'of them; raises 22023.';
 
-/*
- * Jobs stopped running and give these slots back, one for each name: held jobs take their lanes
- * again.
- */
+/* Jobs stopped and give back these slots, one for each name; held jobs may come in. */
 create or replace function rota._leave_limits(limit_names text[])
     returns void language plpgsql as $$
 declare
@@ -146,8 +143,7 @@ $$;
  * Let held jobs of a limit into their lanes, but for those that a session has locked, until
  * there are max_jobs, or as many as slots are free; returns how many were let in.  So many of
  * each queue and type, since it is not known which of those have workers.  Those that are in
- * their lanes already count: else they would become more and more where no worker takes them,
- * and claims would have to walk past them.
+ * their lanes already count: else more and more would be in the way of claims.
  *
  * An end that gives slots back tells how many, and lets in no more than these, or 20: while a
  * hundred are in their lanes, or after one end of twenty, it then has nothing to do.  It looks
@@ -387,10 +383,7 @@ begin
 end;
 $$;
 
-/*
- * Jobs of this kind will not take the slots that they were let into their lanes for: have held
- * ones checked.
- */
+/* Jobs of this kind will not take the slots they were let in for: have held ones checked. */
 create or replace function rota._check_held_of(job_type text, limit_key text)
     returns void language plpgsql as $$
 begin
@@ -427,8 +420,7 @@ $$;
 /*
  * Let what runs already count for a limit that was set just now; false if that has to be asked
  * again.  Claims that did not know of it are counted when they are committed: that is asked for
- * until every transaction from before has ended, and so it is while one that runs is not
- * counted by a row of its own.
+ * until every transaction from before has ended, and while one that runs has no row of its own.
  */
 create or replace function rota._backfill_limit(limit_name text)
     returns boolean language plpgsql as $$
@@ -505,17 +497,14 @@ $$;
 
 /* Under which name a job with this key counts for a limit: for that of a class by its key. */
 create or replace function rota._counted_name(bound rota.limits, limit_key text)
-    returns text language plpgsql immutable as $$
-begin
-    return case when bound.limit_key is not null then 'key ' || _counted_name.limit_key
-        else bound.limit_name end;
-end;
+    returns text language sql immutable as $$
+select case when bound.limit_key is not null then 'key ' || _counted_name.limit_key
+    else bound.limit_name end
 $$;
 
 /*
  * Let running jobs that count for these names hold a slot of each, up to a thousand of those
- * that no session has locked, and part -2 those of all others.  What part -2 held for jobs that
- * have ended is given back.
+ * that no session has locked, and part -2 those of all others.  What ended gives its own back.
  */
 create or replace function rota._count_running(bound rota.limits, names text[])
     returns void language plpgsql as $$

@@ -13,8 +13,7 @@
  * That no two transactions make a head of one key: the one that ends a head, or takes away the
  * row in halted_keys, needs nothing, because the others see the old head or that row until it
  * commits, and leave the key alone.  Every other session first tries the advisory lock of the
- * key, never waits for it, keeps it to the end of its transaction, and looks with a snapshot
- * that is younger than the lock.
+ * key, never waits for it, keeps it to the commit, and looks with a younger snapshot.
  *
  * That no job is forgotten: one that comes in behind others leaves a check.  After the commit
  * maintenance finds a head whose end is still to come, and that will see the job; or a head
@@ -24,10 +23,7 @@
  * while vacuum is held up, the index entries of all that have ended are in front.
  */
 
-/*
- * What a check of a key does: see that its jobs are in the sight of those who end its heads.
- * False if that is not to be known now.
- */
+/* See that who ends heads of a key sees its jobs; false if that is not to be known now. */
 create or replace function rota._check_key(ordering_key text)
     returns boolean language plpgsql as $$
 begin
@@ -49,10 +45,7 @@ begin
 end;
 $$;
 
-/*
- * The head of a key, looked for from this id on: from the newest entry down, since those of
- * heads that have ended are below it.
- */
+/* The head of a key, from this id on; from the newest down, for what has ended is below. */
 create or replace function rota._key_head(ordering_key text, first_id bigint)
     returns bigint language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
@@ -231,10 +224,7 @@ begin
 end;
 $$;
 
-/*
- * Jobs of keys have ended, given as rows of jobs: a dead head halts its key, and behind any
- * other the next becomes the head.
- */
+/* Jobs ended, given as rows: a dead head halts its key, behind others the next is the head. */
 create or replace function rota._leave_keys(jobs jsonb, old_status text, new_status text)
     returns void language plpgsql as $$
 declare
@@ -295,10 +285,7 @@ comment on function rota.resume_ordering_key is
     'Let the jobs behind the dead job of an ordering key run without it and return its id; '
     'raises RT012 if the key is not halted, 22023.';
 
-/*
- * From the end of the index: parents end in about the order of their ids, and the entries at
- * the beginning are those of the dead.
- */
+/* From the end of the index: parents end in about the order of ids, dead entries are first. */
 create or replace function rota._newest_parent(job_id bigint)
     returns bigint language plpgsql stable as $$
 begin
@@ -310,24 +297,28 @@ end;
 $$;
 
 /*
- * Those of these jobs that are live and no session is ending: a session that does so later
- * looks for what waits for them with a snapshot that sees all that is committed now.  A job
- * that carries the mark of a lock is locked for a moment, and by the end of this function is
- * not any more.
+ * The live jobs that no session is ending: one that does so later looks for what waits for them
+ * with a snapshot that sees all that is committed now.  A job that carries the mark of a lock
+ * is locked for a moment, until the end of this function.
  */
 create or replace function rota._still_to_end(job_ids bigint[])
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_free bigint[];
     v_marked bigint[];
+    v_held bigint;
 begin
     select coalesce(array_agg(j.id) filter (where j.xmax = '0'::xid or j.xmax = j.xmin), '{}'),
         coalesce(array_agg(j.id) filter (where j.xmax <> '0'::xid and j.xmax <> j.xmin), '{}')
     into v_free, v_marked from rota.jobs as j where j.id = any(_still_to_end.job_ids);
     if v_marked <> '{}' then
         begin
-            v_free := v_free || array(select j.id from rota.jobs as j where j.id = any(v_marked)
-                for key share skip locked);
+            for v_held in
+                select j.id from rota.jobs as j where j.id = any(v_marked)
+                for key share skip locked
+            loop
+                v_free := v_free || v_held;
+            end loop;
             raise exception using errcode = 'RTB01';
         exception
             when sqlstate 'RTB01' then null;

@@ -274,18 +274,12 @@ create or replace function rota._stages(stages jsonb)
     returns table (
         ordinal bigint, stage text, job_type text, queue text, priority integer,
         max_attempts integer, lease interval, time_limit interval, backoff jsonb
-    ) language plpgsql stable as $$
-begin
-    return query
-    select s.ordinal, s.stage, s.job_type, coalesce(s.queue, 'default'), s.priority,
-        s.max_attempts, s.lease, s.time_limit, nullif(s.backoff, 'null')
-    from rows from (
-        jsonb_to_recordset(_stages.stages) as (stage text, job_type text, queue text,
-            priority integer, max_attempts integer, lease interval, time_limit interval,
-            backoff jsonb)
-    ) with ordinality as s (stage, job_type, queue, priority, max_attempts, lease, time_limit,
-        backoff, ordinal);
-end;
+    ) language sql stable as $$
+select e.ordinal, s.stage, s.job_type, coalesce(s.queue, 'default'), s.priority,
+    s.max_attempts, s.lease, s.time_limit, nullif(s.backoff, 'null')
+from jsonb_array_elements(stages) with ordinality as e (stage, ordinal)
+cross join lateral jsonb_to_record(e.stage) as s (stage text, job_type text, queue text,
+    priority integer, max_attempts integer, lease interval, time_limit interval, backoff jsonb)
 $$;
 
 create or replace function rota._check_stages(stages jsonb)
