@@ -80,15 +80,7 @@ begin
         select d.locked_rows, d.held_limits into v_rows, v_held_limits
         from rota._lock_due(v_call, v_start, claim_jobs.queues, claim_jobs.max_jobs,
             claim_jobs.job_types, v_now) as d;
-        if v_rows = '{}' then
-            return;
-        elsif v_held_limits is not null then
-            v_held_limits := (
-                select jsonb_object_agg(h.id,
-                    array(select jsonb_array_elements_text(h.limit_names))::text)
-                from jsonb_each(v_held_limits) as h (id, limit_names)
-            );
-        end if;
+        if v_rows = '{}' then return; end if;
     end if;
     if lease is not null then v_lease := rota._exact(lease); end if;
     if v_is_configured then
@@ -99,7 +91,6 @@ begin
               and num_nonnulls(q.lease, q.time_limit) > 0
         );
     end if;
-
     return query
     with claimed as (
         update rota.jobs as j
@@ -210,8 +201,8 @@ $$;
 
 /*
  * Lock due jobs of the queues that are open, and say which slots they hold: a jsonb object from
- * id to the names of limits, null if none holds any.  A job whose limit is full, or that has
- * expired, leaves its lane on the way, and the walk goes on for another; but not for ever.
+ * id to the text of an array of limits, null if none holds any.  A job whose limit is full, or
+ * that has expired, leaves its lane on the way, and the walk goes on for another; not for ever.
  */
 create or replace function rota._lock_due(
     call text, start bigint[], queues text[], max_jobs integer, job_types text[],
@@ -285,6 +276,13 @@ begin
     if v_may_leave <= 0 and cardinality(v_ids) < max_jobs then
         -- Behind those that left their lanes there may be others that can start.
         perform rota._notify(q.queue) from unnest(_lock_due.queues) as q (queue);
+    end if;
+    if held_limits is not null then
+        held_limits := (
+            select jsonb_object_agg(h.id, array(
+                select jsonb_array_elements_text(h.limit_names))::text)
+            from jsonb_each(_lock_due.held_limits) as h (id, limit_names)
+        );
     end if;
     -- By number: an update of rows that are locked needs no index to find them.
     locked_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));

@@ -22,7 +22,6 @@ begin
     for v_round in 1..3 loop
         select j.status, j.attempts into v_before from rota.jobs as j
         where j.id = retry_job.job_id for update;
-
         if found then
             if v_before.status = 'running' and not force then
                 perform rota._raise_running(job_id);

@@ -181,7 +181,6 @@ begin
         v_retry_ins, v_fatals) as f;
     select array_agg(g.job_id), array_agg(g.next_run_at) into v_returned_ids, v_returned_run_ats
     from rota._give_back(v_returned_ids, v_tokens, v_run_ats) as g;
-
     return query
     select t.job_id, t.lease_token,
         coalesce(

@@ -26,7 +26,6 @@ begin
     perform rota._check_given('error', error is not null);
     perform rota._check_given('fatal', fatal is not null);
     perform rota._check_interval('retry_in', retry_in, '0', '1 year', true);
-
     return query
     select f.status, f.run_at
     from rota._fail_running(array[fail_job.job_id], array[fail_job.lease_token],
@@ -220,7 +219,6 @@ declare
 begin
     perform rota._check_job_refs(job_ids, lease_tokens);
     v_ids := rota._hold_jobs(rota._newest_refs(job_ids, lease_tokens), lease_tokens);
-
     return query
     select t.job_id,
         case
@@ -275,7 +273,6 @@ begin
         array_agg(h.id) filter (where h.is_kept), array_agg(h.id) filter (where not h.is_kept)
     into v_cancelled_ids, v_cancelled_tokens, v_held_limits, v_kept_ids, v_moved_ids
     from held as h;
-
     return query
     select e.job_id, timestamptz 'infinity' from unnest(rota._end_jobs(v_cancelled_ids,
         v_cancelled_tokens, 'running', 'cancelled')) as e (job_id);

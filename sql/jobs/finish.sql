@@ -81,7 +81,6 @@ begin
             with ordinality as n (job_id, lease_token, next_stage, ordinal)
         where n.next_stage is not null;
     end if;
-
     return query
     select f.job_id, f.answer
     from unnest(finish_jobs.job_ids, rota._finish_running(finish_jobs.job_ids,

@@ -153,7 +153,6 @@ begin
         from taken as t window by_id as (order by t.id)
     ) as s
     where s.n = 1 or s.bytes <= take_forwards.max_bytes order by s.id;
-
     get diagnostics v_taken = row_count;
     if v_taken < cardinality(v_ids) then
         perform rota._give_back(array_agg(l.id), array_agg(l.lease_token))
@@ -390,10 +389,8 @@ begin
             lease_token = greatest(least(j.lease_token, 9223372036854775806) + 1,
                 (extract(epoch from v_now) * 1000000)::bigint),
             locked_by = _claim_carriers.worker, locked_until = v_now + interval '1 minute',
-            held_limits = nullif(array(
-                select jsonb_array_elements_text(v_due.held_limits -> j.id::text)
-            ), '{}'),
-            opened_for = null, started_at = v_now, updated_at = v_now
+            held_limits = (v_due.held_limits ->> j.id::text)::text[], opened_for = null,
+            started_at = v_now, updated_at = v_now
         where j.ctid = any(v_due.locked_rows)
         returning j.id
     )

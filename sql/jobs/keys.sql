@@ -189,21 +189,6 @@ begin
 end;
 $$;
 
-/* Wait until no session has the live job of a key locked, and release it again. */
-create or replace function rota._wait_for_key(idempotency_key text, key_scope text)
-    returns void language plpgsql as $$
-begin
-    perform from rota.jobs as j
-    where j.idempotency_key = _wait_for_key.idempotency_key
-      and coalesce('pipeline ' || j.pipeline, j.job_type) = _wait_for_key.key_scope
-    for update;
-    raise no_data_found;
-exception
-    when no_data_found then
-        null;
-end;
-$$;
-
 /* enqueue_many() for a batch with rules for its keys. */
 create or replace function rota._enqueue_many_keyed(new_jobs rota.jobs[], jobs jsonb)
     returns table (ordinal integer, job_id bigint, is_new boolean) language plpgsql as $$
@@ -234,7 +219,13 @@ begin
         exception
             when sqlstate 'RTB00' then
                 get stacked diagnostics v_scope = pg_exception_detail;
-                perform rota._wait_for_key(sqlerrm, v_scope);
+                -- Wait until no session has it locked, and release it again.
+                begin
+                    perform rota._lock_keyed(sqlerrm, v_scope, true);
+                    raise no_data_found;
+                exception
+                    when no_data_found then null;
+                end;
         end;
     end loop;
 

@@ -39,7 +39,6 @@ begin
       and j.lease_token = heartbeat.lease_token and j.status = 'running'
     returning j.locked_until, j.cancel_requested_at is not null,
         coalesce(j.overdue_at <= v_now, false);
-
     if not found then perform rota._raise_lost(job_id, lease_token); end if;
 end;
 $$;
@@ -67,7 +66,6 @@ begin
     perform rota._check_lease('lease', lease);
     v_lease := rota._exact(lease);
     v_ids := rota._hold_jobs(rota._newest_refs(job_ids, lease_tokens), lease_tokens);
-
     return query
     with beaten as (
         update rota.jobs as j
@@ -120,7 +118,6 @@ begin
         progress_message = left(set_progress.message, 1000), updated_at = rota.now()
     where j.id = set_progress.job_id
       and j.lease_token = set_progress.lease_token and j.status = 'running';
-
     if not found then perform rota._raise_lost(job_id, lease_token); end if;
 end;
 $$;
