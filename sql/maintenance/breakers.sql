@@ -8,7 +8,8 @@
  *
  * Each tick looks at each breaker and counts what is in the tables of errors and ended jobs, a
  * bounded number of the newest rows.  No claim and no end of a job takes part, so no session
- * waits for a breaker, and a breaker opens up to a tick late.
+ * waits for a breaker, and a breaker opens up to a tick late.  Nor does a tick wait, with all
+ * that it has taken, for an operator who is about to change the same pause.
  *
  * An attempt counts for the state in which it began.  So the last failures of before a pause
  * cannot open what has just closed, nor decide about those that try.
@@ -23,14 +24,19 @@
 /* Look at each breaker; returns how many of them changed. */
 create or replace function rota._check_breakers()
     returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off set jit = off as $$
+    set enable_sort = off set jit = off set lock_timeout = '100ms' as $$
 declare
     v_breaker rota.breakers;
     v_changed integer := 0;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
     for v_breaker in select b.* from rota.breakers as b order by b.job_type, b.queue loop
-        v_changed := v_changed + rota._check_breaker(v_breaker)::integer;
+        begin
+            v_changed := v_changed + rota._check_breaker(v_breaker)::integer;
+        exception
+            when lock_not_available then
+                null;
+        end;
     end loop;
     return v_changed;
 end $$;

@@ -114,6 +114,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "breaker-waits-for-the-operator",
+        "A tick waits until an operator commits the pause of what a breaker is for.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers",
+            "set jit = off set lock_timeout = '100ms' as $$",
+            "set jit = off as $$",
+        ),
+    ),
+    mutant(
         "breaker-over-the-operator",
         "A breaker goes on with a type that an operator has resumed.",
         "sql/jobs/test_retries.py",

@@ -444,6 +444,22 @@ def test_two_ticks_at_once_let_through_as_many_as_one(db, connect):
     assert len(claim(db, max_jobs=5)) == 1
 
 
+def test_a_tick_waits_for_no_operator_who_is_about_to_pause_what_a_breaker_has(db, connect):
+    for job_type in ("mail", "other"):
+        value(db, "set_breaker", job_type=job_type, max_failures=1)
+        fail(db, running(db, job_type=job_type))
+    operator = connect(autocommit=False)
+    value(operator, "pause_type", job_type="mail", queue="default")
+    db.execute("set statement_timeout = '5s'")
+
+    settle(db)
+
+    assert [pause.job_type for pause in rows(db, "select * from rota.pauses")] == ["other"]
+    operator.rollback()
+    settle(db)
+    assert scalar(db, "select count(*) from rota.pauses where set_by = 'breaker'") == 2
+
+
 def _json(value):
     from psycopg.types.json import Jsonb
 
