@@ -377,7 +377,9 @@ $$;
 
 /*
  * Bring back those children of a job that were cancelled because of it, 'id after', a chunk at
- * a time; and theirs in turn.  One whose idempotency key is taken stays as it is.
+ * a time; and theirs in turn.  One whose idempotency key is taken, or that was erased, stays as
+ * it is.  One that cannot come back now, as when a session has it locked, keeps no other: it is
+ * asked for again by itself, 'id after one'.
  */
 create or replace function rota._check_retry(subject text)
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
@@ -385,7 +387,7 @@ create or replace function rota._check_retry(subject text)
 declare
     c_id constant bigint := split_part(subject, ' ', 1)::bigint;
     c_after constant bigint := split_part(subject, ' ', 2)::bigint;
-    c_chunk constant integer := 200;
+    c_chunk constant integer := case split_part(subject, ' ', 3) when 'one' then 1 else 200 end;
     v_seen bigint[];
     v_child_id bigint;
 begin
@@ -400,13 +402,18 @@ begin
         order by f.id
     loop
         begin
+            perform from rota.finished_jobs as f where f.id = v_child_id for update nowait;
             perform rota._restore_jobs(array[v_child_id]);
             perform rota._add_checks('retry', array[v_child_id || ' 0']);
         exception
-            when sqlstate 'RT007' or sqlstate 'RT014' then null;
+            when sqlstate 'RT007' or sqlstate 'RT014' or invalid_parameter_value then null;
+            when others then
+                if c_chunk = 1 then raise; end if;
+                perform rota._add_checks('retry',
+                    array[format('%s %s one', c_id, v_child_id - 1)]);
         end;
     end loop;
-    if cardinality(v_seen) = c_chunk then
+    if c_chunk > 1 and cardinality(v_seen) = c_chunk then
         perform rota._add_checks('retry', array[format('%s %s', c_id, v_seen[c_chunk])]);
     end if;
     return true;

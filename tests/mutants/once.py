@@ -546,6 +546,12 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "dependant-keeps-the-others",
+        "A cancelled job that cannot be brought back keeps the others of its parent.",
+        "sql/waiting/test_dependencies.py",
+        sql("waiting/dependencies", "if c_chunk = 1 then raise; end if;", "raise;"),
+    ),
+    mutant(
         "dead-parent-is-well",
         "A job runs although one that it waits for is dead.",
         "sql/waiting/test_dependencies.py",

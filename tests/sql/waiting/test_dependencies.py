@@ -212,6 +212,26 @@ def test_retry_job_brings_back_what_was_cancelled_with_it(db):
     assert claimed(db) == children
 
 
+def test_a_dependant_that_cannot_come_back_keeps_no_other(db, connect):
+    parent = enqueue(db)
+    locked, free = (enqueue(db, depends_on=[parent]) for _ in range(2))
+    erased = enqueue(db, depends_on=[parent], payload={"erased": True})
+    end(db, parent, "fail")
+    settle(db)
+    operator = connect(autocommit=False)
+    value(operator, "retry_job", job_id=locked)
+    value(db, "retry_with_dependants", job_id=parent)
+
+    settle(db)
+
+    assert status(db, free) == "blocked"
+    operator.rollback()
+    db.execute("update rota.pending_checks set due_at = '-infinity'")
+    settle(db)
+    assert status(db, locked) == "blocked"
+    assert (status(db, erased), pending(db)) == ("cancelled", [])
+
+
 def test_retry_job_leaves_what_was_cancelled_with_it(db):
     parent = enqueue(db)
     child = enqueue(db, depends_on=[parent])
