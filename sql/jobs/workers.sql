@@ -28,8 +28,11 @@ begin
           and (w.host, w.pid) is not distinct from (left(report_worker.host, 255),
             report_worker.pid)
     ) then
+        -- One that starts beside a report that is not committed has a row of its own.
         insert into rota.worker_starts as s (started_at, version, workers)
-        values (date_bin('5 minutes', rota.now(), 'epoch'),
+        values (
+            case when pg_try_advisory_xact_lock(1919907963, 0)
+                then date_bin('5 minutes', rota.now(), 'epoch') else rota.now() end,
             coalesce(left(report_worker.version, 255), ''), 1)
         on conflict on constraint worker_starts_pkey do update set workers = s.workers + 1;
     end if;

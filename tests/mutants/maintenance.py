@@ -114,6 +114,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "worker-waits-for-another",
+        "A worker cannot start while the report of another that started is not committed.",
+        "races/test_strangers.py",
+        sql(
+            "jobs/workers",
+            "case when pg_try_advisory_xact_lock(1919907963, 0)",
+            "case when true",
+        ),
+    ),
+    mutant(
         "breaker-waits-for-the-operator",
         "A tick waits until an operator commits the pause of what a breaker is for.",
         "sql/jobs/test_retries.py",

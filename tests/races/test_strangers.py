@@ -194,6 +194,7 @@ ACTS = {
     "complete_effect": f"select rota.complete_effect('mail', 'known', {_lease('held')})",
     "withdraw_effect": f"select rota.withdraw_effect('mail', 'known', {_lease('held')})",
     "report_worker": "select rota.report_worker('w', 'box', 1, '1', '{q}')",
+    "report_worker new": "select rota.report_worker('new', 'box', 2, '1', '{q}')",
     "deregister_worker": "select rota.deregister_worker('w')",
     "wait_for_jobs": "select * from rota.wait_for_jobs('{q}', '{none}')",
     "wait_for_jobs active": "select * from rota.wait_for_jobs('{q}', '{none}', active => true)",

@@ -413,9 +413,10 @@ STATISTICS: LiteralString = """
 
 # Workers that started together came by one deploy; those that left since are told, too.
 DEPLOYS: LiteralString = """
-    select s.started_at, sum(s.workers)::integer as workers,
-        string_agg(nullif(s.version, ''), ', ' order by s.version) as versions
+    select date_bin('5 minutes', s.started_at, 'epoch') as started_at,
+        sum(s.workers)::integer as workers,
+        string_agg(distinct nullif(s.version, ''), ', ') as versions
     from rota.worker_starts as s
     where s.started_at > rota.now() - %(since)s::interval
-    group by s.started_at order by s.started_at desc limit 200
+    group by 1 order by 1 desc limit 200
     """
