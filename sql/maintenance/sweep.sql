@@ -97,7 +97,8 @@ end $$;
 
 /* The lease ended through no fault of the job's code, as far as is known, and the job has
  * waited for that end: so it is tried again about a second later.  Where the attempt before it
- * ended in the same way, the job may be what kills its workers, and the backoff holds. */
+ * ended in the same way, the job may be what kills its workers, and the backoff holds.  What an
+ * operator has set for such failures goes before both. */
 create or replace function rota._sweep_one(job rota.jobs)
     returns void language plpgsql as $$
 declare
@@ -118,7 +119,9 @@ begin
         array[case when v_is_overdue then 'time_limit' else 'lease_expired' end],
         array[null::text],
         array[case when not v_is_overdue
-                and job.error_type is distinct from 'lease_expired' then least(
+                and job.error_type is distinct from 'lease_expired'
+                and (rota._retry_rule('lease_expired', job.job_type, job.queue)).retry_in
+                    is null then least(
             rota._backoff(coalesce(v_policy, '{}') || '{"kind": "fixed", "base_seconds": 1}',
                 1),
             rota._backoff(v_policy, job.attempts))

@@ -124,6 +124,17 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "sweep-over-the-rule",
+        "A lease that ends the first time is tried again in a second, whatever a rule says.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/sweep",
+            "(rota._retry_rule('lease_expired', job.job_type, job.queue)).retry_in\n"
+            "                    is null",
+            "true",
+        ),
+    ),
+    mutant(
         "breaker-waits-for-the-operator",
         "A tick waits until an operator commits the pause of what a breaker is for.",
         "sql/jobs/test_retries.py",

@@ -14,6 +14,7 @@ from sql.helpers import (
     owner,
     refused,
     rows,
+    run,
     running,
     scalar,
     settle,
@@ -108,6 +109,18 @@ def test_a_fatal_rule_ends_the_job_at_its_first_failure(db):
                         "error_type": "BadAddress"}]),
     )  # fmt: skip
     assert ended[0].answer == "dead"
+
+
+def test_a_rule_for_leases_that_end_holds_from_the_first_on(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    value(db, "set_retry_rule", error_type="lease_expired", job_type="mail", retry_in="1 hour")
+    mail, other = running(db, job_type="mail"), running(db, job_type="other")
+    over = clock.advance("2 minutes")
+
+    settle(db)
+
+    assert run(db, mail.job_id).run_at == over + timedelta(hours=1)
+    assert run(db, other.job_id).run_at < over + 2 * SECOND
 
 
 def test_the_rule_of_the_type_and_the_queue_goes_before_that_for_all(db, clock):
