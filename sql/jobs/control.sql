@@ -61,7 +61,8 @@ begin
     update rota.jobs as j
     set status = case when j.status = 'blocked' then 'blocked' else 'queued' end,
         held_limits = null, run_at = least(j.run_at, rota.now()),
-        expires_at = case when j.expires_at > rota.now() then j.expires_at end,
+        expires_at = case when j.expires_at > rota.now() and j.rerun_payload is null
+            then j.expires_at end,
         attempts = least(j.attempts, j.max_attempts - 1),
         payload = coalesce(j.rerun_payload, j.payload),
         priority = coalesce(j.rerun_priority, j.priority), rerun_payload = null,

@@ -125,6 +125,9 @@ begin
             rerun_payload = case when not v_is_rerun then j.rerun_payload end,
             rerun_run_at = case when not v_is_rerun then j.rerun_run_at end,
             rerun_priority = case when not v_is_rerun then j.rerun_priority end,
+            expires_at = case when v_is_rerun
+                then rota._default_expiry(j.job_type, j.queue, j.rerun_run_at)
+                else j.expires_at end,
             locked_by = case when _fail_running.status <> 'failed' then j.locked_by end,
             locked_until = case when _fail_running.status <> 'failed' then j.locked_until end,
             held_limits = case when _fail_running.status <> 'failed' then j.held_limits end,
@@ -283,6 +286,8 @@ begin
             coalesce(_give_back.run_ats[array_position(_give_back.job_ids, j.id)], j.run_at),
             j.rerun_run_at),
         attempts = j.attempts - 1, payload = coalesce(j.rerun_payload, j.payload),
+        expires_at = case when j.rerun_payload is null then j.expires_at
+            else rota._default_expiry(j.job_type, j.queue, j.rerun_run_at) end,
         priority = coalesce(j.rerun_priority, j.priority), rerun_payload = null,
         rerun_run_at = null, rerun_priority = null, locked_by = null, locked_until = null,
         held_limits = null, updated_at = rota.now()

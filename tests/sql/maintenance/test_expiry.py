@@ -13,6 +13,7 @@ from sql.helpers import (
     enqueue,
     one,
     owner,
+    owners,
     refused,
     rows,
     run,
@@ -262,6 +263,48 @@ def test_the_run_that_follows_another_does_not_expire_with_it(db, clock):
 
     assert again.headers == {"n": "1"}
     assert run(db, again.job_id).expires_at is None
+
+
+@pytest.mark.parametrize("ending", ["fail", "snooze", "forced"])
+def test_a_job_that_comes_back_as_the_run_that_follows_does_not_expire_as_it_was(
+    db, clock, ending
+):
+    now = clock.set("2026-01-01 00:00+00")
+    job = running(db, idempotency_key="k", expires_at=now + HOUR)
+    enqueue(db, idempotency_key="k", on_conflict="rerun", payload={"v": 2})
+
+    if ending == "fail":
+        one(db, "fail_job", **owner(job), error="e", retry_in="2 hours")
+    elif ending == "snooze":
+        value(db, "snooze_job", **owner(job), delay="2 hours")
+    else:
+        value(db, "retry_job", job_id=job.job_id, force=True)
+
+    clock.advance("2 hours")
+    settle(db)
+    (again,) = claim(db)
+    assert (again.job_id, again.payload) == (job.job_id, {"v": 2})
+
+
+@pytest.mark.parametrize("ending", ["fail", "release"])
+def test_the_run_that_follows_in_the_same_job_expires_by_when_it_was_asked_for(
+    db, clock, ending
+):
+    now = clock.set("2026-01-01 00:00+00")
+    value(db, "set_queue", queue="default", expires_after="1 hour")
+    job = running(db, idempotency_key="k")
+    clock.advance("50 minutes")
+    enqueue(db, idempotency_key="k", on_conflict="rerun")
+    clock.advance("50 minutes")
+
+    if ending == "fail":
+        one(db, "fail_job", **owner(job), error="e", retry_in="0")
+    else:
+        call(db, "release_jobs", **owners(job))
+
+    settle(db)
+    (again,) = claim(db)
+    assert run(db, again.job_id).expires_at == now + timedelta(minutes=110)
 
 
 def test_enqueue_refuses_an_end_before_the_start_and_one_with_rerun(db, clock):
