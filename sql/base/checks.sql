@@ -121,7 +121,7 @@ begin
     if headers is null then
         return;
     elsif jsonb_typeof(headers) <> 'object'
-      or jsonb_path_exists(headers, '$.* ? (@.type() != "string")') then
+      or jsonb_path_exists(headers, 'strict $.* ? (@.type() != "string")') then
         perform rota._refuse(argument, 'must be a JSON object whose values are texts');
     elsif octet_length(headers::text) > 8192 then
         perform rota._refuse(argument, format('must be at most 8 KiB, got %s bytes',

@@ -49,6 +49,7 @@ create or replace function rota._end_each(endings jsonb)
     ) language plpgsql as $$
 declare
     c_count constant integer := jsonb_array_length(endings);
+    v_problem text;
 begin
     begin
         return query
@@ -69,6 +70,20 @@ begin
         -- A report has to be recognized by its worker also where it is not one.
         job_id := rota._to_bigint(endings -> 0 ->> 'job_id');
         lease_token := rota._to_bigint(endings -> 0 ->> 'lease_token');
+        if error_code ~ '^22' and jsonb_typeof(endings -> 0) = 'object' then
+            v_problem := (
+                select v.key || ' ' || v.problem
+                from (
+                    select e.key, rota._cast_problem(e.key, e.value) as problem
+                    from jsonb_each(_end_each.endings -> 0) as e
+                ) as v
+                where v.problem is not null limit 1
+            );
+            if v_problem is not null then
+                error_code := '22023';
+                message := v_problem;
+            end if;
+        end if;
         answer := case when error_code in ('40P01', '55P03') then 'busy' else 'refused' end;
         return next;
         return;

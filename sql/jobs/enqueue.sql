@@ -421,7 +421,7 @@ begin
 end;
 $$;
 
-/* Why this is no value of the argument's type; null if it is one. */
+/* Why this is no value of the type of an argument, or of a key of end_jobs(); else null. */
 create or replace function rota._cast_problem(argument text, value jsonb)
     returns text language plpgsql stable as $$
 declare
@@ -432,6 +432,8 @@ begin
     end if;
     perform jsonb_populate_record(null::rota.jobs, c_job);
     perform r.ordinal from rota._rules_of(jsonb_build_array(c_job)) as r;
+    perform e.job_id
+    from jsonb_to_record(c_job) as e (job_id bigint, retry_in interval, fatal boolean);
     return null;
 exception
     when data_exception or program_limit_exceeded then

@@ -240,7 +240,7 @@ begin
             end if;
         elsif v_entry.key = 'ids' then
             if jsonb_typeof(v_entry.value) <> 'array'
-              or jsonb_path_exists(v_entry.value, '$[*] ? (@.type() <> "number"
+              or jsonb_path_exists(v_entry.value, 'strict $[*] ? (@.type() <> "number"
                 || @ < 1 || @ > 9223372036854775807 || @.floor() <> @)')
               or jsonb_array_length(v_entry.value) not between 1 and 1000 then
                 perform rota._refuse('filter', 'must have a list of 1 to 1000 whole numbers as '
@@ -259,7 +259,8 @@ begin
         elsif v_entry.key in ('payload', 'headers') then
             if jsonb_typeof(v_entry.value) <> 'object'
               and (jsonb_typeof(v_entry.value) <> 'array' or v_entry.value = '[]'
-                or jsonb_path_exists(v_entry.value, '$[*] ? (@.type() <> "object")')) then
+                or jsonb_path_exists(v_entry.value,
+                    'strict $[*] ? (@.type() <> "object")')) then
                 perform rota._refuse('filter', format('must have an object as %s, which that '
                     'of the job contains, or a list of them', v_entry.key));
             end if;

@@ -163,6 +163,18 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "header-of-a-list",
+        "A list of texts is taken for a header.",
+        "sql/jobs/test_enqueue.py",
+        sql("base/checks", "'strict $.* ? (@.type()", "'lax $.* ? (@.type()"),
+    ),
+    mutant(
+        "ending-without-a-name",
+        "Of an ending with a value that cannot be read it is not told which one.",
+        "sql/jobs/test_end.py",
+        sql("jobs/end", "if v_problem is not null then", "if false then"),
+    ),
+    mutant(
         "breaker-waits-for-the-operator",
         "A tick waits until an operator commits the pause of what a breaker is for.",
         "sql/jobs/test_retries.py",
