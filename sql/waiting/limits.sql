@@ -122,9 +122,11 @@ declare
 begin
     if cardinality(limit_names) > 0 is not true then return; end if;
     perform rota._give_slots(limit_names);
-    -- An older snapshot does not show which jobs are held by now.
+    -- An older snapshot does not show which jobs are held by now, and to lock one that others
+    -- have let in since would fail this end.
     if current_setting('transaction_isolation') <> 'read committed' then
         perform rota._add_checks('limit', limit_names);
+        return;
     end if;
     for v_name, v_given in
         select u.limit_name, count(*)::integer

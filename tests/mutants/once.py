@@ -994,6 +994,16 @@ v_row ->> 'pause_name',
         sql("waiting/limits", "perform rota._add_checks('limit', limit_names);", "null;"),
     ),
     mutant(
+        "old-end-locks-what-others-took",
+        "An end of an old snapshot fails when others have taken jobs of its limit since.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/limits",
+            "perform rota._add_checks('limit', limit_names);\n        return;",
+            "perform rota._add_checks('limit', limit_names);",
+        ),
+    ),
+    mutant(
         "class-without-its-shortest-key",
         "A key that ends with its colon waits for ever when its class has a higher limit.",
         "sql/waiting/test_limits.py",

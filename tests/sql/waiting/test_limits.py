@@ -911,6 +911,24 @@ def test_a_job_that_was_held_after_the_snapshot_of_an_end_gets_its_slot(db, conn
     assert ids(take(db)) == [held]
 
 
+def test_an_end_of_an_old_snapshot_does_not_fail_by_what_others_have_taken_since(db, connect):
+    limit(db, job_type="x", max_running=2)
+    settle(db)
+    for _ in range(5):
+        enqueue(db, lease="1 day")
+    first, second = take(db)
+    ending = connect(autocommit=False)
+    ending.execute("set transaction isolation level repeatable read")
+    ending.execute("select from rota.jobs")
+    finish(db, first)
+    assert len(claim(db, max_jobs=10)) == 1
+
+    finish(ending, second)
+    ending.commit()
+
+    assert len(take(db)) == 1
+
+
 def test_set_limit_of_an_old_snapshot_counts_what_began_since(db, connect, clock):
     clock.set("2026-01-12 10:00+00")
     keyed(db, "k", 2, lease="1 day")
