@@ -358,7 +358,9 @@ begin
             interval '5 minutes' as part, v_progress.hours_until as since,
             _roll_up.counted_until as until
         union all
-        select 'hour', 'day', '1 day', '1 hour', v_progress.days_until, v_progress.hours_until
+        -- Of UTC, and so not '1 day', which has 23 to 25 hours in the zone of a session.
+        select 'hour', 'day', '24 hours', '1 hour', v_progress.days_until,
+            v_progress.hours_until
     loop
         v_end := date_bin(v_step.part, v_step.until, 'epoch');
         continue when v_end <= v_step.since;

@@ -152,7 +152,8 @@ begin
     select p.* into v_progress from rota.stats_progress as p;
     -- The days and hours that are wholly in the span; of neither if from is the end.
     if step in ('day', 'total') then
-        v_days_from := date_bin('1 day', since + interval '1 day' - interval '1 us', 'epoch');
+        v_days_from := date_bin('1 day', since + interval '24 hours' - interval '1 us',
+            'epoch');
         v_days_to := case when until < v_progress.days_until
             then date_bin('1 day', until, 'epoch') else v_progress.days_until end;
     end if;

@@ -11,7 +11,8 @@
  * `every` counts seconds from its anchor and sees no clock at all.
  *
  * Nothing here reads the TimeZone of the session, and nothing counts on an earlier run: each
- * answer is found from the text, the zone and one instant.
+ * answer is found from the text, the zone and one instant.  What is added to an instant is
+ * seconds, for a day of an interval is one of the session's zone.
  */
 
 create or replace function rota.next_run(
@@ -169,6 +170,7 @@ declare
         (after at time zone 'UTC') + interval '100 years';
     v_wall timestamp without time zone;
     v_next timestamp without time zone;
+    v_instant timestamptz;
     v_change timestamptz;
 begin
     loop
@@ -183,10 +185,9 @@ begin
             continue;
         end if;
 
-        v_change := rota._clock_change(time_zone, v_from, v_from + interval '5 days');
-        if v_change is null or v_from + (v_next - v_wall) < v_change then
-            return v_from + (v_next - v_wall);
-        end if;
+        v_instant := v_from + rota._exact(v_next - v_wall);
+        v_change := rota._clock_change(time_zone, v_from, v_from + interval '120 hours');
+        if v_change is null or v_instant < v_change then return v_instant; end if;
         v_from := v_change;
     end loop;
     return null;

@@ -47,9 +47,10 @@ declare
 begin
     if v_change is null then return v_instant; end if;
     v_before := v_change - interval '1 second'
-        + (wall - ((v_change - interval '1 second') at time zone time_zone));
+        + rota._exact(wall - ((v_change - interval '1 second') at time zone time_zone));
     if v_before < v_change then return v_before; end if;
-    return greatest(v_change, v_change + (wall - (v_change at time zone time_zone)));
+    return greatest(v_change,
+        v_change + rota._exact(wall - (v_change at time zone time_zone)));
 end $$;
 
 /* Only names of the IANA database, which have rules for all time.  Postgres also takes

@@ -304,6 +304,28 @@ def test_a_day_that_nobody_ticked_is_counted_before_it_is_dropped(db, clock):
     }
 
 
+@pytest.mark.parametrize(
+    ("times", "by_day"),
+    [
+        # In Warsaw there are 23 and 25 hours from the first of these midnights to the second.
+        (["03-29 00:10", "03-29 00:40", "03-29 10:00"], {"29": 3}),
+        (["10-25 23:30", "10-26 00:30"], {"25": 1, "26": 1}),
+    ],
+)
+def test_days_are_those_of_utc_in_whatever_zone_a_session_is(db, clock, times, by_day):
+    db.execute("set timezone = 'Europe/Warsaw'")
+    for time in times:
+        clock.set(f"2026-{time}+00")
+        end(db, "succeeded")
+    look(db, clock, "26 hours")
+
+    days = {(f"{day} 00:00", "x", "succeeded"): total for day, total in by_day.items()}
+    assert counted(db, "day") == days
+    # From within the day, so that its minutes and hours tell, and not the day.
+    (row,) = call(db, "job_stats", since=f"2026-{times[1]}+00", step="total")
+    assert row.succeeded == len(times) - 1
+
+
 def test_days_outlive_minutes_and_hours(db, clock):
     clock.set(NOON)
     end(db, "succeeded")
