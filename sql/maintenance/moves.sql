@@ -327,6 +327,7 @@ create or replace function rota.queue_move_status(queue text)
     set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('queue', queue);
+    perform rota._check_queues('operator', array[queue]);
     return query select m.move_id, m.direction, m.database, m.state,
         (select count(*) from rota.jobs as j
         where j.queue = m.queue and j.status <> 'running' and m.direction = 'out'),
@@ -341,7 +342,7 @@ end $$;
 
 comment on function rota.queue_move_status is
     'How far a queue has moved: jobs that wait and run here, are on their way and have gone or '
-    'come, and what it waits for; no row if it does not move; raises 22023.';
+    'come, and what it waits for; no row if it does not move; raises 22023, 42501.';
 
 create or replace function rota.waiting_moves()
     returns table (
@@ -588,7 +589,7 @@ begin
             where e.job_id = o.job_id and e.error_code is not null limit 1
         ) as ending
     loop
-        perform rota._come_back(v_job.job_id, v_job.job, v_job.ending);
+        perform rota._come_back(v_move, v_job.job_id, v_job.job, v_job.ending);
     end loop;
 end $$;
 
@@ -862,29 +863,52 @@ begin
     end;
 end $$;
 
-/* A job that did not arrive is here again: dead with that error, or where it was. */
-create or replace function rota._come_back(job_id bigint, job jsonb, ending jsonb)
+/*
+ * A job that did not arrive is here again: dead with that error, or where it was.  While it was
+ * away its key was free, and another job may have taken it.
+ */
+create or replace function rota._come_back(
+    move rota.queue_moves, job_id bigint, job jsonb, ending jsonb
+)
     returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_token constant bigint := greatest((job ->> 'lease_token')::bigint + 1,
         (extract(epoch from v_now) * 1000000)::bigint);
     v_key constant text := job ->> 'ordering_key';
+    v_found bigint;
 begin
-    insert into rota.jobs overriding system value
-    select r.*
-    from jsonb_populate_record(null::rota.jobs, job || case
-        when ending is not null then jsonb_build_object('status', 'running', 'attempts',
-            (job ->> 'attempts')::integer + 1, 'lease_token', v_token, 'locked_by',
-            'rota queue move', 'locked_until', v_now + interval '1 minute', 'started_at', v_now)
-        when v_key is not null then jsonb_build_object('status', 'blocked',
-            'if_parent_dead', coalesce(job ->> 'if_parent_dead', 'cancel'))
-        else '{}'
-    end) as r;
+    loop
+        insert into rota.jobs overriding system value
+        select r.*
+        from jsonb_populate_record(null::rota.jobs, job || case
+            when ending is not null then jsonb_build_object('status', 'running', 'attempts',
+                (job ->> 'attempts')::integer + 1, 'lease_token', v_token, 'locked_by',
+                'rota queue move', 'locked_until', v_now + interval '1 minute', 'started_at',
+                v_now, 'idempotency_key', null)
+            when v_key is not null then jsonb_build_object('status', 'blocked',
+                'if_parent_dead', coalesce(job ->> 'if_parent_dead', 'cancel'))
+            else '{}'
+        end) as r
+        on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
+            where idempotency_key is not null do nothing;
+        exit when found;
+        -- As for one that arrives: the job that has the key stands for both.
+        v_found := rota._find_keyed(job ->> 'idempotency_key', job ->> 'job_type');
+        if v_found is not null then
+            insert into rota.moved_jobs (job_id, move_id, database, new_job_id)
+            values (_come_back.job_id, move.move_id, rota.database_number(), v_found);
+            return;
+        end if;
+    end loop;
+
     if ending is not null then
         perform rota.fail_job(job_id, v_token,
             coalesce(ending ->> 'message', 'the other database did not take it'),
             ending ->> 'error_code', fatal => true);
+        update rota.finished_jobs as f
+        set idempotency_key = _come_back.job ->> 'idempotency_key'
+        where f.id = _come_back.job_id;
     elsif v_key is not null then
         perform rota._add_checks('order', array[v_key]);
     end if;

@@ -404,6 +404,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         {"job_type": "x", "queue": "a", "max_failures": 3},
     ),
     "set_archive": ({}, None),
+    "queue_move_status": ({"queue": "b"}, {"queue": "a"}),
 }
 
 

@@ -72,6 +72,19 @@ def fill(db: Db) -> dict[str, list[int]]:
             elif job.job_type == "stays":
                 value(db, "record_effect", **owner(job), scope="mail", key=queue)
                 value(db, "release_jobs", job_ids=[job.job_id], lease_tokens=[job.lease_token])
+        value(db, "set_type", job_type=f"type_{queue}", time_limit="1 minute")
+        # Of a queue that has moved: the move, and a job.
+        move_id = 7000001 + "ab".index(queue)
+        db.execute(
+            "insert into rota.queue_moves (move_id, queue, direction, database, state)"
+            " values (%s, %s, 'in', 6, 'settled')",
+            [move_id, queue],
+        )
+        db.execute(
+            "insert into rota.moved_jobs (job_id, move_id, database, new_job_id)"
+            " values (%(id)s, %(id)s, 6, %(id)s)",
+            {"id": move_id},
+        )
         ids[queue] = [
             row[0] for row in rows(db, "select id from rota.job_runs where queue = %s", queue)
         ]
@@ -92,7 +105,7 @@ OF_ALL = {"ticker_health"}
 def test_a_confined_observer_sees_his_queues_only(db: Db, observers: tuple[Db, Db]) -> None:
     confined, free = observers
     ids = fill(db)
-    named = {"b", "wb", "pb", "kb", "type_b", "queue b", *map(str, ids["b"])}
+    named = {"b", "wb", "pb", "kb", "type_b", "queue b", "7000002", *map(str, ids["b"])}
 
     for (name,) in rows(db, READ):
         query = f"select v from (select to_jsonb(x) as v from rota.{name} as x) as v"
@@ -108,6 +121,7 @@ def test_a_confined_observer_sees_his_queues_only(db: Db, observers: tuple[Db, D
     assert rows(confined, "select queue from rota.queue_stats") == [("a",)]
     assert rows(confined, "select queue from rota.job_errors") == [("a",)]
     assert rows(confined, "select ordering_key from rota.halted_keys") == [("ka",)]
+    assert rows(confined, "select move_id from rota.moved_jobs") == [(7000001,)]
     assert scalar(confined, "select count(*) from rota.dependencies") == 1
     assert scalar(confined, "select count(*) from rota.occurrences") >= 1
     assert {row[0] for row in rows(confined, "select queue from rota.job_counts()")} == {"a"}

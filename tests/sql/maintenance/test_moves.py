@@ -294,6 +294,33 @@ def test_a_refused_job_is_dead_here_and_its_line_stays(db, there):
     assert [job[0] for job in jobs(there)] == [*line, free]
 
 
+def test_a_key_that_was_taken_while_its_job_was_away_stops_no_move(db, there):
+    there.execute("alter table rota.jobs add constraint no_y check (job_type <> 'y')")
+    refused_id = enqueue(db, "y", queue="q", ordering_key="k", idempotency_key="first")
+    behind_id = enqueue(db, queue="q", ordering_key="k", idempotency_key="second")
+    move_id = begin(db, there)
+    one(db, "pick_moves", move_id=move_id)
+    assert one(db, "pick_moves", move_id=move_id).in_transit == 2
+    again = [enqueue(db, "y", queue="q", idempotency_key="first")]
+    again.append(enqueue(db, queue="q", idempotency_key="second"))
+
+    step(db, there, move_id)
+
+    assert [job[0] for job in jobs(db)] == again
+    dead = run(db, refused_id)
+    assert (dead.status, dead.error_type, dead.idempotency_key) == ("dead", "23514", "first")
+    # The one that came back to a job with its key leads to that, wherever it goes.
+    with pytest.raises(psycopg.Error) as raised:
+        call(db, "cancel_job", job_id=behind_id)
+    assert (raised.value.sqlstate, raised.value.diag.message_detail) == (
+        "RT016",
+        f"5 {again[1]}",
+    )
+    assert scalar(db, "select count(*) from rota.outgoing_jobs") == 0
+    carry(db, there, move_id)
+    assert [job[0] for job in jobs(there)] == [again[1]]
+
+
 def test_effects_go_with_their_job(db, there):
     enqueue(db, queue="q")
     (job,) = claim(db, queues=["q"])
