@@ -17,32 +17,51 @@ create or replace function rota._expire_jobs(max_jobs integer)
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
     as $$
 declare
-    v_now constant timestamptz := rota.now();
     v_job_id bigint;
     v_ids bigint[];
+    v_ended integer := 0;
 begin
     if not rota._has_expired() then return 0; end if;
-    v_ids := array(
+    begin
+        v_ids := rota._lock_expired(max_jobs);
+        perform rota._expire(v_ids);
+        return cardinality(v_ids);
+    exception
+        when others then
+            raise warning 'expiry falls back to one job at a time: %', sqlerrm;
+    end;
+
+    -- More than are wanted: those that cannot be ended must not fill the call.
+    foreach v_job_id in array rota._lock_expired(10 * max_jobs) loop
+        exit when v_ended >= max_jobs;
+        begin
+            perform rota._expire(array[v_job_id]);
+            v_ended := v_ended + 1;
+        exception
+            when others then
+                raise warning 'job % cannot be ended as expired: %', v_job_id, sqlerrm;
+        end;
+    end loop;
+    return v_ended;
+end;
+$$;
+
+/* Lock the first waiting jobs that have expired. */
+create or replace function rota._lock_expired(max_jobs integer)
+    returns bigint[] language plpgsql as $$
+-- It locks rows, which plpgsql_check does not see in an array.
+-- @plpgsql_check_options: performance_warnings = off
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    return array(
         select j.id from rota.jobs as j
         where j.locked_until is null and j.expires_at <= v_now
           and j.expires_at >= rota._from_micros(rota._scan_from('expired', v_now))
         -- By both columns: the server does not see that the first is the same for all.
-        order by j.locked_until, j.expires_at limit _expire_jobs.max_jobs for update skip locked
+        order by j.locked_until, j.expires_at limit _lock_expired.max_jobs
+        for update skip locked
     );
-
-    begin
-        perform rota._expire(v_ids);
-    exception when others then
-        raise warning 'expiry falls back to one job at a time: %', sqlerrm;
-        foreach v_job_id in array v_ids loop
-            begin
-                perform rota._expire(array[v_job_id]);
-            exception when others then
-                raise warning 'job % cannot be ended as expired: %', v_job_id, sqlerrm;
-            end;
-        end loop;
-    end;
-    return cardinality(v_ids);
 end $$;
 
 /* End waiting jobs, which the caller has locked. */

@@ -197,6 +197,7 @@ declare
     c_visible constant text[] := rota._allowed_queues('observer');
     v_bound rota.limits;
     v_argument text;
+    v_kept jsonb;
     v_free integer;
     v_next_start_at timestamptz;
     v_running text[];
@@ -210,9 +211,14 @@ begin
         v_argument := case
             when v_bound.queue is not null then format('queue => %L', v_bound.queue)
             when v_bound.job_type is not null then format('job_type => %L', v_bound.job_type)
-            -- That of a class is for each key of it, so the key gets one of its own.
             else 'limit_key => ' || rota._literal(job.limit_key)
         end;
+        -- That of a class is for each key of it, so the key gets one of its own, and keeps the
+        -- rest of what was set for the class.
+        v_kept := case when v_bound.limit_key like '%:*' then jsonb_strip_nulls(
+            jsonb_build_object('max_running', v_bound.max_running, 'max_starts',
+                v_bound.max_starts, 'per', v_bound.per, 'burst', v_bound.burst, 'weight',
+                v_bound.weight)) end;
         v_free := case when v_bound.max_running is not null and v_bound.is_backfilled
             then rota._free_slots(v_bound, 1, is_full => true) else 1 end;
         v_next_start_at := case
@@ -249,16 +255,16 @@ begin
                     v_bound.limit_name, v_bound.max_running,
                     coalesce(', and these do: ' || nullif(rota._list(v_running), ''), '')
                         || case when cardinality(v_running) = 1000 then ' or more' else '' end),
-                format('select rota.set_limit(%s, max_running => %s);', v_argument,
-                    v_bound.max_running + 1);
+                rota._raise_limit_statement(v_argument, 'max_running',
+                    v_bound.max_running + 1, v_kept);
         elsif v_next_start_at > c_now then
             return query
             select 'rate', format('limit %s lets %s start in %s: the next may start in %s, '
                     'at %s', v_bound.limit_name, v_bound.max_starts,
                     rota._span(coalesce(v_bound.per, '1 second')),
                     rota._span(v_next_start_at - c_now), rota._moment(v_next_start_at)),
-                format('select rota.set_limit(%s, max_starts => %s);', v_argument,
-                    least(v_bound.max_starts * 2, 1000000));
+                rota._raise_limit_statement(v_argument, 'max_starts',
+                    least(v_bound.max_starts * 2, 1000000), v_kept);
         else
             continue;
         end if;
@@ -271,6 +277,19 @@ begin
             'select * from rota.tick();';
     end if;
 end $$;
+
+/* The statement that raises a setting of a limit, with others that it has to name. */
+create or replace function rota._raise_limit_statement(
+    about text, setting text, value integer, others jsonb
+)
+    returns text language plpgsql stable as $$
+begin
+    return format('select rota.set_limit(%s, %s => %s%s);', about, setting, value, (
+        select string_agg(format(', %s => %L', o.key, o.value), '' order by o.key)
+        from jsonb_each_text(others - setting) as o
+    ));
+end;
+$$;
 
 /* The jobs that it depends on, those first that will never end well by themselves. */
 create or replace function rota._explain_parents(job rota.jobs)

@@ -200,10 +200,30 @@ def test_one_job_that_cannot_be_ended_keeps_no_other(db, clock):
     """)
     clock.advance("1 hour")
 
-    assert one(db, "tick").jobs_expired == 3
+    assert one(db, "tick").jobs_expired == 2
 
     assert [state(db, job_id) for job_id in ids] == [ENDED, ("queued", None), ENDED]
     assert claim(db) == []
+
+
+def test_as_many_as_a_tick_ends_that_cannot_be_ended_keep_no_other(db):
+    db.execute(EXPIRED, [2, 1001])
+    db.execute("update rota.jobs set job_type = 'bad'")
+    db.execute("""
+        create function public.poison() returns trigger language plpgsql as $$
+        begin
+            if old.job_type = 'bad' then raise exception 'poison'; end if;
+            return old;
+        end $$;
+        create trigger poison before delete on rota.jobs
+            for each row execute function public.poison();
+    """)
+    db.execute(EXPIRED, [1, 1])
+
+    tick = one(db, "tick")
+
+    assert (tick.jobs_expired, tick.has_more) == (1, False)
+    assert scalar(db, "select count(*) from rota.jobs where job_type <> 'bad'") == 0
 
 
 def test_expiry_goes_past_rows_that_others_have_locked(db, connect, clock):

@@ -224,7 +224,8 @@ def test_a_limit_that_many_fill_names_five_and_counts_the_others(db):
 
 
 def test_a_full_limit_of_a_class_is_raised_for_the_key_alone(db):
-    value(db, "set_limit", limit_key="c:*", max_running=1)
+    others = {"max_starts": 60, "per": "2 hours", "burst": 9, "weight": 3}
+    value(db, "set_limit", limit_key="c:*", max_running=1, **others)
     settle(db)
     running(db, limit_key="c:1")
     job_id = enqueue(db, limit_key="c:1")
@@ -232,7 +233,28 @@ def test_a_full_limit_of_a_class_is_raised_for_the_key_alone(db):
     assert first(db, job_id).reason == "limit_full"
     cure(db, job_id)
     assert [job.job_id for job in claim(db)] == [job_id]
-    assert scalar(db, "select max_running from rota.limits where limit_key = 'c:*'") == 1
+    # Its row goes before that of the class, so the rest of that is in it.
+    assert rows(
+        db,
+        "select max_running, max_starts, per::text, burst, weight from rota.limits"
+        " order by max_running",
+    ) == [(1, 60, "02:00:00", 9, 3), (2, 60, "02:00:00", 9, 3)]
+
+
+def test_the_rate_of_a_class_is_raised_for_the_key_in_the_same_time(db):
+    value(db, "set_limit", limit_key="c:*", max_running=5, max_starts=1, per="1 hour")
+    settle(db)
+    running(db, limit_key="c:1")
+    job_id = enqueue(db, limit_key="c:1")
+
+    row = first(db, job_id)
+    assert row.reason == "rate"
+    db.execute(row.remedy)
+
+    assert rows(
+        db,
+        "select max_running, max_starts, per::text from rota.limits order by max_starts",
+    ) == [(5, 1, "01:00:00"), (5, 2, "01:00:00")]
 
 
 def test_a_limit_that_was_raised_is_full_until_a_tick(db):
