@@ -26,7 +26,12 @@ create or replace function rota._owned()
     from pg_proc as p where p.pronamespace = 'rota'::regnamespace
     union all
     select case when c.relkind = 'S' then 'sequence' else 'table' end,
-        c.oid::regclass::text, c.relname::text, c.relowner, c.relacl,
+        c.oid::regclass::text, c.relname::text, c.relowner,
+        -- A right to a column is taken back with that to its table.
+        nullif(c.relacl || array(
+            select i from pg_attribute as a cross join unnest(a.attacl) as i
+            where a.attrelid = c.oid
+        ), '{}'),
         acldefault(case when c.relkind = 'S' then 's' else 'r' end::"char", c.relowner)
     from pg_class as c
     where c.relnamespace = 'rota'::regnamespace and c.relkind in ('r', 'p', 'v', 'S')
@@ -39,8 +44,8 @@ $$;
 create or replace function rota._objects()
     returns table (kind text, name text, definition text) language sql stable as $$
     with relations as (
-        select c.oid, c.relname::text as name, c.relkind, c.relispartition, c.relpersistence,
-            c.reloptions, c.relrowsecurity
+        select c.oid, quote_ident(c.relname) as name, c.relkind, c.relispartition,
+            c.relpersistence, c.reloptions, c.relrowsecurity
         from pg_class as c
         where c.relnamespace = 'rota'::regnamespace and c.relkind in ('r', 'p', 'v')
           and c.relname !~ '_[0-9]{8}$'
@@ -50,12 +55,12 @@ create or replace function rota._objects()
         array_to_string(array(select o from unnest(r.reloptions) as o order by 1), ', '))::text
     from relations as r where r.relkind in ('r', 'p')
     union all
-    select 'policy', p.tablename || '.' || p.policyname, concat_ws(' ', 'as ' || p.permissive,
-        'for ' || p.cmd, 'to ' || array_to_string(p.roles, ', '), 'using (' || p.qual || ')',
-        'with check (' || p.with_check || ')')
+    select 'policy', format('%I.%I', p.tablename, p.policyname), concat_ws(' ',
+        'as ' || p.permissive, 'for ' || p.cmd, 'to ' || array_to_string(p.roles, ', '),
+        'using (' || p.qual || ')', 'with check (' || p.with_check || ')')
     from pg_policies as p where p.schemaname = 'rota'
     union all
-    select 'column', r.name || '.' || a.attname, jsonb_strip_nulls(jsonb_build_object(
+    select 'column', format('%s.%I', r.name, a.attname), jsonb_strip_nulls(jsonb_build_object(
             'type', format_type(a.atttypid, a.atttypmod), 'not null', a.attnotnull,
             'collation', (select l.collname from pg_collation as l
                 where l.oid = a.attcollation and l.collname <> 'default'),
@@ -71,18 +76,18 @@ create or replace function rota._objects()
     left join pg_attrdef as d on d.adrelid = a.attrelid and d.adnum = a.attnum
     where r.relkind in ('r', 'p') and not r.relispartition
     union all
-    select 'index', c.relname::text, pg_get_indexdef(i.indexrelid)
+    select 'index', quote_ident(c.relname), pg_get_indexdef(i.indexrelid)
         || case when i.indisvalid then '' else ' (invalid)' end
     from relations as r join pg_index as i on i.indrelid = r.oid
     join pg_class as c on c.oid = i.indexrelid and not c.relispartition
     where not exists (select from pg_constraint as k where k.conindid = i.indexrelid)
     union all
     -- Pretty, since a restored dump nests it otherwise.
-    select 'constraint', r.name || '.' || k.conname, pg_get_constraintdef(k.oid, true)
+    select 'constraint', format('%s.%I', r.name, k.conname), pg_get_constraintdef(k.oid, true)
     from relations as r join pg_constraint as k on k.conrelid = r.oid
     where k.contype in ('c', 'u', 'p', 'f', 'x') and k.conislocal
     union all
-    select 'trigger', r.name || '.' || t.tgname, pg_get_triggerdef(t.oid)
+    select 'trigger', format('%s.%I', r.name, t.tgname), pg_get_triggerdef(t.oid)
         || case when t.tgenabled = 'O' then '' else ' (not enabled)' end
     from relations as r join pg_trigger as t on t.tgrelid = r.oid
     where not t.tgisinternal and t.tgparentid = 0
@@ -90,7 +95,7 @@ create or replace function rota._objects()
     select 'view', r.name, md5(pg_get_viewdef(r.oid)) from relations as r where r.relkind = 'v'
     union all
     select case when p.prokind = 'p' then 'procedure' else 'function' end,
-        format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid)),
+        format('%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid)),
         md5(concat_ws(' ', p.prosrc, pg_get_function_arguments(p.oid),
             pg_get_function_result(p.oid), p.provolatile, p.prosecdef, p.proconfig, l.lanname))
     from pg_proc as p join pg_language as l on l.oid = p.prolang
@@ -140,9 +145,10 @@ begin
     for v_function in
         select p.oid::regprocedure as function from rota.manifest as m
         join pg_proc as p on p.pronamespace = 'rota'::regnamespace
-          and m.name = format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid))
+          and m.name = format('%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid))
         where m.kind in ('function', 'procedure') and m.definition is not null
-          and p.xmin <> pg_current_xact_id()::xid
+          -- A savepoint has a number of its own, later than that of its transaction.
+          and age(p.xmin) > age(pg_current_xact_id()::xid)
     loop
         execute format('drop routine %s', v_function.function);
     end loop;
@@ -203,9 +209,11 @@ $$;
 create or replace function rota._mending(kind text, name text, expected text, actual text)
     returns text language plpgsql immutable as $$
 declare
-    -- Names of ours have no dot in them, and only a function has arguments.
-    c_table constant text := 'rota.' || quote_ident(split_part(name, '.', 1));
-    c_part constant text := quote_ident(split_part(name, '.', 2));
+    -- Of a table, and of what is in it; each is quoted if it has to be.
+    c_names constant text[] := regexp_match(name,
+        '^("(?:[^"]|"")+"|[^".]+)(?:[.](.+))?$');
+    c_table constant text := 'rota.' || c_names[1];
+    c_part constant text := c_names[2];
     c_drop constant text := case
         when kind = 'table' then format('alter table %s set schema public;', c_table)
         when kind = 'column' then format('alter table %s drop column %s;', c_table, c_part)
@@ -213,7 +221,8 @@ declare
             then format('alter table %s drop constraint %s;', c_table, c_part)
         when kind in ('trigger', 'policy')
             then format('drop %s %s on %s;', kind, c_part, c_table)
-        when kind in ('function', 'procedure') then format('drop %s rota.%s;', kind, name)
+        -- It may be an aggregate.
+        when kind in ('function', 'procedure') then format('drop routine rota.%s;', name)
         else format('drop %s %s;', kind, c_table)
     end;
     c_make constant text := case kind

@@ -70,6 +70,18 @@ def test_install_twice_changes_nothing(
         assert connection.execute("select job_type from rota.jobs").fetchall() == [("kept",)]
 
 
+def test_install_again_in_savepoints_drops_nothing(
+    empty: str, psql: Any, sql_dir: Path
+) -> None:
+    """As psql makes them where ~/.psqlrc says so, and a migration tool around the whole."""
+    options = ("-v", "ON_ERROR_ROLLBACK=on", "-f", sql_dir / "install.sql")
+    psql(empty, *options)
+    psql(empty, *options)
+
+    with psycopg.connect(empty) as connection:
+        assert connection.execute("select rota.enqueue('x') > 0").fetchall() == [(True,)]
+
+
 @pytest.mark.slow
 def test_install_works_from_any_directory(
     empty: str, psql: Any, sql_dir: Path, tmp_path: Path

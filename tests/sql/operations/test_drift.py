@@ -70,9 +70,9 @@ def only(db):
             "table effects was changed",
         ),
         (
-            "alter table rota.moved_jobs enable row level security",
+            "alter table rota.receipts enable row level security",
             "critical",
-            "table moved_jobs was changed",
+            "table receipts was changed",
         ),
         (
             "drop policy visible_rows on rota.occurrences",
@@ -116,6 +116,11 @@ def only(db):
             "execute on function rota._end_jobs",
         ),
         (
+            "grant select (payload) on rota.jobs to public",
+            "critical",
+            "select on table rota.jobs is granted to everybody",
+        ),
+        (
             "grant select on rota.job_runs to public",
             "critical",
             "select on table rota.job_runs is granted to everybody",
@@ -126,6 +131,22 @@ def only(db):
             "delete on table rota.jobs is granted to pg_monitor",
         ),
         ("alter table rota.jobs owner to postgres", "critical", "table rota.jobs belongs to"),
+        # Names of others, of which some begin as one of ours.
+        (
+            'create index "jobs_hold_idx.old" on rota.jobs (payload)',
+            "warning",
+            'index "jobs_hold_idx.old" is not of the install',
+        ),
+        (
+            'alter table rota.jobs add column "payload.old" text',
+            "warning",
+            'column jobs."payload.old" is not of the install',
+        ),
+        (
+            'create policy "My own" on rota.limits for select using (true)',
+            "warning",
+            'policy limits."My own" is not of the install',
+        ),
     ],
     ids=lambda value: None if value in ("critical", "warning") else value[:40],
 )
