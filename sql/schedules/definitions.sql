@@ -72,6 +72,7 @@ create or replace function rota._put_definition(new rota.job_definitions)
 declare
     v_now constant timestamptz := rota.now();
     v_old rota.job_definitions;
+    v_changed_at timestamptz;
 begin
     loop
         -- What is so already is neither written nor waited for.
@@ -102,8 +103,10 @@ begin
         select d.* into v_old from rota.job_definitions as d where d.name = new.name for update;
         if found and not rota._is_same(v_old, rota._keep_source(new, v_old)) then
             outcome := 'changed';
+            -- First, or a time that passes meanwhile is neither late nor planned.
+            v_changed_at := rota.now();
             next_run_at := rota._change_definition(
-                rota._keep_source(new, v_old), rota._enqueue_late(v_old), rota.now());
+                rota._keep_source(new, v_old), rota._enqueue_late(v_old), v_changed_at);
             exit;
         end if;
     end loop;

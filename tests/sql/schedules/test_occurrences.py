@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import psycopg
 import pytest
 
 from sql.helpers import call, claim, nth, one, owner, rows, run, scalar, value
 from sql.schedules.test_definitions import at, definition, finish, jobs, schedule
+from support.clock import now_is
 
 pytestmark = pytest.mark.slow
 
@@ -720,3 +722,22 @@ def test_tick_disables_a_schedule_whose_zone_counts_leap_seconds(noon, clock):
     one(noon, "tick")
 
     assert len(jobs(noon, "good")) == 2
+
+
+def test_no_time_is_lost_that_passes_while_its_schedule_changes(db):
+    """A clock on which a second passes each time that anybody looks at it."""
+    db.execute("create sequence public.seconds; grant usage on public.seconds to public")
+    db.execute(
+        now_is(
+            "'2026-03-02 12:00+00'::timestamptz + nextval('public.seconds') * '1 s'::interval"
+        )
+    )
+    for text in ("* * * * * *", "*/1 * * * * *", "0-59 * * * * *"):
+        schedule(db, "s", text, catch_up="all", catch_up_max=1000)
+        tick(db)
+
+    times = [
+        row[0] for row in rows(db, "select scheduled_for from rota.occurrences order by 1")
+    ]
+    assert len(times) > 20
+    assert {later - time for time, later in pairwise(times)} == {timedelta(seconds=1)}
