@@ -597,8 +597,11 @@ begin
                     ', without a reason') || coalesce('; ' || rota._key_words(ended.id), ''))
         end,
         case
-            when ended.status = 'cancelled' and c_parent_id is not null
-                then format('select rota.retry_with_dependants(%s);', c_parent_id)
+            -- A parent that runs again needs no other call.
+            when ended.status = 'cancelled' and not exists (
+                select from rota.jobs as j where j.id = c_parent_id and j.status = 'running'
+            ) and c_parent_id is not null
+                then rota._retry_statement(c_parent_id, with_dependants => true)
             when ended.status <> 'succeeded' then rota._retry_statement(ended.id)
         end;
     return query

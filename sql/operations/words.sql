@@ -157,7 +157,9 @@ $$;
 /* The statement that runs an ended job again.  Where a live job has its key, that one is
  * cancelled in the same statement; a running one has to be waited for.  One that was erased
  * gets another payload. */
-create or replace function rota._retry_statement(ended_id bigint)
+create or replace function rota._retry_statement(
+    ended_id bigint, with_dependants boolean default false
+)
     returns text language sql stable as $$
     select case
         when h.id is null and exists (
@@ -165,13 +167,16 @@ create or replace function rota._retry_statement(ended_id bigint)
             where f.id = ended_id and rota._payload_type(f.payload) = 'erased'
         ) then format('select * from rota.act_on_jobs(''retry'', ''{"ids": [%s]}'', '
             '''{"payload": {}}'');', ended_id)
-        when h.id is null then format('select rota.retry_job(%s);', ended_id)
+        when h.id is null then c.call || ';'
         when h.status = 'running' then format('select * from rota.explain_job(%s);', h.id)
         else format('with freed as materialized (select rota.cancel_job(%s, %L)) '
-            'select rota.retry_job(%s) from freed;', h.id,
-            format('job %s is retried in its place', ended_id), ended_id)
+            '%s from freed;', h.id, format('job %s is retried in its place', ended_id), c.call)
     end
-    from (select rota._key_holder(ended_id) as id) as k left join rota.jobs as h on h.id = k.id;
+    from (
+        select rota._key_holder(ended_id) as id, format('select rota.%s(%s)', case
+            when with_dependants then 'retry_with_dependants' else 'retry_job' end, ended_id)
+    ) as c (holder, call)
+    left join rota.jobs as h on h.id = c.holder;
 $$;
 
 /* At most five of these, and how many more there are. */

@@ -19,6 +19,7 @@ from sql.helpers import (
     raises,
     refused,
     rows,
+    run,
     running,
     scalar,
     settle,
@@ -357,6 +358,30 @@ def test_a_job_that_was_cancelled_with_its_parent_comes_back_with_it(db):
     assert first(db, job_id).reason == "cancelled"
     cure(db, job_id)
     assert reasons(db, job_id) == ["waits_for_job"]
+
+
+def test_a_job_that_was_cancelled_comes_back_whatever_its_parent_is(db):
+    """Its parent runs again, or a live job has the key of that."""
+    dead = die(db, idempotency_key="k")
+    first_child, second_child = (enqueue(db, depends_on=[dead]) for _ in range(2))
+    settle(db)
+    holder = enqueue(db, idempotency_key="k", delay="1 hour")
+
+    cure(db, first_child)
+
+    assert run(db, holder).status == "cancelled"
+    assert reasons(db, first_child) == reasons(db, second_child) == ["waits_for_job"]
+    for job_id in (second_child, first_child):
+        value(db, "cancel_job", job_id=job_id)
+    # As after the parent died again, and was retried alone.
+    third_child = enqueue(db, depends_on=[dead])
+    (job,) = claim(db)
+    one(db, "fail_job", **owner(job), error="e", fatal=True)
+    settle(db)
+    value(db, "retry_job", job_id=dead)
+    claim(db)
+    cure(db, third_child)
+    assert reasons(db, third_child) == ["waits_for_job"]
 
 
 def test_a_halted_key_names_the_dead_job_and_both_ways_on(db):
