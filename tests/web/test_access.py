@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -265,6 +267,35 @@ def test_several_databases_have_a_site_each_and_a_silent_one_is_named(
         http.headers["x-forwarded-for"] = "203.0.113.9"
         assert http.get("/ops/").status_code == 403
         assert http.get("/ops/0/").status_code == 403
+
+
+@pytest.mark.slow
+def test_a_database_that_hangs_keeps_no_page_waiting(
+    login_url: str, web_url: str, scene: Scene
+) -> None:
+    """The page has a session there already, which does not even stop a question."""
+    page = apps(
+        [f"{login_url}?application_name=hanging", login_url],
+        observer_role=OBSERVER,
+        operator_role=OPERATOR,
+        read_time=1.0,
+    )
+    with serving(page) as address, httpx.Client(base_url=address, timeout=30) as http:
+        assert http.get("/0/jobs").status_code == 200
+        with psycopg.connect(web_url) as db:
+            sessions = db.execute(
+                "select pid from pg_stat_activity where application_name = 'hanging'"
+            ).fetchall()
+        assert sessions
+        try:
+            for (pid,) in sessions:
+                os.kill(pid, signal.SIGSTOP)
+            assert http.get("/0/jobs").status_code == 503
+            assert http.get("/1/jobs").status_code == 200
+        finally:
+            for (pid,) in sessions:
+                os.kill(pid, signal.SIGCONT)
+        assert http.get("/0/jobs").status_code == 200
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
 """Ask the database so that nobody else feels it.
 
 Each question is a transaction of its own: read only, as the role that the page reads with, in
-UTC, and with a time limit after which the server stops it.  The questions of one page share
-its time: each gets what those before it have left, and a moment if they left nothing.  Nothing
-is left in the session, so it works behind a pooler.  What took too long is told on the page,
-beside all that did not.
+UTC, and with a time limit after which the server stops it; for one that hangs nobody waits much
+longer.  The questions of one page share its time: each gets what those before it have left, and
+a moment if they left nothing.  Nothing is left in the session, so it works behind a pooler.
+What took too long is told on the page, beside all that did not.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from ..client.connecting import named, settings
+from ..worker.connection import time_limit
 
 Row = dict[str, Any]
 Values = Mapping[str, Any]
@@ -34,6 +35,8 @@ READ_TIME = 4.0
 MOMENT = 0.1
 """Seconds that a question gets even when those before it have taken the time of the page."""
 ACT_TIME = 60.0
+GRACE = 1.0
+"""Seconds that the server has to stop a question, beyond the time of that."""
 LOCK_TIME = "3s"
 MAX_CONNECTIONS = 4
 NOTHING: Values = MappingProxyType({})
@@ -150,7 +153,10 @@ class Database:
     ) -> AsyncIterator[AsyncConnection[Row]]:
         try:
             wait = max(min(seconds, self.read_time), 1.0)
-            async with self._pool.connection(timeout=wait) as connection:
+            async with (
+                self._pool.connection(timeout=wait) as connection,
+                time_limit(seconds + GRACE),
+            ):
                 role = await self._role(connection, access)
                 begin = sql.SQL(
                     "begin {}; set local statement_timeout = {}; set local time zone 'UTC';"
