@@ -196,7 +196,9 @@ begin
     where m.queue = receive_plan.queue
       and m.move_id::text is distinct from facts ->> 'move_id'
     union all
-    select 'refused', 'limits', format('limit %s is not set in the other database', l.name),
+    -- Of a move that is under way jobs are there already, and forwarders carry the others.
+    select case when facts ->> 'move_id' is null then 'refused' else 'info' end, 'limits',
+        format('limit %s is not set in the other database', l.name),
         'set it there with set_limit(), by its part'
     from (select f #>> '{}' from jsonb_path_query(facts, '$.limits[*]') as f) as l (name)
     where not exists (select from rota.limits as i where i.limit_name = l.name)

@@ -68,10 +68,12 @@ def test_rota_queue_move_goes_on_and_says_end_only_when_nothing_waits(urls):
     with psycopg.connect(urls[0], autocommit=True) as db:
         db.execute("select rota.enqueue('x', queue => 'r', ordering_key => 'k')")
         db.execute("select rota.enqueue('x', queue => 'q', ordering_key => 'k')")
+        db.execute("select rota.set_limit(queue => 'q', max_running => 1)")
     waits = rota(*words)
 
     assert "then say --end" in done.stdout
     assert waits.returncode == 0, waits.stderr
+    assert "info limits         limit queue q is not set in the other database" in waits.stdout
     assert "waits for ordering key 'k', behind job" in waits.stdout
     assert "--end" not in waits.stdout
 

@@ -633,6 +633,16 @@ def test_a_move_under_way_goes_on_whatever_comes_of_its_keys(db, there):
     assert value(db, "begin_queue_move", queue="q", database=6) == move_id
 
 
+def test_a_move_under_way_goes_on_whatever_limit_is_set(db, there):
+    begin(db, there)
+    value(db, "set_limit", queue="q", max_running=3)
+
+    facts = value(db, "queue_move_facts", queue="q")
+    (found,) = call(there, "receive_plan", queue="q", facts=facts)
+
+    assert (found.severity, found.finding) == ("info", "limits")
+
+
 def test_what_a_late_job_waits_for_is_told(db, there):
     settle(db, there, begin(db, there))
     job = running(db, queue="r", ordering_key="k", max_attempts=1)

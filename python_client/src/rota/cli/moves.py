@@ -36,14 +36,13 @@ def move(arguments: argparse.Namespace) -> int:
         return 0
     findings = _plan(source, target, arguments)
     is_refused = any(finding.severity == "refused" for finding in findings)
+    if not arguments.json:
+        print_findings([(f"{f.severity} {f.finding}", f.evidence, f.remedy) for f in findings])
     if arguments.dry_run or is_refused:
         if arguments.json:
             rows = [finding._asdict() for finding in findings]
             print_json({"queue": arguments.queue, "can_move": not is_refused, "findings": rows})
         else:
-            print_findings(
-                [(f"{f.severity} {f.finding}", f.evidence, f.remedy) for f in findings]
-            )
             answer = "cannot move" if is_refused else "can move"
             print(f"queue {arguments.queue} {answer} to database {arguments.to}")
         return 1 if is_refused else 0
