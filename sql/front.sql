@@ -261,6 +261,19 @@ begin
     perform rota_front.grant_to(g.role, g.access) from rota_front.grants as g;
 end $$;
 
+/* A queue has gone from one of them to another, and with it keys of the first one's slots. */
+create or replace function rota_front.follow_move(source integer, target integer)
+    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    update rota_front.slots as s set earlier = s.earlier || follow_move.target
+    where follow_move.source = any(s.earlier || s.number)
+      and follow_move.target <> all(s.earlier || s.number)
+      and exists (select from rota_front.shards as h where h.number = follow_move.target);
+end;
+$$;
+comment on function rota_front.follow_move is
+    'Look for the keys of a database also in that to which a queue of it has moved.';
+
 /* Give slots to databases that have fewer than others; never waits for a call. */
 create or replace function rota_front.rebalance(max_slots integer default 64)
     returns table (switched integer, remaining integer) language plpgsql
@@ -505,7 +518,8 @@ begin
         select distinct hashtextextended(k, 1) as lock from unnest(keys) as k order by 1
     ) as k;
     foreach v_number in array slot.earlier || slot.number loop
-        v_live := rota_front.ask_live(rota_front.shard_of_number('jobs', v_number), jobs);
+        v_live := rota_front.ask_live(rota_front.shard_of_number('jobs', v_number), jobs,
+            false);
         continue when v_live = '{}';
         if v_found is not null then
             raise exception using errcode = '22023',
@@ -516,14 +530,22 @@ begin
         v_found := v_number;
         v_place := v_live[1];
     end loop;
-    return coalesce(v_found, slot.number);
+    if v_found is not null then return v_found; end if;
+    -- A key of a queue that moves is where that goes, or on its way, where nobody sees it.
+    foreach v_number in array slot.earlier || slot.number loop
+        if rota_front.ask_live(rota_front.shard_of_number('jobs', v_number), jobs, true)
+          <> '{}' then
+            return v_number;
+        end if;
+    end loop;
+    return slot.number;
 end $$;
 
-create or replace function rota_front.ask_live(shard integer, jobs jsonb)
+create or replace function rota_front.ask_live(shard integer, jobs jsonb, with_moves boolean)
     returns integer[] language plproxy as $$
     cluster 'rota_shards';
     run on shard;
-    select rota.find_live_keys(jobs);
+    select rota.find_live_keys(jobs, with_moves);
 $$;
 
 create or replace function rota_front.ask_version(shard integer)
@@ -571,7 +593,7 @@ begin
         where k is not null order by 1
     ) as k;
     for v_other in select s.ordinal from rota_front.shards as s where s.ordinal <> shard loop
-        if rota_front.ask_live(v_other, jsonb_build_array(v_job)) <> '{}' then
+        if rota_front.ask_live(v_other, jsonb_build_array(v_job), false) <> '{}' then
             raise exception using
                 errcode = 'RT007', message = format('job %s: a key of it is live in another '
                     'database', job_id),

@@ -12,7 +12,8 @@
  * keys of two slots are refused, since they would part when a shard is added.
  *
  * When a slot goes to another shard, no job moves.  The slot remembers where it was: while a
- * key is live there, calls with that key go there, and all others go to the new shard.  So no
+ * key is live there, calls with that key go there, and all others go to the new shard.  Those
+ * for a queue that moves from there go there too, and on to where their key may be.  So no
  * key is live in two shards: a call holds the lock of its slot, shared, from before it looks
  * at the slot until its transaction ends; a slot changes hands only while no call holds that
  * lock; and calls with one key come one by one where its slot was elsewhere before.
@@ -21,7 +22,7 @@
  * The time limit of each call is statement_timeout, and the front refuses calls without one.
  */
 
-create or replace function rota.find_live_keys(jobs jsonb)
+create or replace function rota.find_live_keys(jobs jsonb, with_moves boolean default false)
     returns integer[] language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off as $$
@@ -32,11 +33,13 @@ begin
     elsif jsonb_array_length(jobs) > 10000 then
         perform rota._refuse('jobs', 'must be at most 10000');
     end if;
+    perform rota._check_given('with_moves', with_moves is not null);
     return array(
         select j.place::integer
         from (
             select e.place, e.job ->> 'idempotency_key' as idempotency_key,
                 e.job ->> 'ordering_key' as ordering_key,
+                coalesce(e.job ->> 'queue', 'default') as queue,
                 coalesce('pipeline ' || (e.job ->> 'pipeline'), e.job ->> 'job_type') as scope
             from jsonb_array_elements(find_live_keys.jobs) with ordinality as e (job, place)
         ) as j
@@ -52,14 +55,19 @@ begin
             select from rota.jobs as o
             where o.ordering_key = j.ordering_key and o.status <> 'blocked'
         ) or exists (select from rota.halted_keys as h where h.ordering_key = j.ordering_key)
+          or find_live_keys.with_moves
+          and coalesce(j.idempotency_key, j.ordering_key) is not null and exists (
+            select from rota.queue_moves as m where m.queue = j.queue and m.direction = 'out'
+        )
         order by j.place
     );
 end $$;
 
 comment on function rota.find_live_keys is
     'Which of some jobs, given as to enqueue_many(), have an idempotency_key or ordering_key '
-    'that is live in this database or still means something here: their places, from 1. A '
-    'front asks it; raises 22023.';
+    'that is live in this database or still means something here, or with_moves may be live '
+    'where their queue moves to from here: their places, from 1. A front asks it; raises '
+    '22023.';
 
 create or replace function rota.front_statements(
     databases jsonb, time_limit interval default '5 seconds'
@@ -161,7 +169,7 @@ begin
                 'shard_key)', (
                 select string_agg(format('%L, %s.%s', n, v_function.name, n), ', ')
                 from unnest(v_function.names) as n
-                where n in ('job_type', 'pipeline', 'idempotency_key', 'ordering_key',
+                where n in ('job_type', 'queue', 'pipeline', 'idempotency_key', 'ordering_key',
                     'limit_key', 'depends_on', 'blocks', 'headers')
             ))
             when v_function.names[1] = 'job_id' and v_function.name <> 'wait_for_result'

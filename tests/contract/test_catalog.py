@@ -44,6 +44,7 @@ WORDS = {
     "facts": "jsonb",
     "from_database": "integer",
     "is_late": "boolean",
+    "with_moves": "boolean",
     "max_bytes": "integer",
     "max_jobs": "integer",
     "max_rows": "integer",

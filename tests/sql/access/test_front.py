@@ -439,6 +439,54 @@ def test_a_job_that_has_moved_is_acted_on_where_it_is(front):
 
 
 @pytest.mark.slow
+def test_a_key_whose_queue_has_moved_is_not_doubled_when_a_database_is_added(front):
+    """The database that the queue has left carries on what its keys get."""
+    key = key_of(front, 1)
+    jobs = [{"job_type": "x", "queue": "q", "idempotency_key": key, "ordering_key": key}]
+    value(front.db, "enqueue", **jobs[0])
+    file = front.folder / "databases"
+    file.write_text(f"{front.urls[1]}\n{front.urls[2]}\n")
+    move = ["queue", "move", "q", "--from", "1", "--to", "2", "--databases", str(file)]
+    assert main(move) == 0
+    front.make(1, 2, 3)
+    front.db.execute(
+        "update rota_front.slots set number = 3, earlier = '{1}'"
+        " where slot = rota_front.slot_of(%s)", [key],
+    )  # fmt: skip
+
+    again = value(front.db, "enqueue", **jobs[0])
+    assert main(move) == 0
+    call(front.db, "enqueue_many", jobs=json.dumps(jobs))
+    assert main(move) == 0
+
+    assert again & 1023 == 1
+    assert front.live(key) == [2]
+    assert scalar(front.shards[2], "select count(*) from rota.jobs where queue = 'q'") == 1
+    asked = json.dumps([*jobs, {**jobs[0], "queue": "r"}, {"job_type": "x", "queue": "q"}])
+    assert value(front.shards[1], "find_live_keys", jobs=asked, with_moves=True) == [1]
+    assert value(front.shards[1], "find_live_keys", jobs=asked) == []
+
+
+@pytest.mark.slow
+def test_a_move_can_be_ended_when_the_front_was_made_again(front, capsys):
+    key = key_of(front, 1)
+    line = {"job_type": "x", "ordering_key": key}
+    value(front.db, "enqueue", **line, queue="q")
+    file = front.folder / "databases"
+    file.write_text(f"{front.urls[1]}\n{front.urls[2]}\n")
+    both = ["--databases", str(file)]
+    move = ["queue", "move", "q", "--from", "1", "--to", "2", *both]
+
+    assert main(move) == 0
+    assert main(["front", "make", "--front", front.url, *both]) == 0
+    assert main([*move, "--end"]) == 0
+    for queue in "qr":
+        value(front.db, "enqueue", **line, queue=queue)
+
+    assert front.live(key) == [2]
+
+
+@pytest.mark.slow
 def test_a_job_is_acted_on_however_often_it_has_moved(front):
     """Each database that it left leads to the next one, and none back."""
     front.make(1, 2, 3, 4)
@@ -632,6 +680,8 @@ def test_find_live_keys_tells_which_jobs_have_keys_that_are_live(db):
     for bad in (None, "{}", json.dumps([{}] * 10001)):
         with raises("22023", "jobs"):
             value(db, "find_live_keys", jobs=bad)
+    with raises("22023", "with_moves"):
+        value(db, "find_live_keys", jobs="[]", with_moves=None)
 
 
 def test_the_python_client_enqueues_through_a_front(shared):

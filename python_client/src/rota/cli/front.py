@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -17,6 +17,11 @@ from .output import CommandError, UsageError, conninfos, print_json, print_table
 
 KNOWN = ("host", "hostaddr", "port", "dbname", "sslmode", "target_session_attrs")
 TRIES = 100
+SETTLED: LiteralString = """
+    select distinct format('select rota_front.follow_move(%s, %s);', rota.database_number(),
+        m.database)
+    from rota.queue_moves as m where m.direction = 'out' and m.state = 'settled'
+    """
 
 
 def make(arguments: argparse.Namespace) -> int:
@@ -92,9 +97,14 @@ def _shards(databases: list[str]) -> list[dict[str, Any]]:
 
 
 def _statements(arguments: argparse.Namespace, shards: list[dict[str, Any]]) -> list[str]:
+    moves: list[str] = []
+    for database in conninfos(arguments):
+        with connect(database, "rota front") as connection:
+            # Before that the database which the queue leaves carries on what its keys get.
+            moves += [statement for (statement,) in connection.execute(SETTLED).fetchall()]
     with connect(conninfos(arguments)[0], "rota front") as connection:
         given = {"time_limit": arguments.time_limit} if arguments.time_limit else {}
-        return Client(connection).front_statements(shards, **given)
+        return Client(connection).front_statements(shards, **given) + moves
 
 
 def _role(word: str) -> tuple[str, str]:

@@ -1177,10 +1177,12 @@ class AsyncClient:
         value: int = await self._value("database_number_of", job_id=job_id)
         return value
 
-    async def find_live_keys(self, jobs: Sequence[Mapping[str, Any]]) -> list[int]:
+    async def find_live_keys(
+        self, jobs: Sequence[Mapping[str, Any]], *, with_moves: bool = False
+    ) -> list[int]:
         """Return the places, from 1, of those jobs that have a key which is live here."""
         value: list[int] = await self._value(
-            "find_live_keys", jobs=Jsonb([to_job(job) for job in jobs])
+            "find_live_keys", jobs=Jsonb([to_job(job) for job in jobs]), with_moves=with_moves
         )
         return value
 
