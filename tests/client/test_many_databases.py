@@ -22,7 +22,6 @@ from rota import AsyncJob, Registry
 from rota.cli import main, many
 from rota.testing.server import EmbeddedPostgres
 from rota.worker.executor import Places, Share
-from rota.worker.forwarder import Forwarder
 from rota.worker.worker import Worker
 from support.waiting import wait_until
 
@@ -340,19 +339,42 @@ def test_a_worker_that_is_idle_has_two_connections_to_each_database(make, tmp_pa
     assert took < 10
 
 
-def test_a_forwarder_listens_where_the_workers_do_or_not_at_all():
-    registry = Registry()
-    registry.add("ok", lambda job: None)
+@pytest.mark.slow
+def test_a_worker_at_work_is_told_of_jobs_that_travel_by_its_one_notifier(make, tmp_path):
+    urls = [make(f"many{n}") for n in (15, 16)]
+    for number, url in enumerate(urls, 15):
+        with psycopg.connect(url) as db:
+            db.execute("select rota.set_database_number(%s)", (number,))
+    (tmp_path / "jobs.py").write_text(
+        JOBS + "import time\nregistry.add('slow', lambda job: time.sleep(60))\n"
+    )
+    both = [word for url in urls for word in ("--database", url)]
+    command = [sys.executable, "-m", "rota", "worker", "jobs:registry", *both]
+    options = ["--concurrency", "2", "--batch", "1", "--poll-interval", "8", "--no-tick"]
+    options += ["--grace-period", "0"]
+    with (
+        subprocess.Popen([*command, *options], cwd=tmp_path) as worker,
+        psycopg.connect(urls[0], autocommit=True) as db,
+    ):
+        try:
+            known = "select count(*)::int from rota.workers"
+            wait_until(lambda: db.execute(known).fetchone() == (2,))
+            db.execute("select rota.enqueue('slow') from generate_series(1, 4)")
+            running = "select count(*) > 1 from rota.running_jobs"
+            wait_until(lambda: db.execute(running).fetchone() == (True,))
+            for jobs in range(1, 4):
+                began = time.monotonic()
+                db.execute("select rota.enqueue_to(16, 'ok')")
+                wait_until(lambda: waiting(urls[1]) == jobs)  # noqa: B023 - no place is free
+                assert time.monotonic() - began < 4
+            notifiers = db.execute(
+                "select count(*)::int from pg_stat_activity where datname = current_database()"
+                " and application_name = 'rota notifier'"
+            ).fetchone()
+        finally:
+            worker.send_signal(signal.SIGTERM)
 
-    def listens_at(**options: Any) -> list[str | None]:
-        workers = [Worker(f"dbname={name}", registry, **options) for name in "ab"]
-        lent = [worker.idle_connections for worker in workers]
-        scouts = Forwarder(["dbname=a", "dbname=b"], lent=lent)._scouts
-        return [own and own.conninfo for own in (scout._listener._own for scout in scouts)]
-
-    assert listens_at() == ["dbname=a", "dbname=b"]
-    assert listens_at(listen_conninfo="port=1") == ["port=1"] * 2
-    assert listens_at(listen=False) == [None, None]
+    assert notifiers == (1,)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ which commits, and ended, and only then is the commit.  So a forwarder that is k
 nothing to clear up, and two of them do not disturb each other.
 
 Each database has a scout, which is notified like a worker and asks where jobs wait to go; in
-a process with workers by the connections that these have while they are idle.
+a process with workers by the connections of these.
 Each pair of databases has a carrier, which opens its two connections when there is
 something to carry and closes them when there was nothing for a while; so a database that is
 down or does not answer holds up nobody but the jobs that are for it.  To a number that two
@@ -20,7 +20,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 
@@ -43,13 +43,8 @@ WAKE_PATIENCE = 0.02
 LOOK_INTERVAL = 0.002
 QUIET_FACTOR = 5
 """So many times less often looks a scout that is notified of all that it could find."""
-MAX_QUEUES = 100
-"""Of more queues wait_for_jobs() notifies nobody."""
-LOOK_AWAY = (0.01, 0.05)
-"""Seconds between two looks while a worker that lends its notifier is at work, and after which
-the scout takes one of its own."""
-OWN_NOTIFIER = 5.0
-"""Seconds that the worker has to be idle until that one is closed again."""
+ACTIVE_INTERVAL = 0.02
+"""Seconds between two looks while a worker that lends its notifier is active."""
 ASK_INTERVAL = 5.0
 """Seconds between two questions for its number to a database that has none yet."""
 ASK_AGAIN = 60.0
@@ -59,85 +54,6 @@ PATIENCE = 2.0
 the same one the first to answer is not the right one."""
 REPORT_INTERVAL = 60.0
 """Seconds between two reports of which databases are known here."""
-
-
-class Listener:
-    """Has a scout notified of jobs of *queues*.
-
-    It does so by the notifier *lent* by a worker, as long as that is idle, and else by one of
-    its *own*; without that the scout only polls.
-    """
-
-    def __init__(
-        self,
-        own: Notifier | None,
-        lent: Notifier | None,
-        queues: list[str],
-        wake: Callable[[], None],
-    ) -> None:
-        self._own, self._lent, self._queues = own, lent, queues
-        self._task: asyncio.Task[None] | None = None
-        if lent is not None:
-            lent.other_types = ("rota.forward",)
-            lent.on_other = wake
-
-    @property
-    def hears_all(self) -> bool:
-        """Whether a notification comes of a job in any of the queues."""
-        lent, own = self._lent, self._own
-        if own is None or len(self._queues) >= MAX_QUEUES - (
-            0 if lent is None else lent.queue_count
-        ):
-            return False
-        if lent is not None and lent.wanted is Place.IDLE:
-            # One of its own is still to be closed.
-            return self._task is None and lent.others_heard == frozenset(self._queues)
-        return own.is_on and own.place is Place.IDLE and not own.is_moving
-
-    def listen(self, poll_interval: float) -> float:
-        """Wait for notifications; return the seconds after which to look without one."""
-        lent, own = self._lent, self._own
-        if own is None or not self._queues:
-            return poll_interval
-        if lent is not None and lent.wanted is Place.IDLE:
-            if lent.others_heard != frozenset(self._queues):
-                lent.other_queues = list(self._queues)
-                lent.go(Place.IDLE)
-            if self._task is not None and time.monotonic() - lent.away_at > OWN_NOTIFIER:
-                self._task.cancel()
-                self._task = None
-            return poll_interval
-        if lent is not None and self._task is None:
-            interval, patience = LOOK_AWAY
-            if time.monotonic() - lent.away_at < patience:
-                return interval
-        if self._task is None:
-            self._task = asyncio.create_task(own.run())
-        if own.is_on and own.wanted is Place.AWAY:
-            own.go(Place.IDLE)
-        return poll_interval
-
-    def listen_again(self) -> None:
-        """Wait for those queues that have come, too."""
-        if self._own is not None and self._own.wanted is not Place.AWAY:
-            self._own.go(Place.IDLE)
-
-    def turn_away(self) -> None:
-        """Have producers notify nobody: the scout looks by itself."""
-        if self._own is not None and self._own.wanted is not Place.AWAY:
-            self._own.go(Place.AWAY)
-        lent = self._lent
-        if lent is not None and lent.other_queues:
-            lent.other_queues = ()
-            if lent.wanted is Place.IDLE:
-                lent.go(Place.IDLE)
-
-    async def close(self) -> None:
-        """Listen no more."""
-        if self._lent is not None:
-            self._lent.other_queues = ()
-        if self._task is not None:
-            await end_task(self._task)
 
 
 class Scout:
@@ -165,11 +81,10 @@ class Scout:
         self._queues: list[str] = []
         self._wake = asyncio.Event()
         self._ticker = Ticker(self._connection, tick_interval, jitter=0.2)
-        # It listens where the worker does, or not at all.
-        own, theirs = None, None if lent is None else lent[1]
-        if lent is None or theirs is not None:
-            own = self._notifier(theirs.conninfo if theirs else source.conninfo)
-        self._listener = Listener(own, theirs, self._queues, self._hurry)
+        # It is notified where the worker is, or not at all.
+        self._notifier = self._own_notifier() if lent is None else lent[1]
+        if self._notifier is not None:
+            self._notifier.on_other = self._hurry
         self._report_at = inf
         self._has_moves = False
         self._patient_until = inf
@@ -177,16 +92,9 @@ class Scout:
         self.carriers: dict[int, Carrier] = {}
         self._movers: dict[int, Mover] = {}
 
-    def _notifier(self, conninfo: str) -> Notifier:
-        registry = Registry()
-        registry.handler("rota.forward")(lambda job: None)
-        notifier = Notifier(
-            Connection(conninfo, "rota notifier", self._source.state),
-            self._connection, self._queues, registry, QUIET_FACTOR * self._poll_interval,
-        )  # fmt: skip
-        notifier.on_notify = self._hurry
-        notifier.on_change = self._wake.set
-        notifier.on_answer = self._expect
+    def _own_notifier(self) -> Notifier:
+        connection = Connection(self._source.conninfo, "rota notifier", self._source.state)
+        notifier = Notifier(connection, self._connection, [], Registry(), self._poll_interval)
         notifier.on_maintenance = self._hurry_ticker
         return notifier
 
@@ -196,6 +104,9 @@ class Scout:
         if self._is_lent:
             self._connection.lend()
         self._patient_until = time.monotonic() + PATIENCE
+        notifying: asyncio.Task[None] | None = None
+        if self._notifier is not None and not self._is_lent:
+            notifying = asyncio.create_task(self._notifier.run())
         try:
             while True:
                 self._wake.clear()
@@ -219,7 +130,9 @@ class Scout:
                     await self._ticker.tick()
                 await self._rest()
         finally:
-            await self._listener.close()
+            self._wait_for([])
+            if notifying is not None:
+                await end_task(notifying)
             for carrier in self.carriers.values():
                 await carrier.close()
             for mover in self._movers.values():
@@ -240,18 +153,26 @@ class Scout:
         """Wait until it is time to look: at once while jobs go, else when notified."""
         carried_at = max((each.carried_at for each in self.carriers.values()), default=-inf)
         if time.monotonic() - carried_at < WAKE_PATIENCE:
-            self._listener.turn_away()
+            self._wait_for([])  # producers notify nobody
             await asyncio.sleep(LOOK_INTERVAL)
             return
-        pause = self._listener.listen(self._poll_interval)
-        # Of a move that begins, and of another database's number, nothing notifies it.
-        knows_all = len(self.carriers) == len(self._databases) - 1
-        if knows_all and not self._has_moves and self._listener.hears_all:
-            pause *= QUIET_FACTOR
+        self._wait_for(self._queues)
+        pause, notifier = self._poll_interval, self._notifier
+        if notifier is not None and notifier.place is Place.ACTIVE:
+            pause = min(pause, ACTIVE_INTERVAL)
+        elif notifier is not None and notifier.others_heard.issuperset(self._queues):
+            # Of a move that begins, and of another database's number, nothing notifies it.
+            knows_all = len(self.carriers) == len(self._databases) - 1
+            if knows_all and not self._has_moves:
+                pause *= QUIET_FACTOR
         until_tick = max(0.0, self._ticker.due_at - time.monotonic())
         with suppress(TimeoutError):
             async with asyncio.timeout(min(pause, until_tick)):
                 await self._wake.wait()
+
+    def _wait_for(self, queues: list[str]) -> None:
+        if self._notifier is not None:
+            self._notifier.wait_also(queues)
 
     async def _meet_the_others(self) -> None:
         """Have a carrier for each database of another number, under that which it has now."""
@@ -274,7 +195,6 @@ class Scout:
                 continue
             self.carriers[number] = Carrier(self._worker, self._source, other, self._wake.set)
             self._queues.append(f"forward:{number}")
-            self._listener.listen_again()
             self._report_at = -inf
 
     async def _ask_again(self) -> None:
@@ -341,10 +261,6 @@ class Scout:
     def _hurry_ticker(self) -> None:
         self._ticker.hurry()
         self._wake.set()
-
-    def _expect(self, seconds: float) -> None:
-        if seconds <= 0.0:
-            self._wake.set()
 
 
 class Forwarder:

@@ -8,8 +8,9 @@ the latest, and *on_change* when it is on, or not any more.  While it is idle an
 made it calls it again at that time: an idle worker makes one call in each interval, which
 tells whether to claim and whether to tick, and that the connection still works.
 
-It may wait for *other_queues* as well, while it is idle, for who has none of his own at that
-time: he is told by *on_other*.
+It waits for jobs that travel as well, if `wait_also` names their queues, unless it is active:
+then whoever carries them looks by itself.  *on_other* tells him of them, and of a change of
+*others_heard*.
 
 Behind a pooler in transaction mode no notification would arrive and the locks would stay with
 a connection of others.  So first of all it sends itself a message by way of another
@@ -51,6 +52,8 @@ PROBE_INTERVAL = 300.0
 """Seconds until it is tried again whether messages arrive."""
 EARLIEST = 0.75
 """Of an interval, the part before which it is not asked again whether anything is due."""
+MAX_QUEUES = 100
+"""Of more queues wait_for_jobs() notifies nobody."""
 MAINTENANCE = "rota_maintenance_"
 """How the channel begins on which any worker is notified of a check to be done."""
 
@@ -89,12 +92,9 @@ class Notifier:
         self._is_probed = asyncio.Event()
         self._wanted = Place.AWAY
         self._look_at = inf
-        self.other_queues: Sequence[str] = ()
-        self.other_types: Sequence[str] = ()
+        self._others: list[str] = []
         self.others_heard: frozenset[str] = frozenset()
-        """The queues of *other_queues* that it waits for now."""
-        self.away_at = -inf
-        """When it was at work the last time, on the monotonic clock."""
+        """The queues of jobs that travel of which it hears now."""
         self.on_other: Callable[[], None] = lambda: None
         self.on_notify: Callable[[], None] = lambda: None
         self.on_maintenance: Callable[[], None] = lambda: None
@@ -105,32 +105,21 @@ class Notifier:
         self.has_maintenance = False
 
     @property
-    def conninfo(self) -> str:
-        """Where it listens."""
-        return self._connection.conninfo
-
-    @property
-    def queue_count(self) -> int:
-        """How many queues it waits for, beside those of others."""
-        return len(self._queues)
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether it is still to do what `go` said."""
-        return self._asked.is_set()
-
-    @property
     def wanted(self) -> Place:
         """What it is, or will be in a moment."""
         return self._wanted
 
     def go(self, place: Place) -> None:
         """Be that as soon as possible; also again, to ask when to claim."""
-        if Place.AWAY in (place, self._wanted):
-            self.away_at = time.monotonic()
         self._wanted = place
         self._look_at = inf
         self._asked.set()
+
+    def wait_also(self, queues: Sequence[str]) -> None:
+        """Wait for jobs of these queues as well, which travel to other databases."""
+        if self._others != list(queues):
+            self._others = list(queues)
+            self._asked.set()
 
     async def run(self) -> None:
         """Listen until cancelled; whatever happens to the connection, come back."""
@@ -179,10 +168,7 @@ class Notifier:
 
     async def _serve(self, connection: AsyncConnection[Any]) -> None:
         self.is_on = True
-        if self._wanted is Place.AWAY:
-            self._asked.clear()
-        else:
-            self._asked.set()
+        self._asked.set()
         self.on_change()
         while True:
             pause = min(CHECK_INTERVAL, self._look_at - time.monotonic())
@@ -212,17 +198,18 @@ class Notifier:
         self, connection: AsyncConnection[Any], place: Place, *, claimed: bool = True
     ) -> None:
         client = AsyncClient(connection)
+        own, others = list(self._queues), list(self._others)
         if place is Place.AWAY:
-            self.place = place
-            self.others_heard = frozenset()
+            self.place, own = place, []
             await client.stop_waiting()
+        elif place is Place.ACTIVE:
+            others = []  # what an active one claims by itself is of its own queues
+        if not (own or others):
+            self._hear_of(frozenset())
             return
-        # What an active one claims by itself is of its own queues.
-        others = list(self.other_queues) if place is Place.IDLE else []
-        job_types = self._registry.job_types
         waiting = await client.wait_for_jobs(
-            [*self._queues, *others],
-            [*job_types, *self.other_types] if job_types and others else job_types,
+            [*own, *others],
+            [*self._registry.job_types, *(["rota.forward"] if others else [])],
             timedelta(seconds=min(max(self._poll_interval, 0.001), 3600.0)),
             place is Place.ACTIVE,
             claimed,
@@ -239,19 +226,26 @@ class Notifier:
         if changes:
             await connection.execute(sql.SQL("; ").join(changes))
         self._channels = channels
+        seconds = waiting.look_again_in.total_seconds()
+        self._hear_of(frozenset([*own, *others][:MAX_QUEUES]) & frozenset(others))
+        if others and seconds <= 0.0:
+            self.on_other()
+        if place is Place.AWAY:
+            return
         self.has_maintenance = waiting.has_maintenance
         self.place = Place.ACTIVE if waiting.is_active else Place.IDLE
-        self.others_heard = frozenset(others)
         if self._wanted is not Place.AWAY:
             if place is self._wanted:
                 self._wanted = self.place  # another worker is active already
-            seconds = waiting.look_again_in.total_seconds()
             if self._wanted is Place.IDLE:
                 # What comes due sooner is claimed at its time.
                 self._look_at = time.monotonic() + max(seconds, EARLIEST * self._poll_interval)
             self.on_answer(seconds)
-            if others and seconds <= 0.0:
-                self.on_other()
+
+    def _hear_of(self, others: frozenset[str]) -> None:
+        if self.others_heard != others:
+            self.others_heard = others
+            self.on_other()
 
     def _receive(self, notify: Notify) -> None:
         if notify.channel == self._probe:
@@ -267,7 +261,7 @@ class Notifier:
 
     async def _stop_waiting(self) -> None:
         """Let another be notified: what this one heard of may not be claimed any more."""
-        if self._session is not None and self.place is not Place.AWAY:
+        if self._session is not None and (self.place is not Place.AWAY or self.others_heard):
             with suppress(psycopg.Error):
                 async with time_limit(PROBE_PATIENCE):
                     await AsyncClient(self._session).stop_waiting()
@@ -276,7 +270,7 @@ class Notifier:
         self.is_on = False
         self._look_at = inf
         self.place = Place.AWAY
-        self.others_heard = frozenset()
+        self._hear_of(frozenset())
         self._session = None
         await self._connection.close()
 
