@@ -402,7 +402,11 @@ WORKER = (
         "session-lent-as-it-is",
         "A handler gets the session of another with all its settings.",
         "client/test_transaction.py",
-        client("worker/lending", "                use.session.begin_reset()\n", ""),
+        client(
+            "worker/lending",
+            "        if resets:\n            if _set",
+            "        if False:\n            if _set",
+        ),
     ),
     mutant(
         "reset-taken-on-trust",
@@ -410,15 +414,15 @@ WORKER = (
         "client/test_transaction.py",
         client(
             "worker/lending",
-            "            is_new = is_new and result.status != ExecStatus.FATAL_ERROR\n",
-            "",
+            "all(each.status != ExecStatus.FATAL_ERROR for each in answers)",
+            "True",
         ),
     ),
     mutant(
         "call-without-limit",
         "A handler waits as long as a server hangs that it calls.",
         "client/test_frozen.py",
-        client("worker/lending", "        if now >= use.until:\n", "        if False:\n"),
+        client("worker/lending", "        elif now >= lent.until:\n", "        elif False:\n"),
     ),
     mutant(
         "lent-past-its-lease",

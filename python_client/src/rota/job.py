@@ -277,14 +277,14 @@ class Job(BaseJob):
         Business writes and finish are committed together or not at all; a lost lease raises
         LeaseLostError and rolls both back.
         """
-        with self._only_transaction(), self._context.connections.lend(self) as use:
-            connection = use.connection
+        with self._only_transaction(), self._context.connections.lend(self) as lent:
+            connection = lent.connection
             with self._finishing(commits=True):
-                use.expect()
+                lent.expect()
                 with connection.transaction():
-                    use.allow()
+                    lent.allow()
                     yield connection
-                    use.expect()
+                    lent.expect()
                     self._end_finish(Client(connection).finish_job(**self._begin_finish()))
 
     def finish_in(self, connection: Caller) -> None:
@@ -345,14 +345,14 @@ class AsyncJob(BaseJob):
         LeaseLostError and rolls both back.
         """
         with self._only_transaction():
-            async with self._context.connections.lend_async(self) as use:
-                connection = use.connection
+            async with self._context.connections.lend_async(self) as lent:
+                connection = lent.connection
                 with self._finishing(commits=True):
-                    use.expect()
+                    lent.expect()
                     async with connection.transaction():
-                        use.allow()
+                        lent.allow()
                         yield connection
-                        use.expect()
+                        lent.expect()
                         client = AsyncClient(connection)
                         self._end_finish(await client.finish_job(**self._begin_finish()))
 

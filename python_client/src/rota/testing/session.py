@@ -23,7 +23,7 @@ from ..client.connecting import connect, named
 from ..client.sync_client import Client
 from ..job import BaseJob
 from ..worker.connection import ConnectionState
-from ..worker.lending import JobConnections, Use
+from ..worker.lending import JobConnections, Lent
 
 JOB = b"savepoint rota_job"
 END = b"savepoint rota_end"
@@ -60,16 +60,16 @@ class Session(JobConnections):
         return Client(self.connection)
 
     @contextmanager
-    def lend(self, job: BaseJob) -> Iterator[Use[Connection[Any]]]:
+    def lend(self, job: BaseJob) -> Iterator[Lent[Connection[Any]]]:
         """Lend the session to a plain function."""
-        yield Use(job, self.connection)
+        yield Lent(self.connection)
 
     @asynccontextmanager
-    async def lend_async(self, job: BaseJob) -> AsyncIterator[Use[AsyncConnection[Any]]]:
+    async def lend_async(self, job: BaseJob) -> AsyncIterator[Lent[AsyncConnection[Any]]]:
         """Lend the session to an async function."""
         if self._is_free(self.async_connection):
             await self.async_connection.set_autocommit(self._driver.autocommit)
-        yield Use(job, self.async_connection)
+        yield Lent(self.async_connection)
 
     def call(
         self, job: BaseJob, action: Callable[[Client], T], seconds: float | None = None
@@ -84,8 +84,8 @@ class Session(JobConnections):
         seconds: float | None = None,
     ) -> T:
         """Run *action* over the session, for an async function."""
-        async with self.lend_async(job) as use:
-            return await action(AsyncClient(use.connection))
+        async with self.lend_async(job) as lent:
+            return await action(AsyncClient(lent.connection))
 
     @contextmanager
     def savepoint(self, what: str) -> Iterator[None]:
@@ -147,12 +147,12 @@ class NoDatabase(JobConnections):
         super().__init__("", 1, ConnectionState())
 
     @contextmanager
-    def lend(self, job: BaseJob) -> Iterator[Use[Connection[Any]]]:
+    def lend(self, job: BaseJob) -> Iterator[Lent[Connection[Any]]]:
         """Raise NoDatabaseError."""
         yield _refuse()
 
     @asynccontextmanager
-    async def lend_async(self, job: BaseJob) -> AsyncIterator[Use[AsyncConnection[Any]]]:
+    async def lend_async(self, job: BaseJob) -> AsyncIterator[Lent[AsyncConnection[Any]]]:
         """Raise NoDatabaseError."""
         yield _refuse()
 

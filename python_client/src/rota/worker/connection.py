@@ -45,7 +45,7 @@ PROBE_INTERVAL = (0.25, 0.5)
 """Seconds after which one of those that wait for a database that is away looks for it."""
 UNREACHABLE = {"53300", "57P01", "57P02", "57P03", "57P05"}
 """Too many connections; the server shuts down, crashes, starts, or ends idle sessions."""
-PID = "select pg_backend_pid()"
+PID = b"select pg_backend_pid()"
 PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 """What a call raises that may go through later; in a failover the database is read-only."""
 
