@@ -69,7 +69,7 @@ class Room:
     """Three shares of so many places, with what they use and want."""
 
     def __init__(self, total: int, *hungry: bool) -> None:
-        places = Places(total)
+        self.places = places = Places(total)
         self.looks: list[int] = []
         self.shares = [Share(places) for _ in hungry]
         for number, (share, is_hungry) in enumerate(zip(self.shares, hungry, strict=True)):
@@ -114,13 +114,13 @@ def test_who_was_short_looks_once_in_a_turn_when_there_is_room():
     room.shares[1].room()
 
     async def main() -> None:
-        room.shares[0].tell()
+        room.places.tell()
         await asyncio.sleep(0)
         assert room.looks == []
 
         room.use(5, 0, 0)
-        room.shares[0].tell()
-        room.shares[2].tell()
+        room.places.tell()
+        room.places.tell()
         await asyncio.sleep(0)
         assert room.looks == [1]
 
@@ -245,6 +245,9 @@ def test_the_log_says_which_of_the_databases_is_lost(make, admin, caplog):
             "select count(pg_terminate_backend(pid)) from pg_stat_activity"
             " where application_name = 'rota fetcher' and datname = 'many8'"
         )
+        with psycopg.connect(urls[1], autocommit=True) as db:
+            there = "select exists (select from rota.workers)"
+            await until(lambda: db.execute(there).fetchone()[0])
         await until(lambda: admin.execute(end).fetchone()[0])
         await until(lambda: any("is back" in line for line in caplog.messages))
 

@@ -20,7 +20,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rota import Client, Job, Registry, RotaError, Worker
-from rota.worker.supervisor import Child, Supervisor
+from rota.cli.supervisor import Child, Supervisor
 from rota.worker.worker import run_together
 from support.waiting import wait_until
 from support.workers import BackgroundWorker, WorkerProcess, lives
@@ -122,7 +122,7 @@ def test_a_signal_that_comes_while_a_process_starts_reaches_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # What a child does between the fork and its program, its parent does not know it yet.
-    monkeypatch.setattr("rota.worker.supervisor.die_with", os.kill)
+    monkeypatch.setattr("rota.cli.supervisor.die_with", os.kill)
     command = [sys.executable, "-c", "import time; time.sleep(30)"]
 
     assert Supervisor(command, 1, reload=False, is_done=False).run() == 1  # it was killed

@@ -564,8 +564,7 @@ def test_what_comes_while_a_claim_is_under_way_brings_another_claim(event: str) 
     listener: Any = SimpleNamespace(
         is_on=True, place=Place.IDLE, wanted=Place.IDLE, go=lambda place: None
     )
-    poller = Poller(listener, NEVER)
-    poller.start(lambda: None)
+    poller = Poller(listener, NEVER, lambda: None)
     assert poller.is_due()
 
     {
@@ -590,8 +589,7 @@ def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPat
     listener: Any = SimpleNamespace(
         is_on=True, place=Place.IDLE, wanted=Place.IDLE, go=lambda place: None
     )
-    poller = Poller(listener, 1.0)
-    poller.start(lambda: None)
+    poller = Poller(listener, 1.0, lambda: None)
     waits = []
     for seconds in (5.0, 0.001, 0.001, 0.001):
         assert poller.is_due()

@@ -14,7 +14,7 @@ from psycopg import sql
 
 import rota
 from rota import Client, Job, JsonFormatter, Registry
-from rota.worker.carrier import Database
+from rota.forwarding.carrier import Database
 from rota.worker.connection import ConnectionState, Retry
 from support.waiting import wait_until
 from support.workers import BackgroundWorker

@@ -40,8 +40,8 @@ import psycopg
 from faults.forward_kill import ask, databases
 from faults.server import Server
 from rota.cli.forward import run_forwarder
+from rota.forwarding import carrier
 from rota.testing.server import memory
-from rota.worker import carrier
 
 KEYS = 6
 PATIENCE = 120.0

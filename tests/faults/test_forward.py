@@ -14,8 +14,8 @@ from psycopg.conninfo import make_conninfo
 
 from faults.forward_kill import ask, forwarding, play, wait_until_gone
 from faults.server import free_port
+from rota.forwarding.forwarder import PATIENCE
 from rota.testing.server import EmbeddedPostgres
-from rota.worker.forwarder import PATIENCE
 from support.waiting import wait_until
 
 

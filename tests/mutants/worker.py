@@ -506,6 +506,6 @@ WORKER = (
         "number-of-two-databases",
         "Jobs travel to whichever of two databases with one number answers first.",
         "faults/test_forward.py",
-        client("worker/forwarder", "each.told if len(same) == 1 else None", "each.told"),
+        client("forwarding/forwarder", "each.told if len(same) == 1 else None", "each.told"),
     ),
 )

@@ -126,12 +126,15 @@ class BaseJob:
         """The database said that the lease is lost."""
         self.is_told_overdue = False
         """The database said that the time limit is over."""
+        self.is_cut = False
+        """Its handler was told that its lease or its time is over."""
         self.is_in_doubt = False
         """A transaction has its end, so that may have been committed."""
         self.is_given_up = False
         """Its task does not want another attempt after what its function raised."""
         self.claimed_at = self.confirmed_at = claimed_at
         """When the lease was last given, on the monotonic clock."""
+        self.began_at = claimed_at
         self.state = State.HELD
         self._has_transaction = False
         self._put_at = inf
@@ -199,10 +202,6 @@ class BaseJob:
             )
         if self.is_stopping:
             raise JobCancelled(f"the worker of job {self.job_id} stops")
-
-    def is_ended_by(self, error: BaseException) -> bool:
-        """Whether *error* is the handler's answer to `check` or to a cancellation."""
-        return isinstance(error, JobCancelled | LeaseLostError | asyncio.CancelledError)
 
     @contextmanager
     def _storing_progress(self) -> Iterator[None]:

@@ -6,9 +6,8 @@ import argparse
 import asyncio
 import logging
 
-from ..worker.connection import end_task
-from ..worker.forwarder import Forwarder
-from ..worker.process import run_in_loop, stop_on_signals
+from ..forwarding.forwarder import Forwarder
+from ..worker.process import run_until_signal
 from .output import UsageError, conninfos, set_up_log
 
 logger = logging.getLogger("rota")
@@ -29,27 +28,11 @@ def forward(arguments: argparse.Namespace) -> None:
 
 def run_forwarder(databases: list[str]) -> None:
     """Carry jobs between these databases until a signal comes, SIGTERM or SIGINT."""
-    stopping = asyncio.Event()
-    loops: list[asyncio.AbstractEventLoop] = []
 
-    def stop(*, now: bool) -> None:
-        for loop in loops:
-            loop.call_soon_threadsafe(stopping.set)
-        if now or not loops:
-            raise KeyboardInterrupt
-
-    async def forward_until_stopped() -> None:
-        loops.append(asyncio.get_running_loop())
+    async def forward_until(stopping: asyncio.Event) -> None:
         forwarder = Forwarder(databases, tick_interval=TICK_INTERVAL)
-        running = asyncio.create_task(forwarder.run())
-        ending = asyncio.create_task(stopping.wait())
         logger.info("forwarder started databases=%s", len(databases))
-        await asyncio.wait([running, ending], return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        await end_task(running)
-        if running.done() and not running.cancelled():
-            running.result()  # raises what ended it
+        await forwarder.run_until(stopping.wait())
         logger.info("forwarder stopped carried=%s", forwarder.carried)
 
-    with stop_on_signals(stop):
-        run_in_loop(forward_until_stopped())
+    run_until_signal(forward_until)

@@ -13,8 +13,8 @@ import psycopg
 from ..client.connecting import connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import RotaError
+from ..forwarding.carrier import Database, Mover
 from ..rows import MoveFinding, MoveStatus
-from ..worker.carrier import Database, Mover
 from ..worker.process import run_in_loop
 from .output import CommandError, UsageError, acting, conninfos, print_findings, print_json
 

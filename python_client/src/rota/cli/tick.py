@@ -6,16 +6,15 @@ import argparse
 import asyncio
 import logging
 import time
-from contextlib import suppress
 from dataclasses import asdict
 
 from ..client.async_client import AsyncClient
 from ..client.sync_client import Client
 from ..client.values import check_range
 from ..rows import TickReport
-from ..worker.connection import Connection, ConnectionState
-from ..worker.maintenance import Ticker, TickLog
-from ..worker.process import run_in_loop, stop_on_signals
+from ..worker.connection import Connection, ConnectionState, wait_for
+from ..worker.maintenance import Ticker
+from ..worker.process import run_until_signal
 from .output import (
     UsageError,
     answered,
@@ -48,17 +47,8 @@ def tick(arguments: argparse.Namespace) -> None:
 
 def run_ticker(database: str, every: float) -> None:
     """Tick until a signal comes, SIGTERM or SIGINT; only an error of the first tick ends it."""
-    stopping = asyncio.Event()
-    loops: list[asyncio.AbstractEventLoop] = []
 
-    def stop(*, now: bool) -> None:
-        for loop in loops:
-            loop.call_soon_threadsafe(stopping.set)
-        if now or not loops:
-            raise KeyboardInterrupt
-
-    async def tick_until_stopped() -> None:
-        loops.append(asyncio.get_running_loop())
+    async def tick_until(stopping: asyncio.Event) -> None:
         connection = Connection(database, "rota tick", ConnectionState())
         try:
             report: TickReport | None
@@ -66,17 +56,33 @@ def run_ticker(database: str, every: float) -> None:
             name = connection.database
             logger.info("ticker started database=%s every=%s", name, every)
             ticker, log = Ticker(connection, every), TickLog()
-            while not stopping.is_set():
+            while True:
                 if report is not None:
                     log.add(report)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(ticker.due_at - time.monotonic()):
-                        await stopping.wait()
-                        break
+                if await wait_for(stopping, ticker.due_at - time.monotonic()):
+                    break
                 report = await ticker.tick()
         finally:
             await connection.close()
 
-    with stop_on_signals(stop):
-        run_in_loop(tick_until_stopped())
+    run_until_signal(tick_until)
     logger.info("ticker stopped")
+
+
+class TickLog:
+    """Logs what ticks did, and which parts of them fail."""
+
+    def __init__(self) -> None:
+        self._broken: list[str] = []
+
+    def add(self, report: TickReport) -> None:
+        """Log what is worth it."""
+        did = {name: value for name, value in asdict(report).items() if type(value) is int}
+        if any(did.values()):
+            counts = " ".join(f"{name}={value}" for name, value in did.items() if value)
+            logger.info("tick %s", counts)
+        broken = [name for name, value in asdict(report).items() if value is None]
+        if broken != self._broken:
+            self._broken = broken
+            names = ", ".join(broken) or "none"
+            logger.warning("failing, and why is in the log of the server: %s", names)

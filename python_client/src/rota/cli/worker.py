@@ -10,16 +10,17 @@ import logging
 import os
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 
 from ..client.connecting import named
+from ..forwarding.forwarder import Forwarder
 from ..registry import Registry
 from ..worker.executor import Places
-from ..worker.forwarder import Forwarder
 from ..worker.process import peak_memory
-from ..worker.supervisor import Supervisor
 from ..worker.worker import Worker, run_together
+from .health import serve_health
 from .output import CommandError, UsageError, conninfo, conninfos, set_up_log
+from .supervisor import Supervisor
 
 LEFT_HANDLERS = 3
 
@@ -45,29 +46,22 @@ def work(arguments: argparse.Namespace) -> int:
             "process uses before its first job"
         )
     health = _health(arguments.health, arguments.process_number or 0)
+    beside: list[AbstractAsyncContextManager[None]] = []
     if health is not None:
+        beside.append(serve_health(*health, workers))
         with suppress(ImportError):
             metrics = importlib.import_module("rota.contrib.prometheus")
             metrics.instrument(registry, workers)
     databases = _databases(arguments)
-    forwarder = None
     if len(databases) > 1 and not (arguments.drain or arguments.once or arguments.no_forward):
-        forwarder = Forwarder(
-            databases,
-            poll_interval=arguments.poll_interval,
-            lent=[worker.idle_connections for worker in workers[: len(databases)]],
-        )
+        lent = [worker.idle_connections for worker in workers[: len(databases)]]
+        forwarder = Forwarder(databases, poll_interval=arguments.poll_interval, lent=lent)
+        beside.append(forwarder.run_beside(workers[0]))
     # What was imported stays, and the collector need not go through it again and again.
     gc.collect()
     gc.freeze()
     try:
-        run_together(
-            workers,
-            drain=arguments.drain,
-            once=arguments.once,
-            health=health,
-            forwarder=forwarder,
-        )
+        run_together(workers, drain=arguments.drain, once=arguments.once, beside=beside)
     except OSError as error:
         if health is None or error.errno != errno.EADDRINUSE:
             raise

@@ -15,7 +15,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +35,7 @@ from .connection import (
     backoff,
     end_task,
     is_lost,
+    wait_for,
 )
 from .events import Ends
 from .heartbeat import Heartbeat
@@ -203,8 +203,7 @@ class Completer:
         deadline = time.monotonic() + LAST_REPORT
         while self._reports and (left := deadline - time.monotonic()) > 0:
             self._is_answered.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_answered.wait(), left)
+            await wait_for(self._is_answered, left)
         for job, report in self._reports.items():
             logger.warning("job %s: its end could not be reported", job.job_id)
             self._ends.add("lost", job, report.duration)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from math import inf
 from typing import Any, TypeVar
 
 import psycopg
@@ -141,9 +142,8 @@ class ConnectionState:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(back.set)
 
-        with self._waking(wake), suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await back.wait()
+        with self._waking(wake):
+            await wait_for(back, seconds)
 
     @contextmanager
     def _waking(self, callback: Callable[[], None]) -> Iterator[None]:
@@ -187,6 +187,14 @@ class Retry:
 def backoff(failures: int) -> float:
     """Return how many seconds to wait after so many failures in a row."""
     return min(10.0, 0.1 * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+async def wait_for(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for *event*, but not longer than that; return whether it is set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds if seconds < inf else None):
+            await event.wait()
+    return event.is_set()
 
 
 @asynccontextmanager

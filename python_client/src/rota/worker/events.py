@@ -81,11 +81,7 @@ class Ends:
     ) -> None:
         """Log an end that the database knows of, and tell the functions."""
         self.count += 1
-        is_failure = event in ("failed", "dead")
-        log_job(
-            event, job, duration or None, exception if is_failure else None,
-            next_run=next_run, **details,
-        )  # fmt: skip
+        log_job(event, job, duration or None, exception, next_run=next_run, **details)
         if self._functions:
             self._pending.append((job, JobEnd(event, duration, exception, next_run)))
             if self._telling is None:
@@ -122,28 +118,6 @@ def _is_cancelled(error: BaseException) -> bool:
     return (
         isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
     )
-
-
-def log_start(
-    worker: str,
-    database: str,
-    queues: Sequence[str],
-    job_types: Sequence[str],
-    concurrency: int,
-) -> None:
-    """Log what a worker is there for: one that runs nothing may be told from it."""
-    text = "worker %s started database=%s queues=%s job_types=%s concurrency=%s"
-    logger.info(text, worker, database, ",".join(queues), ",".join(job_types), concurrency)
-
-
-def log_stop(worker: str, running: int, grace_period: float, has_signals: bool) -> None:
-    """Log what a worker that is told to stop still waits for."""
-    wait = way_out = ""
-    if running:
-        jobs = f"{running} running job{'s' if running > 1 else ''}"
-        wait = f": waits up to {grace_period:g} s for {jobs}"
-        way_out = "; a second signal ends the wait" if has_signals else ""
-    logger.info("worker %s stops%s%s", worker, wait, way_out)
 
 
 class JsonFormatter(logging.Formatter):

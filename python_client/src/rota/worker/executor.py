@@ -73,7 +73,9 @@ class Executor:
         self.ends = Ends(registry.end_functions)
         self.hung = 0
         """How many handlers go on though their jobs are lost by their time limits."""
-        self._completer = Completer(connection, heartbeat, self.ends, share.pace, self._go_on)
+        self._completer = Completer(
+            connection, heartbeat, self.ends, share.places.pace, self._go_on
+        )
         self._heartbeat = heartbeat
         self._share = share
         share.look = self._look
@@ -82,7 +84,6 @@ class Executor:
         self._held: deque[BaseJob] = deque()
         self._running: dict[BaseJob, asyncio.Task[Any] | None] = {}
         share.running = self._running
-        self._cut: set[BaseJob] = set()
         self._lease_check: asyncio.TimerHandle | None = None
         self._at_rest = asyncio.Event()
         self._at_rest.set()
@@ -126,6 +127,7 @@ class Executor:
         for job in jobs:
             log_job("claimed", job)
         self._start()
+        self._share.places.tell()
         if self._held and self._prefetch.max_wait:
             loop = asyncio.get_running_loop()
             loop.call_later(self._prefetch.max_wait, self._give_back_late, self._held[-1])
@@ -137,11 +139,11 @@ class Executor:
         and so that comes first: the driver asks a server that hangs before it lets go.
         """
         task = self._running.get(job)
-        if task is None or job in self._cut:
+        if task is None or job.is_cut:
             return
         is_over = job.is_lost or job.is_overdue
         if is_over:
-            self._cut.add(job)
+            job.is_cut = True
             job.is_told_lost = job.is_lost  # a heartbeat that comes through is too late
             if self._job_context.connections.cut(job):
                 asyncio.get_running_loop().call_later(CUT_PAUSE, task.cancel)
@@ -191,22 +193,16 @@ class Executor:
         """Whether jobs wait for a place."""
         return bool(self._held)
 
-    def _look(self) -> None:
-        """Start what there may be room for, which others have left."""
-        self._start()
-        if self.wanted:
-            self._on_free()
-
     def _go_on(self) -> None:
         """Look once at what the jobs that end in this turn of the loop have left free."""
         if not self._will_look:
             self._will_look = True
-            asyncio.get_running_loop().call_soon(self._look_after_ends)
+            asyncio.get_running_loop().call_soon(self._look)
 
-    def _look_after_ends(self) -> None:
+    def _look(self) -> None:
         self._will_look = False
         self._start()
-        self._share.tell()
+        self._share.places.tell()
         if not self.running:
             self._at_rest.set()
         if self.wanted or self.is_idle:
@@ -217,7 +213,7 @@ class Executor:
             if not self._held:
                 break
             job = self._held.popleft()
-            job.state = State.RUNNING
+            job.state, job.began_at = State.RUNNING, time.monotonic()
             self._at_rest.clear()
             self._running[job] = None
             if isinstance(job, AsyncJob):
@@ -229,9 +225,7 @@ class Executor:
 
     @property
     def _places(self) -> int:
-        if self._completer.is_full:
-            return 0
-        return self._share.room()
+        return 0 if self._completer.is_full else self._share.room()
 
     def _check_leases_before(self, seconds: float) -> None:
         timer, loop = self._lease_check, asyncio.get_running_loop()
@@ -261,41 +255,29 @@ class Executor:
             return  # given back
         self._running[job] = asyncio.current_task()  # until here the loop has kept it
         self._check_leases_before(min(job.seconds_left, job.seconds_to_limit))
-        began_at = time.monotonic()
         if (outcome := _refusal(job)) is None:
             handler = cast(AsyncHandler, self._registry[job.job_type])
             outcome = await run_async(handler, job)
             for name in job.forget_calls():
                 logger.warning("job %s: %s() was not awaited", job.job_id, name)
-        self._end(job, began_at, outcome)
-        self._go_on()
+        self._end(job, outcome)
 
     def _run_in_thread(self, job: Job) -> None:
-        began_at = time.monotonic()
         if (outcome := _refusal(job)) is None:
             handler = cast(Callable[[Job], object], self._registry[job.job_type])
-            function = partial(run_sync, handler, job)
             try:
-                self.threads.run(function, partial(self._on_answer, job, began_at))
+                self.threads.run(partial(run_sync, handler, job), partial(self._end, job))
                 if job.time_limit is not None:
                     self._check_leases_before(job.seconds_to_limit)
                 return
             except Exception as error:  # no thread could be started, say
                 outcome = outcome_of(job, error)
-        self._end(job, began_at, outcome)
-        self._go_on()
-
-    def _on_answer(self, job: Job, began_at: float, answer: Outcome | BaseException) -> None:
-        if isinstance(answer, BaseException):
-            answer = outcome_of(job, RuntimeError(f"the thread ended by {type(answer)!r}"))
-        self._end(job, began_at, answer)
-        self._go_on()
+        self._end(job, outcome)
 
     def _give_up_hung(self, job: BaseJob) -> None:
         """Wait no more for a handler that goes on after its time limit and its lease."""
         self.cancel(job)
         del self._running[job]
-        self._cut.discard(job)
         self._heartbeat.remove([job])
         self.hung += 1
         logger.error(
@@ -308,18 +290,20 @@ class Executor:
         self.ends.add("lost", job, time.monotonic() - job.claimed_at)
         self._go_on()
 
-    def _end(self, job: BaseJob, began_at: float, outcome: Outcome) -> None:
+    def _end(self, job: BaseJob, answer: Outcome | BaseException) -> None:
         """Go on to report how a handler ended."""
         if job not in self._running:
             return  # given back
         del self._running[job]
-        self._cut.discard(job)
         self._prefetch.count()
+        if isinstance(answer, BaseException):
+            answer = outcome_of(job, RuntimeError(f"the thread ended by {type(answer)!r}"))
         try:
-            self._completer.put(job, time.monotonic() - began_at, outcome)
+            self._completer.put(job, time.monotonic() - job.began_at, answer)
         except Exception:  # no lease may be kept for a job that nobody ends
             logger.exception("job %s cannot be ended; its lease will run out", job.job_id)
             self._heartbeat.remove([job])
+        self._go_on()
 
     def _give_back_late(self, last: BaseJob) -> None:
         """Release what has waited as long as *last*: somebody else may have time for it."""
@@ -379,7 +363,7 @@ class Share:
     """
 
     def __init__(self, places: Places) -> None:
-        self._places = places
+        self.places = places
         places.shares.append(self)
         self.running: Sized = ()
         self.is_hungry: Callable[[], bool] = lambda: False
@@ -388,37 +372,23 @@ class Share:
         """Whether there was no room for it when it asked the last time."""
 
     @property
-    def total(self) -> int:
-        """How many places there are for all."""
-        return self._places.total
-
-    @property
-    def pace(self) -> Pace:
-        """When the databases report how jobs ended."""
-        return self._places.pace
-
-    @property
     def floor(self) -> int:
         """How many places are its own."""
-        return self._part_of(self._places.shares)
+        return self._part_of(self.places.shares)
 
     def room(self) -> int:
         """Return how many more of its handlers may start now."""
-        free = self._places.free
-        if free and len(self._places.shares) > 1:
-            hungry = [each for each in self._places.shares if each is self or each.is_hungry()]
+        free = self.places.free
+        if free and len(self.places.shares) > 1:
+            hungry = [each for each in self.places.shares if each is self or each.is_hungry()]
             if len(hungry) > 1:
                 free = max(0, min(free, self._part_of(hungry) - len(self.running)))
         self.is_short = free == 0
         return free
 
     def _part_of(self, shares: list[Share]) -> int:
-        each, left = divmod(self._places.total, len(shares))
+        each, left = divmod(self.places.total, len(shares))
         return each + (shares.index(self) < left)
-
-    def tell(self) -> None:
-        """Let those look for whom there was no room; there may be some now."""
-        self._places.tell()
 
 
 class Prefetch:

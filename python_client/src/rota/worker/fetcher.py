@@ -45,29 +45,30 @@ SHORTEST_WAIT = (0.01, 1.0)
 
 
 class Fetcher:
-    """Claims over one connection; *claim* is the call for a number of jobs."""
+    """Claims over one connection; *claim* is the call for a number of jobs.
+
+    Before each claim *is_over* says whether the worker is to leave by itself.
+    """
 
     def __init__(
         self,
         connection: Connection,
         claim: Callable[[AsyncClient, int], Awaitable[list[ClaimedJob]]],
+        is_over: Callable[[], bool],
         maintenance: Maintenance,
-        poller: Poller,
+        notifier: Notifier,
+        poll_interval: float,
     ) -> None:
         self._connection = connection
-        self._claim = claim
+        self._claim, self._is_over = claim, is_over
         self._maintenance = maintenance
-        self._poller = poller
+        self._poller = Poller(notifier, poll_interval, self.wake)
+        notifier.on_maintenance = self._hurry_maintenance
         self._retry = Retry("claim", connection.state)
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._looks_since: float | None = None
         self._has_found = False
-        self.on_claimed: Callable[[], None] = lambda: None
-        """Called after each claim."""
-        self.is_over: Callable[[], bool] = lambda: False
-        """Whether the worker is to leave by itself; asked before each claim."""
-        poller.start(self.wake, self._hurry_maintenance)
 
     def is_hungry(self, *, is_short: bool) -> bool:
         """Whether jobs are likely to wait here; *is_short* is whether there is no place.
@@ -98,7 +99,7 @@ class Fetcher:
     async def run(self, executor: Executor, *, drain: bool, once: bool) -> None:
         """Claim until stopped, or until nothing is due, or once and wait for the end."""
         may_claim = True
-        while not (self._is_stopping or self.is_over()):
+        while not (self._is_stopping or self._is_over()):
             self._wake.clear()
             await self._maintenance.run_due(
                 is_idle=executor.is_idle,
@@ -142,7 +143,6 @@ class Fetcher:
         self._has_found = bool(claims)
         executor.accept(claims, sent_at)
         self._poller.end(len(claims), is_full=len(claims) == wanted)
-        self.on_claimed()
         return True
 
     async def _sleep(self, seconds: float) -> None:
@@ -152,14 +152,22 @@ class Fetcher:
 
 
 class Poller:
-    """Says when to claim; *notifier* is None where wake-ups are not wanted."""
+    """Says when to claim, and calls *wake* whenever that comes nearer.
 
-    def __init__(self, notifier: Notifier | None, poll_interval: float) -> None:
+    The *notifier* is never on where wake-ups are not wanted.
+    """
+
+    def __init__(
+        self, notifier: Notifier, poll_interval: float, wake: Callable[[], None]
+    ) -> None:
         self.claim_at = 0.0
         """When to claim next, on the monotonic clock."""
         self._notifier = notifier
         self._poll_interval = poll_interval
-        self._wake: Callable[[], None] = lambda: None
+        self._wake = wake
+        notifier.on_notify = self._notify
+        notifier.on_answer = self._expect
+        notifier.on_change = self.come
         self._must_come = self._is_notified = self._was_notified = False
         self._is_expected = self._was_expected = False
         self._looked_at, self._shortest_wait = -inf, SHORTEST_WAIT[0]
@@ -167,24 +175,12 @@ class Poller:
         self._found_at = self._others_at = self._counted_at = -inf
         self._rate = 0.0
 
-    def start(
-        self, wake: Callable[[], None], on_maintenance: Callable[[], None] = lambda: None
-    ) -> None:
-        """Call *wake* whenever *claim_at* comes nearer, and the other when a tick is due."""
-        self._wake = wake
-        if self._notifier is not None:
-            self._notifier.on_notify = self._notify
-            self._notifier.on_maintenance = on_maintenance
-            self._notifier.on_answer = self._expect
-            self._notifier.on_change = self.come
-
     @property
     def is_asked_to_tick(self) -> bool:
         """Whether to tick: always where no answer says that there is no need."""
         notifier = self._notifier
-        if notifier is None or Place.AWAY in (notifier.place, notifier.wanted):
-            return True
-        return notifier.has_maintenance
+        is_away = Place.AWAY in (notifier.place, notifier.wanted)
+        return is_away or notifier.has_maintenance
 
     def is_due(self) -> bool:
         """Return whether to claim now; a notification from now on wants another claim."""
@@ -214,20 +210,21 @@ class Poller:
         if is_full:
             self._is_busy = is_near
             self.claim_at = 0.0  # as soon as there is a free place
-            if self._notifier is not None and self._notifier.wanted is not Place.AWAY:
+            if self._notifier.wanted is not Place.AWAY:
                 self._notifier.go(Place.AWAY)
         else:
             pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
-            if self._notifier is not None and self._notifier.is_on:
-                pause = self._wait(self._notifier, pause, found=found, is_near=is_near)
+            if self._notifier.is_on:
+                pause = self._wait(pause, found=found, is_near=is_near)
             self.claim_at = 0.0 if self._must_come else now + pause
 
-    def _wait(self, notifier: Notifier, pause: float, *, found: int, is_near: bool) -> float:
+    def _wait(self, pause: float, *, found: int, is_near: bool) -> float:
         """Choose how to wait; return how long if there is neither answer nor notification."""
+        notifier = self._notifier
         if notifier.wanted is Place.AWAY:
             notifier.go(Place.ACTIVE if self._is_busy else Place.IDLE)
         elif notifier.place is Place.ACTIVE:
-            return self._look_actively(notifier, pause)
+            return self._look_actively(pause)
         elif is_near and self._was_notified:
             notifier.go(Place.ACTIVE)
         elif self._was_notified and found:
@@ -236,8 +233,8 @@ class Poller:
             notifier.go(Place.IDLE)
         return pause
 
-    def _look_actively(self, notifier: Notifier, pause: float) -> float:
-        now = time.monotonic()
+    def _look_actively(self, pause: float) -> float:
+        notifier, now = self._notifier, time.monotonic()
         if now - self._found_at >= ACTIVE_UNTIL:
             self._is_busy = False
             notifier.go(Place.IDLE)
@@ -254,7 +251,7 @@ class Poller:
         self._counted_at = now
 
     def _notify(self) -> None:
-        if self._notifier is not None and self._notifier.wanted is not Place.AWAY:
+        if self._notifier.wanted is not Place.AWAY:
             self._is_notified = True
             self._shortest_wait = SHORTEST_WAIT[0]
             self.come()
@@ -263,7 +260,7 @@ class Poller:
         now = time.monotonic()
         if seconds <= 0.0:
             self.come()
-        elif self._notifier is not None and self._notifier.place is Place.ACTIVE:
+        elif self._notifier.place is Place.ACTIVE:
             self.claim_at = min(self.claim_at, now + seconds)
         elif self.claim_at > 0.0:
             self._is_expected = seconds < EARLIEST * self._poll_interval

@@ -16,7 +16,15 @@ from typing import Any
 
 from ..job import BaseJob
 from ..rows import JobHeartbeat
-from .connection import BUSY_PAUSE, CALL_TIMEOUT, MAX_JOBS, SHORTEST_LIMIT, Connection, Retry
+from .connection import (
+    BUSY_PAUSE,
+    CALL_TIMEOUT,
+    MAX_JOBS,
+    SHORTEST_LIMIT,
+    Connection,
+    Retry,
+    wait_for,
+)
 
 BEATS_PER_LEASE = 3
 
@@ -91,9 +99,7 @@ class Heartbeat(threading.Thread):
         return None
 
     async def _sleep(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds if seconds < inf else None):
-                await self._wake.wait()
+        await wait_for(self._wake, seconds)
         self._wake.clear()
 
     def _call_wake(self) -> None:

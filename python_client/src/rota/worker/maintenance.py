@@ -7,7 +7,6 @@ import os
 import random
 import socket
 import time
-from dataclasses import asdict
 from math import inf
 
 import psycopg
@@ -83,44 +82,53 @@ class Ticker:
         self.due_at = max(self.due_at, self._not_before)
 
 
-class TickLog:
-    """Logs what ticks did, and which parts of them fail, for a process that does no more."""
+class Presence:
+    """Says now and then, and after an outage, that a worker is there, and what it takes."""
 
-    def __init__(self) -> None:
-        self._broken: list[str] = []
+    def __init__(
+        self,
+        connection: Connection,
+        worker: str,
+        queues: list[str],
+        registry: Registry,
+        concurrency: int | Unset = UNSET,
+    ) -> None:
+        self.interval = REPORT_INTERVAL
+        self._connection = connection
+        self._worker = worker
+        self._queues = queues
+        self._registry = registry
+        self._concurrency = concurrency
+        self._reported_at = -inf
+        self._is_known = False
+        connection.state.on_back(self.hurry)  # by another session of the database
 
-    def add(self, report: TickReport) -> None:
-        """Log what is worth it."""
-        did = {name: value for name, value in asdict(report).items() if type(value) is int}
-        if any(did.values()):
-            counts = " ".join(f"{name}={value}" for name, value in did.items() if value)
-            logger.info("tick %s", counts)
-        broken = [name for name, value in asdict(report).items() if value is None]
-        if broken != self._broken:
-            self._broken = broken
-            names = ", ".join(broken) or "none"
-            logger.warning("failing, and why is in the log of the server: %s", names)
+    @property
+    def due_at(self) -> float:
+        """When to report next, on the monotonic clock."""
+        return self._reported_at + self.interval
 
+    def hurry(self) -> None:
+        """Report as soon as possible."""
+        self._reported_at = -inf
 
-async def report(
-    connection: Connection,
-    worker: str,
-    queues: list[str],
-    job_types: list[str],
-    concurrency: int | Unset = UNSET,
-) -> None:
-    """Say that a worker is there, and what it takes."""
-    host, pid = socket.gethostname(), os.getpid()
-    await connection.call(
-        lambda client: client.report_worker(
-            worker, host, pid, __version__, queues, job_types, concurrency
-        )
-    )
+    async def report(self) -> None:
+        """Report; any error is the caller's."""
+        self._reported_at = time.monotonic()
+        await self._connection.call(
+            lambda client: client.report_worker(
+                self._worker, socket.gethostname(), os.getpid(), __version__, self._queues,
+                self._registry.job_types, self._concurrency,
+            )
+        )  # fmt: skip
+        self._is_known = True
 
-
-async def leave(connection: Connection, worker: str) -> None:
-    """Say that a worker is not there any more."""
-    await connection.call(lambda client: client.deregister_worker(worker), LEAVE_TIMEOUT)
+    async def leave(self) -> None:
+        """Say that the worker is not there any more."""
+        if self._is_known:
+            await self._connection.call(
+                lambda client: client.deregister_worker(self._worker), LEAVE_TIMEOUT
+            )
 
 
 class Maintenance:
@@ -129,38 +137,26 @@ class Maintenance:
     def __init__(
         self,
         connection: Connection,
-        worker: str,
+        presence: Presence,
         queues: list[str],
-        registry: Registry,
         interval: float | None,
-        concurrency: int,
     ) -> None:
         self._connection = connection
-        self._worker = worker
-        self._concurrency = concurrency
+        self._presence = presence
         self._queues = queues
-        self._registry = registry
         self._ticker = Ticker(connection, interval, jitter=0.2)
         self._retry = Retry("reporting the worker", connection.state)
         self._must_tick = False
-        self._reported_at = -inf
-        self._report_interval = REPORT_INTERVAL
         self._look_at = 0.0
         self._untaken: set[tuple[str, str]] = set()
-        connection.state.on_back(self._report_soon)
 
     def due_at(self, *, is_asked: bool) -> float:
         """Return when there is something to do next, on the monotonic clock.
 
         A tick is, after each interval, where it *is_asked* for.
         """
-        report_at = self._reported_at + self._report_interval
         tick_at = self._ticker.due_at if is_asked or self._must_tick else inf
-        return min(tick_at, report_at, self._look_at)
-
-    async def introduce(self) -> None:
-        """Report for the first time; any error is the caller's."""
-        await self._report()
+        return min(tick_at, self._presence.due_at, self._look_at)
 
     def hurry(self) -> None:
         """Tick soon, whoever else does: this worker was notified of a check to be done."""
@@ -169,28 +165,21 @@ class Maintenance:
 
     async def run_due(self, *, is_idle: bool, is_asked: bool, may_tick: bool) -> None:
         """Do what is due; a failure is logged, and tried again when it is due again."""
-        self._report_interval = IDLE_REPORT_INTERVAL if is_idle else REPORT_INTERVAL
+        self._presence.interval = IDLE_REPORT_INTERVAL if is_idle else REPORT_INTERVAL
         if (is_asked or self._must_tick) and time.monotonic() >= self._ticker.due_at:
             if may_tick:
                 self._must_tick = False
                 await self._ticker.tick()
             else:
                 self._ticker.put_off(0.1)
-        if time.monotonic() >= self._reported_at + self._report_interval:
-            try:
-                await self._report()
-            except (psycopg.Error, RotaError) as error:
-                self._retry.fail(error)
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + LOOK_INTERVAL
-            try:
+        try:
+            if time.monotonic() >= self._presence.due_at:
+                await self._presence.report()
+            if time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + LOOK_INTERVAL
                 await self._look_for_untaken()
-            except (psycopg.Error, RotaError) as error:
-                self._retry.fail(error)
-
-    async def leave(self) -> None:
-        """Report for the last time."""
-        await leave(self._connection, self._worker)
+        except (psycopg.Error, RotaError) as error:
+            self._retry.fail(error)
 
     async def _look_for_untaken(self) -> None:
         """Warn of jobs that wait for a worker that nobody has started, of each type once."""
@@ -206,12 +195,3 @@ class Maintenance:
                     jobs.job_id,
                 )
         self._untaken = {(jobs.queue, jobs.job_type) for jobs in found}
-
-    def _report_soon(self) -> None:
-        """Tell by which session of the database this worker is to be seen now."""
-        self._reported_at = -inf
-
-    async def _report(self) -> None:
-        self._reported_at = time.monotonic()
-        job_types = self._registry.job_types
-        await report(self._connection, self._worker, self._queues, job_types, self._concurrency)

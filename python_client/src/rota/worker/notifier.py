@@ -37,7 +37,7 @@ from ..client.async_client import AsyncClient
 from ..client.connecting import one_line
 from ..exceptions import RotaError
 from ..registry import Registry
-from .connection import Connection, Retry, time_limit
+from .connection import Connection, Retry, time_limit, wait_for
 
 logger = logging.getLogger("rota")
 
@@ -313,9 +313,7 @@ async def receive(
     socket = connection.fileno()
     loop.add_reader(socket, read)
     try:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await event.wait()
+        await wait_for(event, seconds)
     finally:
         loop.remove_reader(socket)
     if errors:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable
@@ -12,9 +13,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from ..exceptions import FatalError, JobCancelled, RetryIn, Snooze, text_of, to_duration
+from ..exceptions import (
+    FatalError,
+    JobCancelled,
+    LeaseLostError,
+    RetryIn,
+    Snooze,
+    text_of,
+    to_duration,
+)
 from ..job import AsyncJob, BaseJob, Job
 
+ANSWERS = (JobCancelled, LeaseLostError, asyncio.CancelledError)
+"""What a handler raises that was told to end, by `check` or a cancellation."""
 MAX_TEXT = 100_000
 """Longer error texts are cut before they are sent; SQL cuts them again to what it keeps."""
 
@@ -109,9 +120,9 @@ def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
     try:
         if isinstance(error, Snooze):
             return _snooze(error)
-        if job.is_ended_by(error) and job.is_lost:
+        if isinstance(error, ANSWERS) and job.is_lost:
             return Lost()
-        if job.is_ended_by(error) and not job.is_cancel_requested:
+        if isinstance(error, ANSWERS) and not job.is_cancel_requested:
             if job.is_overdue:
                 return _overdue(job, error)
             if job.is_leaving:

@@ -1,9 +1,4 @@
-"""The process of a worker: its event loop, its signals, and what systemd and HTTP hear of it.
-
-``/live`` answers as long as the event loop turns, with the database or without: to kill all
-workers because the database is down would only make its return harder.  ``/ready`` says whether
-jobs are asked for.  ``/metrics`` has what prometheus_client knows, ours and the user's own.
-"""
+"""The process of a worker: its event loop, its signals, its memory, and what systemd hears."""
 
 from __future__ import annotations
 
@@ -15,24 +10,17 @@ import socket
 import sys
 import threading
 from asyncio import AbstractEventLoop
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 PR_SET_PDEATHSIG = 1
 LAST_WORDS = 1.0
 """Seconds that what is left in a loop has to end after it was cancelled."""
-REQUEST_TIMEOUT = 5.0
-MAX_REQUEST = 8192
-TEXT = "text/plain; charset=utf-8"
-NO_METRICS = "pip install 'rota[prometheus]' for metrics\n"
-
-Answer = tuple[int, str, str]
-Metrics = Callable[[], tuple[str, str]]
 
 
 def loop_factory() -> Callable[[], AbstractEventLoop] | None:
@@ -78,16 +66,9 @@ def _end_threads(executor: ThreadPoolExecutor) -> bool:
     return not ending.is_alive()
 
 
-class Stop(Protocol):
-    """The function that is called on a signal."""
-
-    def __call__(self, *, now: bool) -> None:
-        """Stop; with *now* at once."""
-
-
 @contextmanager
-def stop_on_signals(stop: Stop) -> Iterator[bool]:
-    """Stop on the first signal, at once on the second, and let the third one kill.
+def stop_on_signals(stop: Callable[[bool], None]) -> Iterator[bool]:
+    """Call *stop* on the first signal, with true on the second, and let the third one kill.
 
     Only the main thread may set signal handlers; say whether they are set.
     """
@@ -103,7 +84,7 @@ def stop_on_signals(stop: Stop) -> Iterator[bool]:
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal count
         count += 1
-        stop(now=count > 1)
+        stop(count > 1)
         if count > 1:
             for each in signals:
                 signal.signal(each, signal.SIG_DFL)
@@ -115,6 +96,25 @@ def stop_on_signals(stop: Stop) -> Iterator[bool]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def run_until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Run *main* in a loop; a signal sets its event, and a second one interrupts it."""
+    stopping = asyncio.Event()
+    loops: list[AbstractEventLoop] = []
+
+    def stop(now: bool) -> None:
+        for loop in loops:
+            loop.call_soon_threadsafe(stopping.set)
+        if now or not loops:
+            raise KeyboardInterrupt
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await main(stopping)
+
+    with stop_on_signals(stop):
+        run_in_loop(run())
 
 
 def notify_service(message: str) -> None:
@@ -142,65 +142,3 @@ def peak_memory() -> float:
     resource = import_module("resource")  # which Windows has not
     used: float = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used / (1e6 if sys.platform == "darwin" else 1e3)  # bytes there, kilobytes elsewhere
-
-
-class Served(Protocol):
-    """What is asked of a worker."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it reaches the database and asks for jobs."""
-
-
-@asynccontextmanager
-async def serve_health(host: str, port: int, workers: Sequence[Served]) -> AsyncIterator[int]:
-    """Answer requests inside the block; return the port, which is a free one for 0."""
-    metrics = _metrics()
-
-    def answer(path: str) -> Answer:
-        match path.partition("?")[0]:
-            case "/live":
-                return 200, TEXT, "live\n"
-            case "/ready":
-                is_ready = all(worker.is_ready for worker in workers)
-                return (200, TEXT, "ready\n") if is_ready else (503, TEXT, "not ready\n")
-            case "/metrics" if metrics is not None:
-                return (200, *metrics())
-            case "/metrics":
-                return 404, TEXT, NO_METRICS
-        return 404, TEXT, "/live, /ready, /metrics\n"
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT):
-                head = await reader.readuntil(b"\r\n\r\n")
-                words = head.decode("latin-1").split(" ", 2)
-                code, kind, text = answer(words[1] if words[0] in ("GET", "HEAD") else "")
-                body = text.encode()
-                writer.write(
-                    f"HTTP/1.1 {code} {'OK' if code == 200 else 'Unavailable'}\r\n"
-                    f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-                    "Connection: close\r\n\r\n".encode()
-                )
-                writer.write(body if words[0] != "HEAD" else b"")
-                await writer.drain()
-        except (TimeoutError, OSError, IndexError, asyncio.IncompleteReadError):
-            pass  # it is the caller who gets no answer
-        except asyncio.LimitOverrunError:
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(handle, host, port, limit=MAX_REQUEST)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-
-
-def _metrics() -> Metrics | None:
-    try:
-        found: Metrics = import_module("rota.contrib.prometheus").exposition
-    except ImportError:
-        return None
-    return found

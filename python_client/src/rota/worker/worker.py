@@ -15,7 +15,7 @@ import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
 from functools import partial
 from math import inf
@@ -30,21 +30,18 @@ from ..exceptions import RotaError, to_duration
 from ..job import BaseJob, JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
-from .connection import Connection, ConnectionState, Retry, end_task
-from .events import log_start, log_stop
+from .connection import Connection, ConnectionState, Retry, end_task, wait_for
 from .executor import MAX_BATCH, Executor, Places, Prefetch, Share
-from .fetcher import Fetcher, Poller
-from .forwarder import Forwarder
+from .fetcher import Fetcher
 from .heartbeat import Heartbeat
 from .lending import JobConnections
-from .maintenance import Maintenance
+from .maintenance import Maintenance, Presence
 from .notifier import Notifier
 from .process import (
     LAST_WORDS,
     notify_service,
     peak_memory,
     run_in_loop,
-    serve_health,
     stop_on_signals,
 )
 
@@ -127,30 +124,29 @@ class Worker:
         # One of several is named in the log.
         self._state = state = ConnectionState(name_of(conninfo) if self._is_patient else "")
         self._connection = Connection(conninfo, "rota fetcher", state)
-        self._connections = JobConnections(conninfo, self._share.total, state)
+        self._connections = JobConnections(conninfo, self._share.places.total, state)
         self._context = JobContext(self.name, self._connections)
         self._heartbeat = Heartbeat(
             Connection(conninfo, "rota heartbeat", state), self._on_change
         )
-        self._maintenance = Maintenance(
+        self._presence = Presence(
+            self._connection, self.name, self._queues, registry, self._share.floor
+        )
+        maintenance = Maintenance(
+            self._connection, self._presence, self._queues, tick_interval if tick else None
+        )
+        self._listens = listen
+        self._notifier = Notifier(
+            Connection(listen_conninfo or conninfo, "rota notifier", state),
             self._connection,
-            self.name,
             self._queues,
             registry,
-            tick_interval if tick else None,
-            self._share.floor,
+            poll_interval,
         )
-        self._notifier: Notifier | None = None
-        if listen:
-            self._notifier = Notifier(
-                Connection(listen_conninfo or conninfo, "rota notifier", state),
-                self._connection,
-                self._queues,
-                registry,
-                poll_interval,
-            )
-        poller = Poller(self._notifier, poll_interval)
-        self._fetcher = Fetcher(self._connection, self._claim, self._maintenance, poller)
+        self._fetcher = Fetcher(
+            self._connection, self._claim, self._is_over, maintenance, self._notifier,
+            poll_interval,
+        )  # fmt: skip
         state.on_back(partial(self._call, self._fetcher.hurry))
         self._executor = Executor(
             self._context,
@@ -161,9 +157,7 @@ class Worker:
             Prefetch(batch),
             self._fetcher.wake,
         )
-        self._fetcher.is_over = self._is_over
         self._share.is_hungry = self._is_hungry
-        self._fetcher.on_claimed = self._share.tell
 
     def run(self, *, drain: bool = False, once: bool = False) -> None:
         """Work until `stop` or a signal: SIGTERM or SIGINT; a second one stops at once.
@@ -222,16 +216,17 @@ class Worker:
             await self._connection.close()
             return
         self._heartbeat.start()
-        log_start(
-            self.name, self._connection.database, self._queues, self._registry.job_types,
-            self.concurrency,
+        logger.info(  # one that runs nothing may be told from it
+            "worker %s started database=%s queues=%s job_types=%s concurrency=%s",
+            self.name, self._connection.database, ",".join(self._queues),
+            ",".join(self._registry.job_types), self.concurrency,
         )  # fmt: skip
         fetching = asyncio.create_task(
             self._fetcher.run(self._executor, drain=drain, once=once)
         )
         stopping = asyncio.create_task(self._stop.wait())
         notifying: asyncio.Task[None] | None = None
-        if self._notifier is not None and not (drain or once):
+        if self._listens and not (drain or once):
             notifying = asyncio.create_task(self._notifier.run())
         self._ready.set()
         try:
@@ -252,7 +247,7 @@ class Worker:
         while not self._stop.is_set():
             try:
                 await self._compare_versions()
-                await self._maintenance.introduce()
+                await self._presence.report()
                 return
             except (psycopg.Error, RotaError) as error:
                 if not is_patient:
@@ -262,10 +257,7 @@ class Worker:
                     logger.warning(text, self._database, one_line(error))
                 # Who waits for all to be ready waits for those only that are there.
                 self._ready.set()
-                pause = retry.fail(error)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._stop.wait()
+                await wait_for(self._stop, retry.fail(error))
 
     async def wait_until_ready(self) -> None:
         """Wait until the worker has reached the database and asks for jobs, or has ended."""
@@ -301,7 +293,7 @@ class Worker:
         return self._share.floor
 
     @property
-    def idle_connections(self) -> tuple[Connection, Notifier | None]:
+    def idle_connections(self) -> tuple[Connection, Notifier]:
         """What it keeps open while it is idle, and may be used by others of its loop."""
         return self._connection, self._notifier
 
@@ -391,7 +383,12 @@ class Worker:
         self._executor.close()
         waits_for_all = self._is_retiring and not self._is_told.is_set()
         grace_period = inf if waits_for_all else self._grace_period
-        log_stop(self.name, self._executor.running, grace_period, self._has_signals)
+        wait = ""
+        if running := self._executor.running:
+            jobs = f"{running} running job{'s' if running > 1 else ''}"
+            way_out = "; a second signal ends the wait" if self._has_signals else ""
+            wait = f": waits up to {grace_period:g} s for {jobs}{way_out}"
+        logger.info("worker %s stops%s", self.name, wait)
         self._executor.give_back_held()
         # A claim or a tick may hang behind a lock; a claim that still comes through is undone.
         await asyncio.wait([fetching], timeout=LEAVE_TIMEOUT)
@@ -404,7 +401,7 @@ class Worker:
         await _try(self._context.processes.close())
         await _try(self._executor.ends.close(), "functions of on_end have not ended")
         self._heartbeat.stop()
-        await _try(self._maintenance.leave())
+        await _try(self._presence.leave())
         await self._connection.close()
         if notifying is not None:
             await asyncio.wait([notifying], timeout=LEAVE_TIMEOUT)
@@ -429,35 +426,29 @@ def run_together(
     *,
     drain: bool = False,
     once: bool = False,
-    health: tuple[str, int] | None = None,
-    forwarder: Forwarder | None = None,
+    beside: Sequence[AbstractAsyncContextManager[object]] = (),
 ) -> None:
     """Run workers in this process until all have left; if one fails, the others stop.
 
-    With *drain* or *once* the others do theirs before the failure is raised.  *health* is the
-    address at which `serve_health` answers.  Meanwhile *forwarder* carries jobs between the
-    databases.
+    With *drain* or *once* the others do theirs before the failure is raised.  All this is
+    within the contexts *beside*.
     """
     if _is_in_loop():
         raise RuntimeError("an event loop runs here already: await worker.run_async()")
 
-    def stop(*, now: bool = False) -> None:
+    def stop(now: bool = False) -> None:
         notify_service("STOPPING=1")
         for worker in workers:
             worker.stop(now=now)
 
     async def work() -> None:
         async with AsyncExitStack() as stack:
-            if health is not None:
-                port = await stack.enter_async_context(serve_health(*health, workers))
-                logger.info("health is told at http://%s:%s/ready", health[0], port)
+            for each in beside:
+                await stack.enter_async_context(each)
             running = [
                 asyncio.create_task(worker.run_async(drain=drain, once=once))
                 for worker in workers
             ]
-            forwarding = (
-                asyncio.create_task(_forward(forwarder, workers[0])) if forwarder else None
-            )
             telling = asyncio.create_task(_tell_ready(workers, running))
             try:
                 if drain or once:
@@ -467,8 +458,6 @@ def run_together(
                 telling.cancel()
                 if not all(task.done() for task in running):
                     stop()
-                if forwarding is not None:
-                    await end_task(forwarding)
                 await asyncio.wait(running)
             for task in running:
                 task.result()
@@ -479,21 +468,6 @@ def run_together(
         has_ended = run_in_loop(work())
     for worker in workers:
         worker._has_ended = has_ended
-
-
-async def _forward(forwarder: Forwarder, worker: Worker) -> None:
-    """Carry until the worker stops, whose connections the forwarder may use."""
-    running = asyncio.create_task(forwarder.run())
-    stopping = asyncio.create_task(worker.wait_until_stopping())
-    try:
-        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-    except Exception:  # the workers go on, and others may carry
-        logger.exception("this process carries no jobs between databases any more")
-    finally:
-        stopping.cancel()
-        await end_task(running)
 
 
 async def _tell_ready(workers: Sequence[Worker], tasks: Sequence[asyncio.Task[None]]) -> None:

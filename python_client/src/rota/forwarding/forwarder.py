@@ -20,9 +20,10 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from math import inf
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -31,10 +32,13 @@ from ..client.connecting import name_of
 from ..exceptions import RotaError
 from ..registry import Registry
 from ..rows import WaitingMove
+from ..worker.connection import Connection, Retry, end_task, wait_for
+from ..worker.maintenance import Presence, Ticker
+from ..worker.notifier import Notifier, Place
 from .carrier import Carrier, Database, Mover
-from .connection import Connection, Retry, end_task
-from .maintenance import Ticker, leave, report
-from .notifier import Notifier, Place
+
+if TYPE_CHECKING:
+    from ..worker.worker import Worker
 
 logger = logging.getLogger("rota")
 
@@ -52,8 +56,6 @@ ASK_AGAIN = 60.0
 PATIENCE = 2.0
 """Seconds for which nothing is carried until all databases have told their numbers: of two with
 the same one the first to answer is not the right one."""
-REPORT_INTERVAL = 60.0
-"""Seconds between two reports of which databases are known here."""
 
 
 class Scout:
@@ -69,7 +71,7 @@ class Scout:
         databases: Sequence[Database],
         poll_interval: float,
         tick_interval: float | None,
-        lent: tuple[Connection, Notifier | None] | None,
+        lent: tuple[Connection, Notifier] | None,
     ) -> None:
         self._worker, self._source = worker, source
         self._databases, self._poll_interval = databases, poll_interval
@@ -83,12 +85,12 @@ class Scout:
         self._ticker = Ticker(self._connection, tick_interval, jitter=0.2)
         # It is notified where the worker is, or not at all.
         self._notifier = self._own_notifier() if lent is None else lent[1]
-        if self._notifier is not None:
-            self._notifier.on_other = self._hurry
-        self._report_at = inf
+        self._notifier.on_other = self._hurry
+        registry = Registry()
+        registry.add("rota.forward", lambda job: None)
+        self._presence = Presence(self._connection, worker, self._queues, registry)
         self._has_moves = False
         self._patient_until = inf
-        self._connection.state.on_back(self._report_soon)
         self.carriers: dict[int, Carrier] = {}
         self._movers: dict[int, Mover] = {}
 
@@ -105,7 +107,7 @@ class Scout:
             self._connection.lend()
         self._patient_until = time.monotonic() + PATIENCE
         notifying: asyncio.Task[None] | None = None
-        if self._notifier is not None and not self._is_lent:
+        if not self._is_lent:
             notifying = asyncio.create_task(self._notifier.run())
         try:
             while True:
@@ -115,7 +117,8 @@ class Scout:
                     await self._meet_the_others()
                     waiting = await self._connection.call(AsyncClient.waiting_forwards)
                     moves = await self._connection.call(AsyncClient.waiting_moves)
-                    await self._report()
+                    if self._queues and time.monotonic() >= self._presence.due_at:
+                        await self._presence.report()
                 except (psycopg.Error, RotaError, OSError) as error:
                     self._source.was_asked = True
                     await retry.wait(error)
@@ -130,7 +133,7 @@ class Scout:
                     await self._ticker.tick()
                 await self._rest()
         finally:
-            self._wait_for([])
+            self._notifier.wait_also([])
             if notifying is not None:
                 await end_task(notifying)
             for carrier in self.carriers.values():
@@ -153,26 +156,20 @@ class Scout:
         """Wait until it is time to look: at once while jobs go, else when notified."""
         carried_at = max((each.carried_at for each in self.carriers.values()), default=-inf)
         if time.monotonic() - carried_at < WAKE_PATIENCE:
-            self._wait_for([])  # producers notify nobody
+            self._notifier.wait_also([])  # producers notify nobody
             await asyncio.sleep(LOOK_INTERVAL)
             return
-        self._wait_for(self._queues)
+        self._notifier.wait_also(self._queues)
         pause, notifier = self._poll_interval, self._notifier
-        if notifier is not None and notifier.place is Place.ACTIVE:
+        if notifier.place is Place.ACTIVE:
             pause = min(pause, ACTIVE_INTERVAL)
-        elif notifier is not None and notifier.others_heard.issuperset(self._queues):
+        elif notifier.others_heard.issuperset(self._queues):
             # Of a move that begins, and of another database's number, nothing notifies it.
             knows_all = len(self.carriers) == len(self._databases) - 1
             if knows_all and not self._has_moves:
                 pause *= QUIET_FACTOR
         until_tick = max(0.0, self._ticker.due_at - time.monotonic())
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(pause, until_tick)):
-                await self._wake.wait()
-
-    def _wait_for(self, queues: list[str]) -> None:
-        if self._notifier is not None:
-            self._notifier.wait_also(queues)
+        await wait_for(self._wake, min(pause, until_tick))
 
     async def _meet_the_others(self) -> None:
         """Have a carrier for each database of another number, under that which it has now."""
@@ -185,7 +182,7 @@ class Scout:
                 if mover.target is carrier.target:
                     await self._movers.pop(move_id).close()
             self._queues.remove(f"forward:{known}")
-            self._report_at = -inf
+            self._presence.hurry()
         is_early = time.monotonic() < self._patient_until
         if here is None or (is_early and not all(each.was_asked for each in self._databases)):
             return
@@ -195,7 +192,7 @@ class Scout:
                 continue
             self.carriers[number] = Carrier(self._worker, self._source, other, self._wake.set)
             self._queues.append(f"forward:{number}")
-            self._report_at = -inf
+            self._presence.hurry()
 
     async def _ask_again(self) -> None:
         """Ask the database for its number, which its owner may have changed."""
@@ -235,20 +232,9 @@ class Scout:
             each.problem = problem
             each.ask_at = min(each.ask_at, time.monotonic() + ASK_INTERVAL)
 
-    async def _report(self) -> None:
-        """Let it be seen here which databases jobs can go to."""
-        if not self._queues or time.monotonic() < self._report_at:
-            return
-        self._report_at = time.monotonic() + REPORT_INTERVAL
-        await report(self._connection, self._worker, list(self._queues), ["rota.forward"])
-
-    def _report_soon(self) -> None:
-        self._report_at = -inf
-
     async def _leave(self) -> None:
         with suppress(psycopg.Error, RotaError, OSError):
-            if self._report_at < inf:
-                await leave(self._connection, self._worker)
+            await self._presence.leave()
         await self._connection.close()
 
     def _hurry(self) -> None:
@@ -264,7 +250,7 @@ class Scout:
 
 
 class Forwarder:
-    """Carries jobs between all of these databases until cancelled.
+    """Carries jobs between all of these databases.
 
     It ticks as well, every *tick_interval* seconds, where no worker of the process does.  The
     workers of the process, one for each database, have *lent* their connections.
@@ -276,7 +262,7 @@ class Forwarder:
         *,
         poll_interval: float = 1.0,
         tick_interval: float | None = None,
-        lent: Sequence[tuple[Connection, Notifier | None]] | None = None,
+        lent: Sequence[tuple[Connection, Notifier]] | None = None,
     ) -> None:
         worker = f"forward:{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
         databases = [Database(conninfo) for conninfo in conninfos]
@@ -299,14 +285,30 @@ class Forwarder:
             carrier.carried for scout in self._scouts for carrier in scout.carriers.values()
         )
 
-    async def run(self) -> None:
-        """Carry until cancelled."""
-        tasks = [asyncio.create_task(scout.run()) for scout in self._scouts]
+    async def run_until(self, stopping: Coroutine[Any, Any, object]) -> None:
+        """Carry until *stopping* returns, or this is cancelled."""
+        works = [stopping, *(scout.run() for scout in self._scouts)]
+        tasks = [asyncio.create_task(work) for work in works]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             # Not a group of tasks, which cancels each of them once and waits without end.
             await asyncio.gather(*map(end_task, tasks))
         for task in tasks:
             if task.done() and not task.cancelled():
                 task.result()
+
+    @asynccontextmanager
+    async def run_beside(self, worker: Worker) -> AsyncIterator[None]:
+        """Carry within the block until *worker* stops, whose connections may be lent."""
+        running = asyncio.create_task(self._run_beside(worker))
+        try:
+            yield
+        finally:
+            await end_task(running)
+
+    async def _run_beside(self, worker: Worker) -> None:
+        try:
+            await self.run_until(worker.wait_until_stopping())
+        except Exception:  # the workers go on, and others may carry
+            logger.exception("this process carries no jobs between databases any more")

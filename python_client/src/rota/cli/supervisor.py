@@ -20,7 +20,7 @@ from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .process import die_with, notify_service, stop_on_signals
+from ..worker.process import die_with, notify_service, stop_on_signals
 
 logger = logging.getLogger("rota")
 
@@ -147,7 +147,7 @@ class Supervisor:
                         child.stop(STOP_NOW)  # somebody waits for the new code
                 time.sleep(CHECK_INTERVAL)
 
-    def _stop(self, *, now: bool) -> None:
+    def _stop(self, now: bool) -> None:
         # No more than this: a signal may come while a child is being started.
         self._is_stopping = True
         self._signals += 1
@@ -171,7 +171,7 @@ class Supervisor:
                 child.hold()
         elif code == USED_WRONGLY:
             self._codes.append(code)
-            self._stop(now=False)
+            self._stop(False)
         elif self._is_done:
             self._codes.append(code if code >= 0 else 1)
             self._children.remove(child)

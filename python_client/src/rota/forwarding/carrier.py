@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TypeVar
@@ -22,7 +21,7 @@ from ..client.async_client import AsyncClient
 from ..client.connecting import name_of, one_line
 from ..exceptions import RotaError
 from ..rows import ForwardJob, ReceivedJob, ReceivedMove, TakenMove, WaitingMove
-from .connection import Connection, ConnectionState, Retry, end_task
+from ..worker.connection import Connection, ConnectionState, Retry, end_task, wait_for
 
 logger = logging.getLogger("rota")
 
@@ -160,7 +159,7 @@ class Carrier(Lane):
         super().go()
 
     async def _run(self) -> None:
-        while await self._is_asked():
+        while await wait_for(self._asked, IDLE_TIMEOUT):
             self._asked.clear()
             try:
                 while await self._carry():
@@ -175,12 +174,6 @@ class Carrier(Lane):
         if self._retry.failures:
             logger.warning("jobs go to database %s again", self._number)
         self._retry.succeed()
-
-    async def _is_asked(self) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(IDLE_TIMEOUT):
-                await self._asked.wait()
-        return self._asked.is_set()
 
     async def _carry(self) -> bool:
         """Carry a batch; return whether there may be more."""

@@ -1,0 +1,1 @@
+"""Carry jobs between databases: `forwarder` finds what is to go, and `carrier` carries it."""
