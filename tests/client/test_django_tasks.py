@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 from django.test import override_settings
 from django_tasks import TaskResultStatus, default_task_backend, task, task_backends
 from django_tasks.exceptions import (
@@ -278,10 +277,37 @@ def test_wrong_settings_are_found(options: dict[str, Any], message: str | None) 
     assert message is None or message in found[0]
 
 
-@pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
-def test_manage_py_has_a_worker(
-    processes: list[str], dsn: str, db: psycopg.Connection[Any], tmp_path: Path
-) -> None:
+JOBS = """
+import os
+
+import rota
+from django.contrib.contenttypes.models import ContentType
+from django.db import connection
+from django_tasks import task
+from rota.contrib.django.jobs import registry as tasks
+
+registry = rota.Registry()
+registry.include(tasks)
+
+
+@task()
+def add(a, b):
+    return a + b
+
+
+@registry.task(own_process=True)
+def ask(is_broken: bool) -> list[object]:
+    with connection.cursor() as cursor:
+        if is_broken:
+            connection.connection.close()
+        cursor.execute("select 1")
+    return [ContentType.__name__, os.getpid()]
+"""
+
+
+@pytest.fixture
+def shop(dsn: str, tmp_path: Path) -> Callable[..., str]:
+    """Make a project of Django; return a function that runs a command of its manage.py."""
     said = conninfo_to_dict(dsn)
     (tmp_path / "shop_settings.py").write_text(
         f"""
@@ -290,30 +316,76 @@ DATABASES = {{"default": {{
     "USER": {said["user"]!r}, "PASSWORD": {said["password"]!r}, "HOST": {said["host"]!r},
     "PORT": {said["port"]!r}, "OPTIONS": {{"connect_timeout": 5}},
 }}}}
-INSTALLED_APPS = ["django_tasks", "rota.contrib.django"]
+INSTALLED_APPS = ["django.contrib.contenttypes", "django_tasks", "rota.contrib.django"]
 TASKS = {{"default": {TASKS!r}}}
 USE_TZ = True
 """
     )
-    (tmp_path / "shop_tasks.py").write_text(
-        "from django_tasks import task\n\n@task()\ndef add(a, b):\n    return a + b\n"
-    )
-    manage = "import sys, django.core.management as m; m.execute_from_command_line(sys.argv)"
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop_settings"}
-    path = [str(tmp_path), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(path)
-    enqueue = "import django; django.setup(); import shop_tasks; shop_tasks.add.enqueue(1, 2)"
-    subprocess.run([sys.executable, "-c", enqueue], check=True, env=environment)
-
-    command = ["rota_worker", "--drain", "--concurrency", "2", *processes]
-    done = subprocess.run(
-        [sys.executable, "-c", manage, *command],
-        capture_output=True,
-        text=True,
-        env=environment,
+    (tmp_path / "shop_jobs.py").write_text(JOBS)
+    manage = tmp_path / "manage.py"
+    manage.write_text(
+        "import os, sys\n"
+        "from django.core.management import execute_from_command_line\n"
+        "os.environ['DJANGO_SETTINGS_MODULE'] = 'shop_settings'\n"
+        "execute_from_command_line(sys.argv)\n"
     )
 
-    assert done.returncode == 0, done.stderr
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, str(manage), *words], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
+def test_manage_py_has_a_worker(
+    processes: list[str], shop: Callable[..., str], db: psycopg.Connection[Any]
+) -> None:
+    """Also from elsewhere, and for handlers that need the models of an application."""
+    shop("shell", "-c", "import shop_jobs; shop_jobs.add.enqueue(1, 2)")
+
+    shop(
+        "rota_worker", "--drain", "--concurrency", "2", *processes,
+        "--registry", "shop_jobs:registry",
+    )  # fmt: skip
+
     assert db.execute("select status, result from rota.job_runs").fetchall() == [
         ("succeeded", 3)
     ]
+
+
+def test_a_process_of_a_handler_has_django(
+    shop: Callable[..., str], client: Client, db: psycopg.Connection[Any]
+) -> None:
+    """Its models, and a new connection where the old one is broken."""
+    for is_broken in (False, True, False):
+        client.enqueue("ask", {"is_broken": is_broken}, max_attempts=1)
+
+    shop("rota_worker", "--drain", "--concurrency", "1", "--registry", "shop_jobs:registry")
+
+    runs = db.execute("select status, result from rota.job_runs order by id").fetchall()
+    assert [status for status, _ in runs] == ["succeeded", "dead", "succeeded"]
+    first, _, last = (result for _, result in runs)
+    assert first == last  # by one process, which has had a broken connection
+    assert first[0] == "ContentType"
+
+
+def test_a_worker_that_may_not_read_results_tries_again(
+    db: psycopg.Connection[Any], work: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the Task knows which attempt it is."""
+    succeed_at.enqueue(2)
+    db.execute("create role reads_no_results; grant usage on schema rota to reads_no_results")
+    try:
+        options = {"options": "-c role=reads_no_results"}
+        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", options)
+        work()
+    finally:
+        db.execute("drop owned by reads_no_results; drop role reads_no_results")
+
+    errors = db.execute("select message from rota.job_errors").fetchall()
+    assert db.execute("select result from rota.job_runs").fetchall() == [(2,)]
+    assert errors == [("'too early'",)]

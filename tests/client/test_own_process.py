@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable
 from datetime import date
 from functools import partial
@@ -18,7 +17,14 @@ import pytest
 
 from client import computing
 from rota import AsyncJob, Client, Job, Registry
-from rota.worker.own_process import LENGTH, Processes, RemoteTraceback, answer, packed
+from rota.worker.own_process import (
+    LENGTH,
+    Processes,
+    RemoteTraceback,
+    answer,
+    packed,
+    question_of,
+)
 from support.waiting import wait_until
 from support.workers import BackgroundWorker, WorkerProcess
 
@@ -173,8 +179,7 @@ def test_a_function_that_has_no_name_of_its_own_is_refused_for_a_process(
 
 @pytest.mark.parametrize("what", computing.RAISED)
 def test_an_exception_arrives_as_what_it_is(what: str) -> None:
-    name = computing.raise_it.__module__, computing.raise_it.__qualname__
-    question = packed((*name, [what], {}, sys.path))
+    question = question_of(computing.raise_it, [what], {})
 
     said = packed(answer(question[LENGTH.size :]))
     is_result, error, _ = ForkingPickler.loads(said[LENGTH.size :])

@@ -19,11 +19,6 @@ DATABASES = {
 }
 DEBUG = True
 EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
-LOGGING = {
-    "version": 1,
-    "handlers": {"console": {"class": "logging.StreamHandler"}},
-    "loggers": {"rota": {"handlers": ["console"], "level": "INFO"}},
-}
 SECRET_KEY = "only for an example"
 INSTALLED_APPS = ["rota.contrib.django", "shop"]
 ROOT_URLCONF = "shop.urls"

@@ -45,8 +45,11 @@ OK, FAILED, INTERRUPTED = 0, 1, 130
 LOCKED = "Nothing was done. Try again, or end that session: select pg_terminate_backend(PID)"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code: 0 done, 1 failed, 2 used wrongly."""
+def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code: 0 done, 1 failed, 2 used wrongly.
+
+    *again* is what starts the same in another process, if that is not the command `rota`.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["demo"]:
         return _demo(words[1:])
@@ -61,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 print(f"{error.usage}rota: {printable(str(error))}", file=sys.stderr)
             raise SystemExit(error.code) from None
-        arguments.words = words
+        arguments.again = again or [sys.executable, "-m", "rota", *words]
         return _run(arguments, _run_on_databases)
 
 

@@ -33,10 +33,9 @@ def work(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--processes must be 1 or more, got {arguments.processes}")
     is_child = arguments.process_number is not None
     if (arguments.processes > 1 or arguments.reload) and not is_child:
-        command = [sys.executable, "-m", "rota", *arguments.words]
         is_done = arguments.drain or arguments.once
         return Supervisor(
-            command, arguments.processes, reload=arguments.reload, is_done=is_done
+            arguments.again, arguments.processes, reload=arguments.reload, is_done=is_done
         ).run()
     registry = load_registry(arguments.registry)
     workers = _workers(arguments, registry)

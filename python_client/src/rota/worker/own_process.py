@@ -21,7 +21,7 @@ import sys
 import traceback
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import reduce
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -56,8 +56,7 @@ class Processes:
                 f"{function.__qualname__} of the script that is run cannot run in a process, "
                 "which finds it by name: put it into a module"
             )
-        names = function.__module__, function.__qualname__
-        question = packed((*names, args, kwargs, sys.path))
+        question = question_of(function, args, kwargs)
         # One may have died meanwhile, such as by the system when memory was short.
         self._idle = [each for each in self._idle if each.returncode is None]
         process = self._idle.pop() if self._idle else await _start()
@@ -133,6 +132,20 @@ def _kill_group(process: Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)  # and what the function has started
 
 
+def question_of(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bytes:
+    """Return the message that asks for a call."""
+    call = function.__module__, function.__qualname__, args, kwargs
+    return packed((sys.path, _has_django(), bytes(ForkingPickler.dumps(call))))
+
+
+def _has_django() -> bool:
+    """Whether this program uses Django, by settings that another process finds as well."""
+    django = sys.modules.get("django.apps")
+    return django is not None and django.apps.ready and "DJANGO_SETTINGS_MODULE" in os.environ
+
+
 def check_can_be_found(function: Callable[..., Any]) -> None:
     """Raise TypeError for a function that another process does not find by its name."""
     name = getattr(function, "__qualname__", "<partial>")
@@ -194,14 +207,24 @@ def answer_parent() -> None:
 def answer(body: bytes) -> tuple[Any, ...]:
     """Call the function; return its result, or what it raised and where."""
     try:
-        module, name, args, kwargs, path = ForkingPickler.loads(body)
+        path, has_django, call = ForkingPickler.loads(body)
         sys.path[:] = path
-        found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
-        result = (True, found(*args, **kwargs))  # a task that is called is its function
-        ForkingPickler.dumps(result)
+        with _django() if has_django else nullcontext():
+            # Not before: the arguments may be of classes that are found only now.
+            module, name, args, kwargs = ForkingPickler.loads(call)
+            found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
+            result = (True, found(*args, **kwargs))  # a task that is called is its function
+            ForkingPickler.dumps(result)
     except BaseException as error:  # also SystemExit: the parent shall know
         return False, _portable(error), "".join(traceback.format_exception(error))
     return result
+
+
+def _django() -> AbstractContextManager[None]:
+    context: AbstractContextManager[None] = importlib.import_module(
+        "rota.contrib.django.own_process"
+    ).as_in_a_worker()
+    return context
 
 
 def packed(message: Any) -> bytes:

@@ -52,6 +52,12 @@ ERRORS = """
     where e.job_id = %s order by e.attempt, e.failed_at
     """
 
+MAY_READ = """
+    select has_table_privilege('rota.job_runs', 'select')
+        and has_table_privilege('rota.job_errors', 'select')
+    """
+UNKNOWN_WORKER = "unknown"
+
 
 class RotaBackend(BaseTaskBackend):  # type: ignore[misc]  # untyped in Django
     """Enqueues Tasks as jobs; OPTIONS may name a database, and defaults for ``enqueue()``.
@@ -125,8 +131,14 @@ class RotaBackend(BaseTaskBackend):  # type: ignore[misc]  # untyped in Django
             object.__setattr__(result, "_return_value", json.loads(job["result"]))
         return result
 
+    def may_get_result(self) -> bool:
+        """Whether the role has the rights of an observer."""
+        with connections[self.database].cursor() as cursor:
+            cursor.execute(MAY_READ)
+            return bool(cursor.fetchone()[0])
+
     def started(self, job: Job) -> TaskResult:
-        """Return what is known of a job when its first attempt begins."""
+        """Return what is known of a job when an attempt begins, without asking the database."""
         now = timezone.now()
         return self._of_job(
             str(job.job_id),
@@ -137,7 +149,8 @@ class RotaBackend(BaseTaskBackend):  # type: ignore[misc]  # untyped in Django
             created_at=job.created_at,
             started_at=now,
             last_attempted_at=now,
-            worker_ids=[job.worker],
+            # As many as there are attempts: from these a Task knows which one it is.
+            worker_ids=[*[UNKNOWN_WORKER] * (job.attempt - 1), job.worker],
         )
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:

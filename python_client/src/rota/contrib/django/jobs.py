@@ -100,6 +100,7 @@ def _send_finished(result: TaskResult, error: BaseException | None) -> None:
 
 def _started(job: Job) -> TaskResult:
     backend = task_backends[job.payload["backend"]]
-    if job.attempt > 1:  # what earlier ones came to is in the database
+    # What earlier attempts came to is in the database, which a worker's role need not read.
+    if job.attempt > 1 and backend.may_get_result():
         return backend.get_result(str(job.job_id))
     return backend.started(job)

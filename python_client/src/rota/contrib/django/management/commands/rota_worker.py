@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.core.management.base import BaseCommand
 from django.db import connections
+from django.utils.autoreload import get_child_arguments
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import Conninfo
 
@@ -38,7 +40,11 @@ class Command(BaseCommand):  # type: ignore[misc]  # untyped in Django
         known, others = parser.parse_known_args(argv[2:])
         # By the environment, where no list of processes shows the password.
         os.environ["DATABASE_URL"] = _conninfo(known.database)
-        sys.exit(main(["worker", known.registry, *others]))
+        # Further processes need Django, and what manage.py has done before.
+        again = None
+        with suppress(RuntimeError):  # a program that is no file cannot be started again
+            again = get_child_arguments()
+        sys.exit(main(["worker", known.registry, *others], again))
 
 
 def _conninfo(alias: str) -> str:
