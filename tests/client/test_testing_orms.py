@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import psycopg
 import pytest
 from django.db import IntegrityError, transaction
+from django.db import connection as django_connection
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session
 
 import rota
 from client.own_connections import async_engine_on, django_on, engine_on
-from rota.testing import assert_enqueued, assert_not_enqueued, drain, drain_async
+from rota.testing import (
+    assert_enqueued,
+    assert_not_enqueued,
+    drain,
+    drain_async,
+    run_job_async,
+)
 
 pytestmark = [pytest.mark.own_session, pytest.mark.usefixtures("letters")]
 
@@ -68,6 +76,36 @@ def test_jobs_run_within_atomic_of_django(
     assert [outcome.status for outcome in outcomes] == ["succeeded", "failed", "succeeded"]
     assert isinstance(outcomes[1].error, IntegrityError)
     assert rows == [(1,), (3,), (10,), (30,)]
+    assert nothing_is_left(db)
+
+
+def write_in_django(number: int) -> int:
+    """Stands for what takes long, which a worker runs in a process of its own."""
+    with django_connection.cursor() as cursor:
+        cursor.execute(INSERT, [number])
+    return os.getpid()
+
+
+def test_a_process_of_its_own_is_that_of_the_test(
+    dsn: str, db: psycopg.Connection[Any], registry: rota.Registry
+) -> None:
+    """Another process would write into the database of the settings, and not of the test."""
+    task = registry.task("write", own_process=True)(write_in_django)
+
+    async def within_a_loop() -> object:
+        return (await run_job_async(registry, "now")).result
+
+    registry.task("now", own_process=True)(os.getpid)
+    with django_on(dsn) as django, transaction.atomic():
+        task.enqueue(django, number=1)
+        (outcome,) = drain(django, registry)
+
+        assert outcome.result == asyncio.run(within_a_loop()) == os.getpid()
+        with django.cursor() as cursor:
+            cursor.execute(ALL)
+            assert cursor.fetchall() == [(1,)]
+        transaction.set_rollback(True)
+
     assert nothing_is_left(db)
 
 

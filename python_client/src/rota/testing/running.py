@@ -41,6 +41,7 @@ from ..tasks import Task
 from ..worker.completer import NOT_COMMITTED
 from ..worker.lending import JobConnections
 from ..worker.outcomes import Failed, Outcome, Snoozed, Succeeded, failure, run_async, run_sync
+from ..worker.own_process import Processes, check_can_be_found
 from .session import NoDatabase, NoDatabaseError, Session, session_of
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ async def run_job_async(
     **fields: Any,
 ) -> JobOutcome:
     """Run the handler of one job like `run_job`, in the event loop of the test."""
-    way = _Way(registry, resources or {}, raise_errors)
+    way = _Way(registry, resources or {}, raise_errors, in_loop=True)
     with _one_job(way, job, payload, attempt, connection, fields) as steps:
         return await _drive_async(registry, steps)
 
@@ -152,7 +153,7 @@ async def drain_async(
 ) -> list[JobOutcome]:
     """Run all jobs that are due like `drain`, in the event loop of the test."""
     with session_of(connection) as session:
-        runner = _Runner(session, _Way(registry, resources or {}, raise_errors))
+        runner = _Runner(session, _Way(registry, resources or {}, raise_errors, in_loop=True))
         return await _drive_async(registry, runner.run_all(queues, with_later, max_jobs))
 
 
@@ -163,6 +164,35 @@ class _Way:
     registry: Registry
     resources: Mapping[str, Any]
     raise_errors: bool
+    in_loop: bool = False
+    """Whether the test has an event loop, so that plain functions run in threads."""
+
+
+class _NoProcesses(Processes):
+    """Calls here what a worker calls in another process.
+
+    That would not find what the test has not committed or has patched, and with Django not
+    even the database of the test.
+    """
+
+    def __init__(self, *, in_loop: bool) -> None:
+        super().__init__()
+        self._in_loop = in_loop
+
+    async def run(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call *function*, where any plain handler would be called."""
+        check_can_be_found(function)
+        if self._in_loop:
+            return await asyncio.to_thread(function, *args, **kwargs)
+        # In the other process there is no loop: Django refuses its connections where one is.
+        loop = asyncio.get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            asyncio._set_running_loop(loop)
 
 
 class _Context(JobContext):
@@ -171,6 +201,7 @@ class _Context(JobContext):
     def __init__(self, way: _Way, connections: JobConnections) -> None:
         super().__init__(WORKER, connections)
         self.resources = dict(way.resources)
+        self.processes = _NoProcesses(in_loop=way.in_loop)
 
 
 class _Runner:
