@@ -396,8 +396,9 @@ begin
         max_rows);
 
     for v_partition in
-        select rota._old_partitions(parent, v_table.days,
-            (v_table.before at time zone 'UTC')::date - 1)
+        select o.partition
+        from rota._old_partitions(_purge_partitions.parent, v_table.days,
+            (v_table.before at time zone 'UTC')::date - 1) as o (partition)
     loop
         exit when v_deleted >= max_rows;
         begin
