@@ -100,16 +100,12 @@ declare
     v_each_hour constant boolean := cardinality(hours) = 24;
     v_minutes constant text := case when v_each_minute then 'every minute'
         else rota._describe_values('minute', minutes) end;
-    v_text text;
 begin
-    if seconds = '{0}' then
-        v_text := coalesce(rota._describe_share('minute', minutes), 'at ' || v_minutes);
-    else
-        v_text := coalesce(rota._describe_share('second', seconds),
-            'at ' || rota._describe_values('second', seconds))
-            || ' of ' || v_minutes;
-    end if;
-    return v_text || case
+    return case when seconds = '{0}'
+        then coalesce(rota._describe_share('minute', minutes), 'at ' || v_minutes)
+        else coalesce(rota._describe_share('second', seconds),
+            'at ' || rota._describe_values('second', seconds)) || ' of ' || v_minutes
+    end || case
         when not v_each_hour then ' of the ' || rota._describe_values('hour', hours)
         when not v_each_minute then ' of every hour'
         else ''

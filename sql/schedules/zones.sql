@@ -63,16 +63,13 @@ begin
     if time_zone in ('UTC', 'GMT') then
         return;
     -- No name is so long, and the pattern takes its time on a text that is.
-    elsif octet_length(_check_time_zone.time_zone) <= 63 and _check_time_zone.time_zone
-        ~ '^([A-Za-z_-]+(/[A-Za-z_-]+){0,2}|Etc/GMT([+-][0-9]|[+]1[0-2]|-1[0-4]))$'
-      and _check_time_zone.time_zone !~* '^(localtime|factory|posixrules|(posix|right)/.*)$'
-      and (
-        position('/' in _check_time_zone.time_zone) > 0
-        or not exists (
-            select from pg_timezone_abbrevs as a
-            where a.abbrev = upper(_check_time_zone.time_zone)
-        )
-      ) then
+    elsif octet_length(time_zone) <= 63
+      and time_zone ~ '^([A-Za-z_-]+(/[A-Za-z_-]+){0,2}|Etc/GMT([+-][0-9]|[+]1[0-2]|-1[0-4]))$'
+      and time_zone !~* '^(localtime|factory|posixrules|(posix|right)/.*)$'
+      and (position('/' in time_zone) > 0 or not exists (
+        select from pg_timezone_abbrevs as a
+        where a.abbrev = upper(_check_time_zone.time_zone)
+    )) then
         begin
             perform rota.now() at time zone time_zone;
             return;
