@@ -147,11 +147,3 @@ begin
         order by d.run_at, d.id limit _first_retries.max_jobs
     );
 end $$;
-
-/* Whether the time of a retry has come that waits for a budget. */
-create or replace function rota._has_retries_due()
-    returns boolean language plpgsql stable as $$
-begin
-    return exists (
-        select from rota.retry_budgets as b where rota._first_retries(b.queue, 1) <> '{}');
-end $$;

@@ -62,7 +62,15 @@ begin
         return;
     end if;
 
-    v_open := rota._open_enders();
+    -- Transactions that have ended jobs and are open hold a lock as writers on a table of the
+    -- history, and have a number.  So have those that let jobs wait for others, which nobody
+    -- sees yet: this keeps retention from removing a parent that has ended since.
+    v_open := array(
+        select x.transactionid from pg_locks as x
+        where x.locktype = 'transactionid' and x.mode = 'ExclusiveLock' and x.granted
+          and x.virtualtransaction = any((select rota._open_writers(array['rota.finished_jobs',
+            'rota.job_errors', 'rota.stage_runs', 'rota.dependencies']::regclass[]))::text[])
+    );
     insert into rota.late_xids (xid, since)
     select o.xid, v_counted_until from unnest(v_was_open) as o (xid)
     where o.xid = any(v_open) and not exists (
@@ -137,20 +145,6 @@ begin
     return v_progress.is_behind or v_progress.sampled_at not between c_since and c_now
       and (exists (select from rota.late_xids)
         or rota._first_uncounted(v_progress.counted_until) < 'infinity');
-end $$;
-
-/* Transactions that have ended jobs and are open: they hold a lock as writers on a table of the
- * history, and have a number.  So have those that let jobs wait for others, which nobody sees
- * yet: to be among these keeps retention from removing a parent that has ended since. */
-create or replace function rota._open_enders()
-    returns xid[] language plpgsql as $$
-begin
-    return array(
-        select x.transactionid from pg_locks as x
-        where x.locktype = 'transactionid' and x.mode = 'ExclusiveLock' and x.granted
-          and x.virtualtransaction = any(rota._open_writers(array['rota.finished_jobs',
-            'rota.job_errors', 'rota.stage_runs', 'rota.dependencies']::regclass[]))
-    );
 end $$;
 
 /* The other transactions, by their virtual ids, that are writers on one of these tables. */

@@ -121,15 +121,14 @@ begin
     return rota._has_stale_leases() or rota._has_expired() or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
     ) or rota._has_checks(true) or rota._has_later_due() or rota._has_uncounted(true)
-      or exists (select from rota.breakers) or rota._has_retries_due()
-      or rota._has_count_due() or exists (
+      or exists (select from rota.breakers) or exists (
+        select from rota.retry_budgets as b where rota._first_retries(b.queue, 1) <> '{}'
+    ) or rota._has_count_due() or exists (
         select from rota.maintenance as u join rota.maintenance as r on r.task = 'retention'
         where u.task = 'tick'
           and (r.has_more or u.done_at not between v_now - case
               when r.done_at between v_now - interval '1 minute' and v_now
-              then interval '10 seconds'
-              else '5 minutes'
-          end and v_now)
+              then interval '10 seconds' else '5 minutes' end and v_now)
     );
 end $$;
 
