@@ -266,9 +266,10 @@ begin
             e.rerun_payload, e.ordering_key, e.definition, e.held_limits) > 0
             or _archive_jobs.old_status in ('queued', 'failed'))
     into v_ended, v_leading from ended as e;
-    if v_leading is not null
-      and jsonb_path_exists(v_leading, '$[*] ? (@.rerun_payload != null)') then
-        perform rota._follow_up(v_leading);
+    if v_leading is not null then
+        if jsonb_path_exists(v_leading, '$[*] ? (@.rerun_payload != null)') then
+            perform rota._follow_up(v_leading);
+        end if;
     end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.

@@ -67,10 +67,10 @@ ENDINGS = (
         ),
         sql(
             "jobs/finish",
-            "    if v_leading is not null\n",
+            "    if v_leading is not null then\n",
             """\
     delete from rota.jobs as j where j.id = any(v_ended);
-    if v_leading is not null
+    if v_leading is not null then
 """,
         ),
     ),
