@@ -288,8 +288,7 @@ begin
             ) when 1 then nullif(r.job_id, v_outside[array_position(v_outside, r.job_id)])
             end
         from unnest(_newest_refs.job_ids, _newest_refs.lease_tokens)
-            with ordinality as r (job_id, lease_token, ordinal)
-        order by r.ordinal
+            with ordinality as r (job_id, lease_token, ordinal) order by r.ordinal
     );
 end;
 $$;
@@ -317,8 +316,7 @@ begin
             select j.id from rota.jobs as j
             where j.id = any(_hold_jobs.job_ids) and j.lease_token
                 = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
-              and j.status = 'running' and j.id <> all(v_held)
-            for update skip locked
+              and j.status = 'running' and j.id <> all(v_held) for update skip locked
         );
         exit when v_try = 11 or not exists (
             select from rota.jobs as j
@@ -330,8 +328,7 @@ begin
     end loop;
     return array(
         select h.id from unnest(_hold_jobs.job_ids) with ordinality as i (id, ordinal)
-        left join unnest(v_held) as h (id) on h.id = i.id
-        order by i.ordinal
+        left join unnest(v_held) as h (id) on h.id = i.id order by i.ordinal
     );
 end;
 $$;

@@ -520,8 +520,7 @@ begin
             where j.id = any(v_candidates)
               and coalesce(j.own_lane, j.priority) = _lock_merged.lane
               and j.status = any(c_waiting) and j.run_at <= _lock_merged.due
-              and coalesce(j.hold, '') = ''
-            order by coalesce(j.own_place, j.run_at), j.id
+              and coalesce(j.hold, '') = '' order by coalesce(j.own_place, j.run_at), j.id
             limit _lock_merged.max_jobs - cardinality(ids) for update skip locked
         );
         exit when cardinality(ids) = max_jobs or cardinality(v_candidates) < v_window;

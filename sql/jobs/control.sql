@@ -150,8 +150,7 @@ begin
     end if;
     v_added := rota._insert_requested(array(
         select jsonb_populate_record(null::rota.jobs, j.job)
-        from jsonb_array_elements(v_jobs) with ordinality as j (job, ordinal)
-        order by j.ordinal
+        from jsonb_array_elements(v_jobs) with ordinality as j (job, ordinal) order by j.ordinal
     ), v_ids);
     if cardinality(v_added) < cardinality(v_ids) then
         perform rota._raise_taken(t.id, v_jobs -> (t.ordinal - 1)::integer)

@@ -42,8 +42,7 @@ begin
     loop
         insert into rota.effects (scope, key, job_id, lease_token, recorded_at, expires_at)
         values (record_effect.scope, record_effect.key, record_effect.job_id,
-            record_effect.lease_token, v_now, v_expires_at)
-        on conflict do nothing;
+            record_effect.lease_token, v_now, v_expires_at) on conflict do nothing;
         if found then return true; end if;
 
         select e.* into v_effect from rota.effects as e
@@ -218,8 +217,7 @@ create or replace function rota._lock_lease(job_id bigint, lease_token bigint)
 begin
     perform from rota.jobs as j
     where j.id = _lock_lease.job_id
-      and j.lease_token = _lock_lease.lease_token and j.status = 'running'
-    for update;
+      and j.lease_token = _lock_lease.lease_token and j.status = 'running' for update;
     return found;
 end;
 $$;

@@ -181,8 +181,7 @@ begin
         array(
             select case when t.outcome <> 'succeeded' then t.newest_id end
             from unnest(v_outcomes, rota._newest_refs(v_ids, v_tokens))
-                with ordinality as t (outcome, newest_id, n)
-            order by t.n
+                with ordinality as t (outcome, newest_id, n) order by t.n
         ),
         v_tokens);
     select array_agg(case when t.outcome = 'failed' then t.held_id end order by t.n),
@@ -214,8 +213,7 @@ begin
     left join lateral rota._failed_before(
         case when t.outcome = 'failed' and f.id is null
             and rota._jobs_outside_grants(array[t.job_id]) = '{}' then t.job_id end,
-        t.lease_token, t.error) as b (status, run_at) on true
-    order by t.n;
+        t.lease_token, t.error) as b (status, run_at) on true order by t.n;
 end;
 $$;
 

@@ -136,8 +136,7 @@ begin
             case when v_may_wait then enqueue.if_parent_dead end, enqueue.limit_key, v_status,
             coalesce(v_run_at, v_now), v_place, v_now, v_now)
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
-            where idempotency_key is not null do nothing
-        returning j.id into v_job_id;
+            where idempotency_key is not null do nothing returning j.id into v_job_id;
         if v_job_id is null then
             v_job_id := rota._find_keyed(idempotency_key, job_type);
         elsif v_status = 'queued' and v_place is null
@@ -272,8 +271,7 @@ begin
         select coalesce(e.job ->> 'queue', 'default'), e.job ->> 'job_type',
             coalesce(e.job -> 'payload', '{}'), coalesce(e.job ->> 'priority', '0')::smallint,
             10, 'queued', v_now, v_now, v_now
-        from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job)
-        returning id
+        from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job) returning id
     )
     -- Ids are drawn in the order of the rows.
     select array_agg(a.id) into v_ids from added as a;
@@ -377,8 +375,7 @@ begin
         end)
     from jsonb_array_elements(_check_keys_of.list) with ordinality as e (item, ordinal)
     where case jsonb_typeof(e.item)
-        when 'object' then e.item - _check_keys_of.keys <> '{}' else true end
-    limit 1;
+        when 'object' then e.item - _check_keys_of.keys <> '{}' else true end limit 1;
 end;
 $$;
 

@@ -73,8 +73,7 @@ begin
         select j.* from rota.jobs as j
         where j.id = any(_fail_running.job_ids) and j.lease_token
             = _fail_running.lease_tokens[array_position(_fail_running.job_ids, j.id)]
-          and j.status = 'running'
-        for update
+          and j.status = 'running' for update
     loop
         job_id := v_job.id;
         run_at := null;
@@ -103,8 +102,7 @@ begin
             coalesce(v_job.locked_by, ''), coalesce(v_job.started_at, c.now), c.now,
             v_error_type, left(_fail_running.errors[v_n], 10000),
             left(_fail_running.stacks[v_n], 20000), v_job.run_at
-        from (select rota.now() as now offset 0) as c
-        returning failed_at into v_now;
+        from (select rota.now() as now offset 0) as c returning failed_at into v_now;
 
         v_is_rerun := status = 'failed' and v_job.rerun_payload is not null;
         if status = 'failed' then
@@ -265,8 +263,7 @@ begin
         from rota.jobs as j
         where j.id = any(_give_back.job_ids)
           and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
-          and j.status = 'running'
-        for update
+          and j.status = 'running' for update
     )
     select array_agg(h.id) filter (where h.cancel_requested_at is not null),
         array_agg(h.lease_token) filter (where h.cancel_requested_at is not null),
@@ -293,8 +290,7 @@ begin
         held_limits = null, updated_at = rota.now()
     where j.id = any(_give_back.job_ids)
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
-      and j.status = 'running'
-    returning j.id, j.run_at;
+      and j.status = 'running' returning j.id, j.run_at;
     perform rota._enter_lanes(v_moved_ids, v_held_limits);
     if v_kept_ids is not null then
         perform rota._enter_lanes(v_kept_ids, keep_places => true);

@@ -170,8 +170,7 @@ create or replace function rota._end_jobs(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
     results jsonb default null, next_stages text[] default null,
     is_optimistic boolean default false
-) returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off
-    as $$
+) returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_ended bigint[];
 begin
@@ -298,8 +297,7 @@ $$;
 create or replace function rota._end_stages(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text, results jsonb,
     next_stages text[], is_optimistic boolean
-) returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off
-    as $$
+) returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_now timestamptz;
     v_wanted bigint[] := job_ids;

@@ -96,8 +96,7 @@ begin
         v_queue := (
             select j.queue from rota.jobs as j
             where j.queue > v_queue and j.queue < 'forward;'
-              and j.hold is null and j.status in ('queued', 'failed')
-            order by j.queue limit 1
+              and j.hold is null and j.status in ('queued', 'failed') order by j.queue limit 1
         );
         exit when v_queue is null;
         -- Others may be from before enqueue() refused them.
@@ -288,8 +287,7 @@ begin
         for v_job in
             select i.id, i.created_at, receive_jobs.jobs -> (i.n - 1)::integer as job, i.n
             from unnest(receive_jobs.job_ids, receive_jobs.enqueue_times) with ordinality
-                as i (id, created_at, n)
-            order by i.n
+                as i (id, created_at, n) order by i.n
         loop
             v_key := v_job.job ->> 'ordering_key';
             continue when v_key = any(v_halted);
@@ -391,8 +389,7 @@ begin
             locked_by = _claim_carriers.worker, locked_until = v_now + interval '1 minute',
             held_limits = (v_due.held_limits ->> j.id::text)::text[], opened_for = null,
             started_at = v_now, updated_at = v_now
-        where j.ctid = any(v_due.locked_rows)
-        returning j.id
+        where j.ctid = any(v_due.locked_rows) returning j.id
     )
     select coalesce(array_agg(c.id), '{}') into v_ids from claimed as c;
     return v_ids;

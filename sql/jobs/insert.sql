@@ -85,8 +85,7 @@ begin
         where n.idempotency_key is null or rota._find_live(n.idempotency_key,
             coalesce('pipeline ' || n.pipeline, n.job_type)) is null
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
-            where idempotency_key is not null do nothing
-        returning j.id, j.limit_key
+            where idempotency_key is not null do nothing returning j.id, j.limit_key
     )
     select coalesce(array_agg(a.id), '{}'), count(a.limit_key) > 0
     into v_ids, v_has_limit_keys from added as a;

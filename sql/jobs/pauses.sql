@@ -280,8 +280,7 @@ begin
         where j.hold = 'pause ' || _check_pause.pause_name and j.hold <> 'time'
           and j.status in ('queued', 'failed')
         order by j.queue, j.job_type, coalesce(j.own_lane, j.priority),
-            coalesce(j.own_place, j.run_at), j.id
-        limit 1000 for update skip locked
+            coalesce(j.own_place, j.run_at), j.id limit 1000 for update skip locked
     );
     if v_ids = '{}' then
         -- Those that another session has locked are asked for again.

@@ -80,8 +80,7 @@ begin
         set hold = 'retries ' || j.queue, own_lane = null, own_place = null
         from rota.retry_budgets as b
         where j.id = any(_hold_retries.job_ids) and j.status = any('{failed}'::text[])
-          and b.queue = j.queue and b.per_minute is not null
-        returning j.id
+          and b.queue = j.queue and b.per_minute is not null returning j.id
     )
     select array_agg(h.id) into v_held from held as h;
     return array(select i.id from unnest(_hold_retries.job_ids) as i (id)

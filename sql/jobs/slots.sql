@@ -339,8 +339,7 @@ begin
             then v_rate.oldest_starts else v_rate.starts end) as used
         from rota.limit_starts as s
         where s.limit_name = bound.limit_name
-          and s.cell between v_now - v_rate.cells + 1 and v_now
-        group by s.cell
+          and s.cell between v_now - v_rate.cells + 1 and v_now group by s.cell
     ) as c;
     return 'epoch'::timestamptz + v_rate.length
         * (v_now + (v_used >= coalesce(bound.burst, 1))::integer) * interval '1 microsecond';

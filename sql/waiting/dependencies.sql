@@ -80,8 +80,7 @@ begin
     join rota._parent_statuses(_check_parts.parts) as e on e.parent_id = p.id
     where not p.is_new
       and (e.status in ('blocked', 'dead', 'cancelled')
-        or e.ordering_key is not null and e.status <> 'succeeded')
-    order by p.ordinal limit 1;
+        or e.ordering_key is not null and e.status <> 'succeeded') order by p.ordinal limit 1;
     if not found then return; end if;
     raise exception using errcode = 'invalid_parameter_value',
         message = case
@@ -422,8 +421,7 @@ $$;
 
 create or replace function rota.retry_with_dependants(
     job_id bigint, force boolean default false
-) returns integer language plpgsql security definer set search_path = pg_catalog, pg_temp
-    as $$
+) returns integer language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_dependants integer;
 begin
@@ -456,8 +454,7 @@ begin
             cross join lateral (
                 select i.id from rota.finished_jobs as i
                 where i.id = d.job_id and i.status = 'cancelled'
-                  and i.cancel_reason like format('parent %s %%', c.id)
-                limit 1
+                  and i.cancel_reason like format('parent %s %%', c.id) limit 1
             ) as f
         )
         -- The recursion goes on only as far as it is asked.

@@ -305,8 +305,7 @@ declare
 begin
     select j.run_at into v_first from rota.jobs as j
     where j.hold = 'time' and j.status in ('queued', 'failed') and j.run_at <= v_now
-      and j.run_at >= rota._from_micros(v_start)
-    order by j.run_at, j.id limit 1;
+      and j.run_at >= rota._from_micros(v_start) order by j.run_at, j.id limit 1;
     perform rota._keep_scan_from('later', v_now, v_start is null, c_index, v_walked,
         rota._micros(coalesce(v_first, v_now)));
     return v_first is not null;

@@ -70,8 +70,7 @@ begin
         per = coalesce(excluded.per, case when not reset then l.per end),
         burst = coalesce(excluded.burst, case when not reset then l.burst end),
         weight = coalesce(excluded.weight, case when not reset then l.weight end),
-        updated_at = rota.now(), is_backfilled = false
-    returning l.* into v_limit;
+        updated_at = rota.now(), is_backfilled = false returning l.* into v_limit;
     -- Maintenance has to count again after the commit, when all claims know of the limit.
     update rota.limits as l
     -- An older snapshot does not show all that runs.
@@ -208,8 +207,7 @@ begin
                     >= (v_first.lane, v_first.place)
                 order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
                 limit least(100, greatest(20, coalesce(slots_given, 100)),
-                    v_free - v_open.jobs)
-                for update skip locked
+                    v_free - v_open.jobs) for update skip locked
             );
             v_kind.lane := v_first.lane;
             v_kind.place := v_first.place;
@@ -409,8 +407,7 @@ begin
         v_name := (
             select j.hold from rota.jobs as j
             where j.hold > v_name and j.hold < left(c_prefix, -1) || ';' and j.hold <> 'time'
-              and j.status in ('queued', 'failed')
-            order by j.hold limit 1
+              and j.status in ('queued', 'failed') order by j.hold limit 1
         );
         exit when v_name is null;
         v_names := v_names || v_name;
@@ -434,8 +431,7 @@ declare
 begin
     select l.* into v_limit from rota.limits as l
     where l.limit_name = _backfill_limit.limit_name
-      and (not l.is_backfilled or l.backfill_xid is not null)
-    for update skip locked;
+      and (not l.is_backfilled or l.backfill_xid is not null) for update skip locked;
     if not found then
         -- Locked by a session that is changing it, and leaves a check.
         return true;

@@ -53,8 +53,7 @@ begin
     return (
         select j.id from rota.jobs as j
         where j.ordering_key = _key_head.ordering_key and - j.id <= - _key_head.first_id
-          and j.status <> 'blocked'
-        order by - j.id limit 1
+          and j.status <> 'blocked' order by - j.id limit 1
     );
 end;
 $$;
@@ -216,8 +215,7 @@ begin
         -- What _key_head() asks, in the same statement.
         select j.id from rota.jobs as j
         where j.ordering_key = _is_key_idle.ordering_key and - j.id <= - _is_key_idle.start
-          and j.status <> 'blocked'
-        order by - j.id limit 1
+          and j.status <> 'blocked' order by - j.id limit 1
     ) is null and coalesce(
         rota._first_blocked(ordering_key, rota._settled_start(ordering_key, start)) >= job_id,
         true);
