@@ -93,8 +93,9 @@ begin
             v_paused := v_paused
                 || jsonb_build_array(v_error_type, v_job.job_type, v_job.queue)::text;
         end if;
-        status := case when fatals[v_n] or v_job.attempts >= v_job.max_attempts
-            or v_rule.is_fatal then 'dead' else 'failed' end;
+        status := case
+            when fatals[v_n] or v_job.attempts >= v_job.max_attempts then 'dead'
+            when v_rule.is_fatal then 'dead' else 'failed' end;
         -- The clock is read by this statement, as the statistics need it (jobs/finish.sql).
         insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker,
             started_at, failed_at, error_type, message, stack, run_at)

@@ -16,9 +16,7 @@ from races.test_storm import NO_CONFLICT, TOKEN
 BY_TOKEN = """\
 and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
 """
-GROWING = """\
-least(j.lease_token, 9223372036854775806) + 1,
-                (extract(epoch from v_now) * 1000000)::bigint)"""
+GROWING = "least(j.lease_token, 9223372036854775806) + 1, c_moment)"
 SPREAD = "v_delay * (1 + v_jitter * (2 * random() - 1))"
 AGAIN = """\
 update rota.finished_jobs as f

@@ -197,7 +197,7 @@ MAINTENANCE = (
         "rule-without-end",
         "A fatal retry rule changes nothing.",
         "sql/jobs/test_retries.py",
-        sql("jobs/fail", "or v_rule.is_fatal then 'dead'", "then 'dead'"),
+        sql("jobs/fail", "when v_rule.is_fatal then 'dead'", "when false then 'dead'"),
     ),
     mutant(
         "tick-has-a-leader",
