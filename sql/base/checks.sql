@@ -269,8 +269,8 @@ $$;
 /*
  * The ids of the leases that may be alive, null for the others, in the order given.  A worker
  * can hold an old and a new lease of one job and report both together; only that counts which
- * the job has, and else the newest, which may just be in the making.  A caller that may not
- * work there has none.
+ * the job has, and else the newest, which may be in the making.  Who may not work there has
+ * none.
  */
 create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[] language plpgsql stable as $$
@@ -302,9 +302,8 @@ $$;
  *
  * Tried, and not waited for: a session that waits while it holds others can be part of a cycle,
  * and on a slow machine the server breaks it before the wait is over.  An order of the locks
- * would not help, because a claim is in no order, and `skip locked` does wait: if the
- * transaction that it would pass over ends in that very moment, for the next one that has
- * locked the row.
+ * would not help, because a claim is in no order, and `skip locked` does wait: if what it would
+ * pass over ends in that very moment, for the next that locked the row.
  */
 create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[] language plpgsql as $$

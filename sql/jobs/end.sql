@@ -13,7 +13,7 @@
  * they stored in two halves, each a subtransaction, and so on down to the one that is refused:
  * one of 1,000 costs 20 subtransactions.  One of the server, as of a full disk, ends the call.
  *
- * Faster, where all end alike, are finish_jobs() and release_jobs(), which raise where this
+ * Where all end alike, finish_jobs() or release_jobs() is faster; they raise where this
  * refuses.
  */
 

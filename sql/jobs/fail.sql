@@ -4,8 +4,8 @@
  * fail: the attempt counts; the job waits for its next try, or is dead after the last one.
  * snooze and release: the attempt is given back, because nothing went wrong.
  *
- * What the worker asks for goes before the rules for errors (jobs/retries.sql), and these
- * before the backoff.
+ * What the worker asks for goes before rules for errors (jobs/retries.sql), they before
+ * backoff.
  *
  * _fail_running() is the only place where it is decided what a failure leads to.  fail_job(),
  * end_jobs() and the sweep all go through it, so a job whose worker vanished is treated exactly

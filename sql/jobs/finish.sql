@@ -162,10 +162,7 @@ begin
 end;
 $$;
 
-/*
- * End jobs of whatever kind; returns the ids of those that ended or went to their next stage.
- * One of a pipeline may have a stage to go to.
- */
+/* End jobs of any kind; returns the ids of those that ended or went to their next stage. */
 create or replace function rota._end_jobs(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
     results jsonb default null, next_stages text[] default null,

@@ -4,9 +4,8 @@
  * A caller that makes jobs passes them as rows of jobs: a batch of enqueue_many(), a job with a
  * key, the run that follows another, a job that comes back from the history, the jobs of
  * schedules and pipelines.  What a new job has is the list of columns in _insert_jobs() and
- * stands there alone; all else of a row, as what its last attempt left, is not taken over.
- * Only a single enqueue() and a batch of plain jobs have inserts of their own, which cost them
- * less (jobs/enqueue.sql).
+ * stands there alone; all else of a row, as what its last attempt left, is not taken over.  A
+ * single enqueue() and a batch of plain jobs have cheaper inserts of their own.
  *
  * A caller passes jobs with keys in the order of the keys, so that two calls that share some
  * wait for each other in one direction only.

@@ -157,8 +157,7 @@ $$;
 
 /*
  * Give the job of the key, which the caller has locked, what is new, or note it as the run that
- * follows this one.  A failed job has all attempts for it; a rerun without a time keeps its
- * backoff.
+ * follows this one.  A failed job has all attempts; a rerun without a time keeps its backoff.
  */
 create or replace function rota._update_keyed(
     job_id bigint, new_job rota.jobs, is_rerun boolean, max_wait interval

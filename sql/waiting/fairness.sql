@@ -27,10 +27,7 @@
  * for the jobs that come in after it.
  */
 
-/*
- * Give waiting jobs of whatever kind their places, but for those that had one where they keep
- * it, and hold those that have to wait.
- */
+/* Give waiting jobs their places, unless they keep theirs, and hold those that have to wait. */
 create or replace function rota._place_jobs(job_ids bigint[], keep_places boolean default false)
     returns void language plpgsql as $$
 declare
@@ -316,8 +313,7 @@ $$;
  * Give jobs of a queue their places anew, from one id on, a few thousand at a time; the subject
  * is the queue, the id that the last step has come to, and the pass.  After the first pass it
  * waits until all transactions are over that may not have known the new setting.  A second pass
- * follows, and another as long as a session has one of the jobs locked, which may come back to
- * where it was.
+ * follows, and another as long as a session has one of the jobs locked, which may come back.
  */
 create or replace function rota._check_queue(subject text)
     returns boolean language plpgsql as $$

@@ -61,8 +61,8 @@ $$;
 
 /*
  * _jobs_came_in() for one job that is still to be inserted, in the same transaction, with the
- * status and the place that are returned: so the row is written once.  A limit key says that it
- * is due.
+ * status and the place that are returned: so the row is written once.  With a limit key it is
+ * due.
  */
 create or replace function rota._job_comes_in(
     job_id bigint, ordering_key text, depends_on bigint[], queue text, limit_key text,

@@ -10,8 +10,7 @@
  * Until maintenance has counted what runs already (with its next tick, mostly), nothing starts
  * under a limit that was set just now.  What it finds running uses slots from then on: a job
  * whose row it can lock holds its own, and part -2 of the limit holds those of the others until
- * they can be locked or have ended.  A claim that was under way then is counted once it is
- * committed.
+ * they can be locked or have ended.  A claim that was under way is counted after its commit.
  */
 
 create or replace function rota.set_limit(

@@ -142,10 +142,7 @@ begin
 end;
 $$;
 
-/*
- * New jobs of keys, all blocked and of this transaction: make those the head whose key has no
- * other job, and leave a check for the others.
- */
+/* New blocked jobs: make those heads whose keys have no other job, leave a check for others. */
 create or replace function rota._enter_keys(job_ids bigint[])
     returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
