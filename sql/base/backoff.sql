@@ -34,14 +34,10 @@ begin
         when 'linear' then v_base * v_attempt
         when 'quadratic' then v_base * v_attempt * v_attempt
         when 'list' then rota._bounded(
-            policy -> 'delay_seconds' -> (least(
-                v_attempt::bigint,
+            policy -> 'delay_seconds' -> (least(v_attempt::bigint,
                 case jsonb_typeof(policy -> 'delay_seconds')
-                    when 'array' then jsonb_array_length(policy -> 'delay_seconds')
-                    else 1
-                end
-            )::integer - 1),
-            v_base, 0.001, 31536000)
+                    when 'array' then jsonb_array_length(policy -> 'delay_seconds') else 1 end
+            )::integer - 1), v_base, 0.001, 31536000)
         else v_base * power(2, least(v_attempt - 1, 62))
     end;
 

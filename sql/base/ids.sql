@@ -41,10 +41,8 @@ begin
         end;
     end loop;
     perform set_config('idle_in_transaction_session_timeout', '1s', true);
-    v_first := (
-        select (s.last_value / 1024 + 1) * 1024 + set_database_number.number
-        from rota.jobs_id_seq as s
-    );
+    select (s.last_value / 1024 + 1) * 1024 + set_database_number.number into v_first
+    from rota.jobs_id_seq as s;
     execute format('alter sequence rota.jobs_id_seq start with %s restart with %s', v_first,
         v_first);
 end;
@@ -64,20 +62,22 @@ declare
 begin
     -- The lock of this statement waits for those that have drawn an id, and lets no other draw.
     alter sequence rota.jobs_id_seq increment by 1024;
-    v_first := (
-        select (greatest(s.last_value, _raise_ids.above_id) / 1024 + 1) * 1024
-            + rota.database_number()
-        from rota.jobs_id_seq as s
-    );
+    select (greatest(s.last_value, _raise_ids.above_id) / 1024 + 1) * 1024
+        + rota.database_number() into v_first
+    from rota.jobs_id_seq as s;
     execute format('alter sequence rota.jobs_id_seq restart with %s', v_first);
 end;
 $$;
 
 create or replace function rota.database_number()
-    returns integer language sql stable security definer
+    returns integer language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp as $$
-select (s.seqstart & 1023)::integer from pg_sequence as s
-where s.seqrelid = 'rota.jobs_id_seq'::regclass and s.seqincrement = 1024
+begin
+    return (
+        select (s.seqstart & 1023)::integer from pg_sequence as s
+        where s.seqrelid = 'rota.jobs_id_seq'::regclass and s.seqincrement = 1024
+    );
+end;
 $$;
 
 comment on function rota.database_number is

@@ -93,12 +93,10 @@ declare
     v_queue text := 'forward:';
 begin
     loop
-        v_queue := (
-            select j.queue from rota.jobs as j
-            where j.queue > v_queue and j.queue < 'forward;'
-              and j.hold is null and j.status in ('queued', 'failed') order by j.queue limit 1
-        );
-        exit when v_queue is null;
+        select j.queue into v_queue from rota.jobs as j
+        where j.queue > v_queue and j.queue < 'forward;'
+          and j.hold is null and j.status in ('queued', 'failed') order by j.queue limit 1;
+        exit when not found;
         -- Others may be from before enqueue() refused them.
         continue when v_queue !~ '^forward:[0-9]{1,4}$' or rota._is_paused(v_queue, c_now);
         return query

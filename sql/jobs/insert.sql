@@ -131,10 +131,8 @@ begin
     return array(
         -- The newest: an older snapshot may have the one that has ended, too.
         select distinct on (n.ordinality)
-            case
-                when n.idempotency_key is null then _find_jobs.new_ids[n.ordinality]
-                else j.id
-            end
+            case when n.idempotency_key is null then _find_jobs.new_ids[n.ordinality]
+                else j.id end
         from unnest(_find_jobs.new_jobs) with ordinality as n
         left join rota.jobs as j on j.idempotency_key = n.idempotency_key
           and coalesce('pipeline ' || j.pipeline, j.job_type) = n.job_type

@@ -129,9 +129,8 @@ begin
         paused_by = case when p.set_by = excluded.set_by then p.paused_by
             else excluded.paused_by end
     where excluded.set_by = 'operator' or p.set_by = excluded.set_by;
-    if until is not null then
-        perform rota._add_checks('pause', array[c_name], until);
-    end if;
+    perform rota._add_checks('pause', array[c_name], _pause.until)
+    where _pause.until is not null;
 end;
 $$;
 

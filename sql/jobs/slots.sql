@@ -125,14 +125,12 @@ declare
     v_free integer;
 begin
     if not rota._is_issued_for(bound.limit_name, bound.max_running) then return 0; end if;
-    v_free := (
-        select count(*)::integer
-        from (
-            select from rota.limit_slots as s
-            where s.limit_name = bound.limit_name and s.version >= coalesce(v_first, 0)
-            order by s.version limit _free_slots.max_slots
-        ) as f
-    );
+    select count(*)::integer into v_free
+    from (
+        select from rota.limit_slots as s
+        where s.limit_name = bound.limit_name and s.version >= coalesce(v_first, 0)
+        order by s.version limit _free_slots.max_slots
+    ) as f;
     if v_free < max_slots and c_parts > 0 then
         v_free := v_free + bound.max_running - (
             select count(*)::integer * (bound.max_running / c_parts)

@@ -480,10 +480,7 @@ declare
 begin
     v_seen := array(
         with recursive waiting (job_id, number) as (
-            select (
-                select d.job_id from rota.dependencies as d where d.job_id > v_after
-                order by d.job_id limit 1
-            ), 1
+            select v_after, 0
             union all
             select (
                 select d.job_id from rota.dependencies as d where d.job_id > w.job_id
@@ -491,7 +488,7 @@ begin
             ), w.number + 1
             from waiting as w where w.job_id is not null and w.number < c_jobs
         )
-        select w.job_id from waiting as w where w.job_id is not null
+        select w.job_id from waiting as w where w.job_id is not null and w.number > 0
     );
     v_gone := array(
         select s.parent_id from rota._parent_statuses(v_seen) as s where s.status is null

@@ -190,26 +190,21 @@ begin
             (select b.weight from rota._bound('key ' || _next_places.limit_key) as b), 1);
     end if;
     v_first := rota._first_place(queue, lane);
-    v_last := (
-        select coalesce(j.own_place, j.run_at) from rota.jobs as j
+    select coalesce(j.own_place, j.run_at) into v_last from rota.jobs as j
+    where j.queue = _next_places.queue and coalesce(j.own_lane, j.priority) = _next_places.lane
+      and coalesce(j.limit_key, '') = c_key and j.own_place is not null
+      and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')
+      and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(_next_places.job_ids)
+    order by coalesce(j.own_place, j.run_at) desc limit 1;
+    if v_last is not null and v_weight = 1 then
+        v_jobs := 1;
+    elsif v_last is not null then
+        select count(*)::integer into v_jobs from rota.jobs as j
         where j.queue = _next_places.queue
           and coalesce(j.own_lane, j.priority) = _next_places.lane
           and coalesce(j.limit_key, '') = c_key and j.own_place is not null
           and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(_next_places.job_ids)
-        order by coalesce(j.own_place, j.run_at) desc limit 1
-    );
-    if v_last is not null and v_weight = 1 then
-        v_jobs := 1;
-    elsif v_last is not null then
-        v_jobs := (
-            select count(*)::integer from rota.jobs as j
-            where j.queue = _next_places.queue
-              and coalesce(j.own_lane, j.priority) = _next_places.lane
-              and coalesce(j.limit_key, '') = c_key and j.own_place is not null
-              and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')
-              and coalesce(j.own_place, j.run_at) = v_last and j.id <> all(_next_places.job_ids)
-        );
+          and coalesce(j.own_place, j.run_at) = v_last and j.id <> all(_next_places.job_ids);
     end if;
 
     if jobs = 1 then

@@ -403,12 +403,10 @@ declare
     v_names text[] := array[c_prefix];
 begin
     loop
-        v_name := (
-            select j.hold from rota.jobs as j
-            where j.hold > v_name and j.hold < left(c_prefix, -1) || ';' and j.hold <> 'time'
-              and j.status in ('queued', 'failed') order by j.hold limit 1
-        );
-        exit when v_name is null;
+        select j.hold into v_name from rota.jobs as j
+        where j.hold > v_name and j.hold < left(c_prefix, -1) || ';' and j.hold <> 'time'
+          and j.status in ('queued', 'failed') order by j.hold limit 1;
+        exit when not found;
         v_names := v_names || v_name;
     end loop;
     perform rota._add_checks('limit', v_names);

@@ -793,8 +793,8 @@ v_row ->> 'pause_name',
         "sql/waiting/test_limits.py",
         sql(
             "waiting/fairness",
-            "v_first := rota._first_place(queue, lane);\n    v_last := (",
-            "v_first := rota.now();\n    v_last := (",
+            "v_first := rota._first_place(queue, lane);\n    select coalesce(",
+            "v_first := rota.now();\n    select coalesce(",
         ),
     ),
     mutant(
