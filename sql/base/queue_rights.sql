@@ -37,10 +37,8 @@ create or replace function rota._granted_queues(role name, access text)
     returns text[] language plpgsql stable as $$
 declare
     v_queues constant text[] := (
-        select case
-            when count(*) > 0
-            then coalesce(array_agg(g.queue) filter (where g.revoked_at is null), '{}')
-        end
+        select case when count(*) > 0
+            then coalesce(array_agg(g.queue) filter (where g.revoked_at is null), '{}') end
         from rota.queue_grants as g
         where g.access = _granted_queues.access
           and pg_has_role(_granted_queues.role, g.role::oid, 'member')

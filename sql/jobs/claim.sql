@@ -330,8 +330,7 @@ begin
         coalesce(array_agg(case
             when q.ageing is not null then 'infinity'
             when f.queue is not null then _open_queues.due + interval '1 minute'
-            else _open_queues.due
-        end), '{}')
+            else _open_queues.due end), '{}')
     into open_queues, ends
     from (select distinct u.queue from unnest(_open_queues.queues) as u (queue)) as c
     left join rota.queues as q on q.queue = c.queue

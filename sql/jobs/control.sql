@@ -180,13 +180,12 @@ declare
     v_key constant text := job ->> 'idempotency_key';
     v_pipeline constant text := 'pipeline ' || (job ->> 'pipeline');
     v_scope constant text := coalesce(v_pipeline, job ->> 'job_type');
-    v_key_job constant bigint := rota._find_keyed(v_key, v_scope);
 begin
     -- What was in the way a moment ago may have ended since.
     raise exception using errcode = 'RT007',
         message = format('job %s: idempotency_key %L of %s is taken by %s', job_id, v_key,
             coalesce(v_pipeline, 'job type ' || v_scope),
-            coalesce('job ' || v_key_job, 'a job that has just ended')),
+            coalesce('job ' || rota._find_keyed(v_key, v_scope), 'a job that has just ended')),
         hint = 'Wait for that job, or cancel it first.';
 end;
 $$;

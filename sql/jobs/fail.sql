@@ -223,10 +223,8 @@ begin
     v_ids := rota._hold_jobs(rota._newest_refs(job_ids, lease_tokens), lease_tokens);
     return query
     select t.job_id,
-        case
-            when g.next_run_at is not null then true
-            when not rota._is_running(t.job_id, t.lease_token) then false
-        end
+        case when g.next_run_at is not null then true
+            when not rota._is_running(t.job_id, t.lease_token) then false end
     from unnest(release_jobs.job_ids, release_jobs.lease_tokens, v_ids)
         with ordinality as t (job_id, lease_token, held_id, ordinal)
     left join rota._give_back(v_ids, release_jobs.lease_tokens) as g on g.job_id = t.held_id
