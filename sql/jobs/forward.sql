@@ -12,7 +12,8 @@
  * Whether a forwarder is there that knows a database is told by workers, where each reports.
  *
  * A job that the other database refuses is dead here.  One with a key whose queue is still on
- * its way there, or from there, waits here and is sent again.
+ * its way there, or from there, waits here and is sent again; so does one whose key a
+ * transaction there has just taken, since all that is carried would wait for that with it.
  *
  * Jobs of one ordering key go in the order of their ids: they wait here behind each other, and
  * the first is carried together with those next behind it.  These stay blocked, and are locked
@@ -226,8 +227,9 @@ begin
         ) as e (ending)
         order by j.id
     loop
-        if v_job.ending ->> 'error_code' in ('RT016', '42501') then
-            -- Its queue moves there, or a right is missing: sent again, ever more seldom.
+        if v_job.ending ->> 'error_code' in ('RT016', '42501', '55P03') then
+            -- Its queue moves there, a right is missing, or another transaction has its key:
+            -- sent again, ever more seldom.
             perform rota._give_back(array[v_job.id], array[v_job.lease_token],
                 array[rota.now() + least('30 seconds', greatest('1 second',
                     (rota.now() - v_job.created_at) / 4))]);
@@ -242,15 +244,16 @@ $$;
 
 comment on function rota.end_forwards is
     'End jobs of take_forwards() as receive_jobs() told, whose rows the endings are: as '
-    'succeeded or dead, or to be sent again later where that said RT016 or 42501, and those '
-    'behind one that did not arrive stay; raises RT002 if one is lost, RT003, RT001, 22023.';
+    'succeeded or dead, or to be sent again later where that said RT016, 42501 or 55P03, and '
+    'those behind one that did not arrive stay; raises RT002 if one is lost, RT003, RT001, '
+    '22023.';
 
 create or replace function rota.receive_jobs(
     database integer, job_ids bigint[], enqueue_times timestamptz[], jobs jsonb
 ) returns table (ordinal integer, job_id bigint, error_code text, message text)
     language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off as $$
+    set enable_bitmapscan = off set lock_timeout = '100ms' as $$
 #variable_conflict use_column
 declare
     v_new record;
@@ -309,9 +312,9 @@ $$;
 comment on function rota.receive_jobs is
     'Enqueue jobs that were enqueued for this database in another, each once however often it '
     'is sent, and return by ordinal the job here or why it was refused, RT016 if it has a key '
-    'and its queue is still coming here, 42501 if a right to its queue is missing; one behind '
-    'a refused one of its ordering key has no row; raises 22023 if database is not the number '
-    'of this one.';
+    'and its queue is still coming here, 42501 if a right to its queue is missing, 55P03 if '
+    'another transaction has its key; one behind a refused one of its ordering key has no row; '
+    'raises 22023 if database is not the number of this one.';
 
 /* Enqueue those that have no receipt, or none and say why.  What may pass is raised. */
 create or replace function rota._receive(
@@ -352,7 +355,8 @@ begin
                         continue;
                     end if;
                     raise;
-                elsif left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}') then
+                elsif left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}')
+                  and sqlstate <> '55P03' then
                     raise;
                 end if;
                 error_code := sqlstate;

@@ -125,6 +125,7 @@ LOCKS = {
     "_lock_part": {"pg_try_advisory_xact_lock"},
     "_take_starts": {"pg_try_advisory_xact_lock"},
     "_note_fair_queue": {"pg_try_advisory_xact_lock"},
+    "report_worker": {"pg_try_advisory_xact_lock"},
     "_lock_ticker": {"pg_advisory_xact_lock"},
     "enqueue": _GLANCE | _GLANCE_SHARED,
     "_notify": _GLANCE | _GLANCE_SHARED,

@@ -958,9 +958,15 @@ v_row ->> 'pause_name',
         "sql/jobs/test_forward.py",
         sql(
             "jobs/forward",
-            "if v_job.ending ->> 'error_code' in ('RT016', '42501') then",
+            "if v_job.ending ->> 'error_code' in ('RT016', '42501', '55P03') then",
             "if false then",
         ),
+    ),
+    mutant(
+        "key-of-a-stranger-stops-all-that-travels",
+        "All jobs for a database wait while a transaction there has the key of one.",
+        "sql/jobs/test_forward.py",
+        sql("jobs/forward", " set lock_timeout = '100ms'", ""),
     ),
     mutant(
         "live-keys-without-halted",

@@ -367,9 +367,26 @@ def test_receive_jobs_raises_what_may_pass(db):
     assert scalar(db, "select count(*) from rota.receipts") == 0
 
 
+def test_a_job_whose_key_another_transaction_has_holds_up_no_other(connect, db):
+    keyed = {"job_type": "x", "idempotency_key": "k"}
+    batch = [{**keyed, "ordering_key": "o"}, {"job_type": "behind", "ordering_key": "o"},
+             {"job_type": "free"}]  # fmt: skip
+    stranger = connect(autocommit=False)
+    call(stranger, "enqueue", **keyed)
+    db.execute("set statement_timeout = '5s'")
+
+    first = receive(db, *batch)
+    stranger.rollback()
+    second = receive(db, *batch)
+
+    assert [(row.ordinal, row.error_code) for row in first] == [(1, "55P03"), (3, None)]
+    assert [(row.ordinal, row.error_code) for row in second] == [(n, None) for n in (1, 2, 3)]
+
+
 @pytest.mark.own_session
 def test_two_that_receive_the_same_job_enqueue_it_once(connect, db):
     """A receives and stays open; B receives the same and waits; A commits: B enqueues none."""
+    db.execute("alter function rota.receive_jobs set lock_timeout = '30s'")
     a, b = connect(autocommit=False), connect()
     (mine,) = receive(a, {"job_type": "x"})
     with ThreadPoolExecutor() as threads:
@@ -417,7 +434,7 @@ def test_only_what_has_a_key_waits_for_a_queue_that_is_still_coming(db):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("code", ["RT016", "42501"])
+@pytest.mark.parametrize("code", ["RT016", "42501", "55P03"])
 def test_a_job_that_cannot_be_taken_yet_is_sent_again_later(db, clock, code):
     """It is not dead, uses no attempt, keeps its line, and holds up nothing else."""
     line = [send(db, ordering_key="k") for _ in range(2)]
