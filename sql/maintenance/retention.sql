@@ -21,6 +21,9 @@
  * statement.)  Where no tick is ever alone, rows go to the default partition; from there, and
  * from a partition that should have been dropped a day ago, they are deleted one by one.
  *
+ * A job that others wait for stays, as one that was cancelled and may be retried, and so does
+ * its partition, without the others.
+ *
  * What ended is purged when it is counted (maintenance/statistics.sql), and not before.
  *
  * Each step is a subtransaction of its own, and so is each queue and each partition.  A view
@@ -323,6 +326,32 @@ begin
     select n.queue from found as n where n.queue is not null;
 end $$;
 
+/* That no job waits for a row f of a table. */
+create or replace function rota._unneeded(name text)
+    returns text language sql immutable as $$
+    select case when name like 'finished_jobs%'
+        then 'not exists (select from rota.dependencies as d where d.parent_id = f.id)'
+        else 'true' end;
+$$;
+
+/* Whether a live job waits for one of a partition, as for the retry of one that was cancelled.
+ * The edges of newer parents, of which there may be very many, are not looked at. */
+create or replace function rota._is_waited_for(partition regclass)
+    returns boolean language plpgsql stable as $$
+-- @plpgsql_check_options: security_warnings = off
+declare
+    v_is_waited_for boolean := false;
+begin
+    if partition::text ~ 'finished_jobs' then
+        execute format('select exists (select from rota.dependencies as d '
+            'join rota.jobs as j on j.id = d.job_id join %1$s as f on f.id = d.parent_id '
+            'where d.parent_id between (select min(i.id) from %1$s as i) '
+            'and (select max(i.id) from %1$s as i))', partition)
+        into v_is_waited_for;
+    end if;
+    return v_is_waited_for;
+end $$;
+
 /* Delete ended jobs of a queue, or of all; where that fails, of each of these by itself.  Other
  * jobs may wait for them: for a dead one until it is retried, and for any if they were enqueued
  * under an older snapshot. */
@@ -341,8 +370,7 @@ begin
         else 'finished_jobs_done' end, 'finished_at', before, max_rows, c_of_queue
         || case when is_dead then ' and not exists (select from rota.halted_keys as s '
             'where s.ordering_key = f.ordering_key and s.job_id = f.id)' else '' end
-        || ' and not exists (select from rota.dependencies as d where d.parent_id = f.id)',
-        queue);
+        || ' and ' || rota._unneeded('finished_jobs'), queue);
 exception when others then
     if queue is not null then
         raise warning 'old jobs of queue % stay for now: %', queue, sqlerrm;
@@ -386,6 +414,7 @@ $$;
 create or replace function rota._purge_partitions(parent text, max_rows integer)
     returns integer language plpgsql as $$
 declare
+    c_unneeded constant text := rota._unneeded(parent);
     v_table record;
     v_partition regclass;
     v_deleted integer;
@@ -393,7 +422,7 @@ begin
     select t.time_column, t.days, least(rota.now() - t.keep, rota._counted_until()) as before
     into v_table from rota._partitioned_tables() as t where t.name = _purge_partitions.parent;
     v_deleted := rota._purge_rows(parent || '_default', v_table.time_column, v_table.before,
-        max_rows);
+        max_rows, c_unneeded);
 
     for v_partition in
         select o.partition
@@ -402,7 +431,8 @@ begin
     loop
         exit when v_deleted >= max_rows;
         begin
-            v_deleted := v_deleted + rota._purge_partition(v_partition, max_rows - v_deleted);
+            v_deleted := v_deleted + rota._purge_partition(v_partition, max_rows - v_deleted,
+                c_unneeded);
         exception when others then
             raise warning 'rows of % stay for now: %', v_partition, sqlerrm;
         end;
@@ -410,8 +440,13 @@ begin
     return v_deleted;
 end $$;
 
-/* Delete rows of a partition as they lie in it; what is remembered is the number of a page. */
-create or replace function rota._purge_partition(partition regclass, max_rows integer)
+/*
+ * Delete rows of a partition for which the condition holds, as they lie in it; what is
+ * remembered is the number of a page.
+ */
+create or replace function rota._purge_partition(
+    partition regclass, max_rows integer, condition text
+)
     returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
@@ -423,8 +458,8 @@ declare
 begin
     execute format(
         'select array_agg(o.ctid), coalesce(max((o.ctid::text::point)[0]::bigint), $1) from ('
-        'select f.ctid from %s as f where f.ctid >= format(''(%%s,0)'', $1)::tid '
-        'limit $2 for update skip locked) as o', partition)
+        'select f.ctid from %s as f where f.ctid >= format(''(%%s,0)'', $1)::tid and %s '
+        'limit $2 for update skip locked) as o', partition, condition)
     into v_rows, v_page using coalesce(v_page, 0), max_rows;
     perform rota._keep_scan_from(v_scan, v_now, v_is_full, null, rota._micros(v_now), v_page,
         '1 hour');
@@ -519,7 +554,7 @@ begin
         cross join lateral rota._old_partitions(t.name, t.days,
             (least(rota.now() - t.keep, rota._counted_until()) at time zone 'UTC')::date)
             as p (partition)
-        limit 20
+        where not rota._is_waited_for(p.partition) limit 20
     loop
         begin
             if v_archive is null then

@@ -321,6 +321,24 @@ MAINTENANCE = (
         sql("maintenance/retention", "least(rota.now() - k.keep,", "least(rota.now(),"),
     ),
     mutant(
+        "waited-for-dropped",
+        "A day goes with a cancelled job for whose retry another one waits.",
+        "sql/maintenance/test_retention.py",
+        sql(
+            "maintenance/retention", "where not rota._is_waited_for(p.partition) limit", "limit"
+        ),
+    ),
+    mutant(
+        "waited-for-purged",
+        "A cancelled job for whose retry another one waits goes with the rows of its day.",
+        "sql/maintenance/test_retention.py",
+        sql(
+            "maintenance/retention",
+            "c_unneeded constant text := rota._unneeded(parent);",
+            "c_unneeded constant text := 'true';",
+        ),
+    ),
+    mutant(
         "key-purged-early",
         "Retention deletes keys that are still unique.",
         "sql/jobs/test_keys.py",

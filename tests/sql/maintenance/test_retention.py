@@ -242,6 +242,40 @@ def test_retain_keeps_a_dead_job_as_long_as_somebody_waits_for_its_retry(db, clo
     assert [is_there(db, job.job_id) for job in (dead, stuck)] == [False, False]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("has_partition", [True, False])
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_retain_keeps_a_cancelled_job_as_long_as_one_waits_for_its_retry(
+    db, clock, has_partition, is_alone
+):
+    clock.set("2031-03-01 12:00+00")
+    if has_partition:
+        one(db, "tick")
+        clock.advance("1 day")
+    ended, parent = end(db, "succeeded"), enqueue(db)
+    child = enqueue(db, depends_on=[parent], if_parent_dead="wait")
+    dependant = enqueue(db, depends_on=[parent])
+    value(db, "cancel_job", job_id=parent)
+    settle(db)
+    assert run(db, dependant).status == "cancelled"
+
+    for _ in range(14):
+        clock.advance("1 day")
+        if is_alone:
+            one(db, "tick")
+        else:
+            # With a parameter it is several messages, as in a transaction.
+            db.execute("select * from rota.tick() where %s", (True,))
+
+    found = [is_there(db, job_id) for job_id in (parent, ended, dependant)]
+    assert found == [True, False, False]
+    value(db, "retry_job", job_id=parent)
+    (job,) = claim(db)
+    value(db, "finish_job", **owner(job))
+    settle(db)
+    assert [job.job_id for job in claim(db)] == [child]
+
+
 @pytest.mark.own_session
 def test_retain_takes_no_parent_from_those_that_a_snapshot_could_not_tell(db, connect, clock):
     value(db, "set_queue", queue="default", keep_finished="0")
