@@ -484,12 +484,13 @@ begin
         from (
             select l.*, min(l.id) over (partition by l.key, l.key_scope) as first_of_key
             from (
-                select j.id, j.status, j.queue, j.priority, j.run_at, j.max_attempts,
+                select j.id, j.status, j.job_type, j.queue, j.priority, j.run_at,
+                    j.max_attempts,
                     jsonb_typeof(coalesce(j.rerun_payload, j.payload)) as payload_type,
                     null::text as key, null::text as key_scope
                 from rota.jobs as j where j.id = any(v_ids) and j.xmax <> all(v_holders)
                 union all
-                select f.id, f.status, null, null, null, f.max_attempts,
+                select f.id, f.status, null, null, null, null, f.max_attempts,
                     rota._payload_type(f.payload), f.idempotency_key,
                     coalesce('pipeline ' || f.pipeline, f.job_type)
                 from rota.finished_jobs as f
@@ -627,6 +628,9 @@ begin
             else 'locked, or in another status by now' end;
     elsif locked ->> 'status' <> all(rota._act_statuses(act, arguments)) then
         v_reason := locked ->> 'status';
+    elsif act = 'move' and locked ->> 'job_type' = 'rota.forward' then
+        -- No worker knows what to do with it, and no act could move it back.
+        v_reason := 'it carries a job to another database';
     elsif act = 'retry' and arguments ? 'merge' and locked ->> 'payload_type' <> 'object' then
         v_reason := 'its payload is no object to merge with';
     elsif act = 'retry' and locked ->> 'payload_type' = 'erased' and not arguments ? 'payload'

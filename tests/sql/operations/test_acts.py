@@ -467,6 +467,21 @@ def test_what_was_replaced_is_kept_where_the_jobs_are_done_one_by_one(db):
     assert log(db)[-1].before == {"dead": 1, "queued": 1, "max_attempts": {"1": 1, "3": 1}}
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_job_on_its_way_to_another_database_does_not_move(db, dry_run):
+    value(db, "set_database_number", number=5)
+    carrier = value(db, "enqueue_to", database=6, job_type="x")
+    other = enqueue(db)
+
+    told = act(db, "move", {"all": True}, {"queue": "q"}, dry_run=dry_run)
+
+    assert told.conflicts == [
+        {"job_id": carrier, "reason": "it carries a job to another database"}
+    ]
+    assert run(db, carrier).queue == "forward:6"
+    assert (run(db, other).queue, told.matched) == ("default" if dry_run else "q", 2)
+
+
 def test_move_to_a_queue_that_ages_or_takes_turns_gives_a_place_there(db):
     value(db, "set_queue", queue="aging", ageing="1 minute")
     ids = [enqueue(db, limit_key="k") for _ in range(2)]
