@@ -207,7 +207,14 @@ def test_pause_and_resume_a_type_and_all(run: Run, client: Client) -> None:
             verb, "--all", code=2
         )
     run("pause", "--all", "--reason", "restored", "--yes")
-    assert json.loads(run("resume", "--all", "--yes", "--json")) == {"is_paused": False}
+    told = run("resume", "default")
+    assert told == "queue default is resumed; still paused: all, type mail\n"
+    told = run("resume", "--type", "report", "default", "--json")
+    assert json.loads(told)["still_paused"] == ["all"]
+    assert json.loads(run("resume", "--all", "--yes", "--json")) == {
+        "is_paused": False, "still_paused": ["type mail"],
+    }  # fmt: skip
+    assert run("resume", "--type", "report") == "type report is open: its jobs are claimed\n"
     found = json.loads(run("resume", "--type", "mail", "--json"))
     assert found == {"job_type": "mail", "is_paused": False}
     client.tick()

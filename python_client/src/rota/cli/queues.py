@@ -57,11 +57,26 @@ def resume(arguments: argparse.Namespace) -> int:
             client.resume_queue(arguments.queue)
         else:
             client.resume_all()
+        still = [row["pause_name"] for row in connection.execute(STILL, vars(arguments))]
     if arguments.json:
-        print_json({**_named(arguments), "is_paused": False})
+        told = {"still_paused": still} if still else {}
+        print_json({**_named(arguments), "is_paused": False, **told})
+    elif still:
+        print(f"{what} is resumed; still paused: {', '.join(still)}")
     else:
         print(f"{what} is open: its jobs are claimed")
     return 0
+
+
+STILL: LiteralString = """
+    select p.pause_name
+    from rota.pauses as p
+    where (p.until is null or p.until > rota.now())
+      and (p.queue is null or %(queue)s::text is null or p.queue = %(queue)s)
+      and (p.job_type is null or %(job_type)s::text is null or p.job_type = %(job_type)s)
+    order by p.queue is not null, p.job_type is not null, p.pause_name
+    limit 10
+    """
 
 
 COUNTS: LiteralString = """
