@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -359,6 +360,26 @@ def test_the_command_refuses_to_show_the_jobs_to_everybody(login_url: str) -> No
     )
     assert done.returncode == 2
     assert "say who may" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_says_why_it_serves_nobody(login_url: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for words, code, text in (
+            (["--port", port], 1, f"cannot answer at 127.0.0.1:{port}: Address already in use"),
+            (["--passwords", str(tmp_path / "users")], 2, "--add-user NAME"),
+            (["--operator", "ann"], 2, "for --trusted-header"),
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", "rota", "web", "-d", login_url, *words],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == code
+            assert text in done.stderr
+            assert "http://" not in done.stderr
 
 
 @pytest.mark.slow

@@ -396,7 +396,7 @@ def _add_web(commands: Any) -> None:
     add.add_argument("--operator", action="append", metavar="NAME", help=what)
     what = "payloads and results: mask by key (default), hide, or show"
     add.add_argument("--payloads", choices=("mask", "hide", "show"), default="mask", help=what)
-    what = "the path prefix that a proxy adds"
+    what = "where a proxy has the page: a path that it removes before it asks here"
     add.add_argument("--root-path", default="", metavar="PATH", help=what)
 
 

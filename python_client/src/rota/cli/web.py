@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,15 @@ def web(arguments: argparse.Namespace) -> None:
     if arguments.add_user:
         _add_user(arguments)
         return
+    if (arguments.operator or arguments.proxy) and not arguments.trusted_header:
+        raise UsageError("--operator and --proxy are for --trusted-header NAME")
     has_way = arguments.passwords or arguments.trusted_header
     if arguments.host not in LOOPBACK_NAMES and not has_way:
         raise UsageError(
             f"anyone could see the jobs on {arguments.host}: say who may,"
             " with --passwords FILE or --trusted-header NAME"
         )
+    _check_address(arguments.host, arguments.port)
     several = conninfos(arguments)
     dsn = several[0] if several else conninfo(arguments)
     if len(several) < 2:
@@ -52,8 +56,15 @@ def web(arguments: argparse.Namespace) -> None:
         page = apps(several, **options) if len(several) > 1 else app(dsn, **options)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no file {arguments.passwords}",
+            f"Make it with a first user: rota web --passwords {arguments.passwords} "
+            "--add-user NAME",
+        ) from None
     root = "/" + quote(arguments.root_path.strip("/")) if arguments.root_path else ""
-    print(f"rota web: http://{arguments.host}:{arguments.port}{root}/", file=sys.stderr)
+    below = f", for a proxy that has it at {root}/" if root else ""
+    print(f"rota web: http://{arguments.host}:{arguments.port}/{below}", file=sys.stderr)
     uvicorn.run(
         page,
         host=arguments.host,
@@ -65,6 +76,19 @@ def web(arguments: argparse.Namespace) -> None:
         server_header=False,
         timeout_graceful_shutdown=1,
     )
+
+
+def _check_address(host: str, port: int) -> None:
+    """Say why nobody could be answered there, before anybody is told to go there."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as there:
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            there.bind((host, port))
+        except OSError as error:
+            raise CommandError(
+                f"cannot answer at {host}:{port}: {error.strerror}",
+                "Choose another: --port PORT, --host HOST",
+            ) from None
 
 
 ROLES = """
