@@ -124,6 +124,11 @@ async def async_charge(job: rota.AsyncJob) -> None:
         await connection.execute("insert into public.marks values (%s)", [job.job_id])
 
 
+@registry.handler("fail")
+def fail(job: rota.Job) -> None:
+    raise ValueError(job.payload["text"])
+
+
 def _tell(job: rota.Job | rota.AsyncJob, what: str) -> None:
     with Path(job.payload[what]).open("a") as file:
         file.write(f"{job.job_id}\n")

@@ -531,6 +531,29 @@ def test_texts_of_jobs_cannot_command_the_terminal(
     assert (shown.out + shown.err).replace("\n", "").isprintable()
 
 
+def test_who_acts_on_a_standby_is_told_of_the_primary(
+    run: Callable[..., str], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.enqueue("a")
+    monkeypatch.setenv("PGOPTIONS", "-c default_transaction_read_only=on")
+
+    for words in (["retry", "1"], ["pause", "default"], ["enqueue", "a"], ["tick"]):
+        assert "primary" in run(*words, code=1)
+
+
+def test_lists_in_a_pipe_are_as_wide_as_columns_says(
+    run: Callable[..., str], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.enqueue("a", max_attempts=1)
+    (claim,) = client.claim_jobs("w")
+    client.fail_job(claim.job_id, claim.lease_token, "the mail server of the shop is away")
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert run("jobs").splitlines()[1].endswith("…")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run("jobs").splitlines()[1].endswith("the mail server of the shop is away")
+
+
 # A page, a script for the shell, and a play for a person are no answers.
 WITHOUT_JSON = {"rota web", "rota completion", "rota demo"}
 

@@ -42,6 +42,19 @@ def test_a_handler_that_does_not_end_goes_with_its_process(
     assert db.execute("select status, attempts from rota.jobs").fetchall() == [("queued", 0)]
 
 
+def test_texts_of_jobs_cannot_command_the_terminal_that_shows_the_log(
+    client: Client, start_worker: Start
+) -> None:
+    client.enqueue("fail", {"text": "a\x1b[2J\x1b]0;b\x07\rc\u202ed\x9b1m"}, max_attempts=1)
+
+    worker = start_worker("--drain", "--name", "w\x1b[2J")
+
+    assert worker.wait() == 0
+    told = worker.log.read_bytes().decode()  # as it is, with each end of a line
+    assert "ValueError: a\\x1b[2J" in told
+    assert told.replace("\n", "").isprintable()
+
+
 def test_sigterm_gives_a_batch_back_within_a_second(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
 ) -> None:

@@ -42,6 +42,10 @@ OLDEST: LiteralString = """
     order by a.xact_start limit 1
     """
 OK, FAILED, INTERRUPTED = 0, 1, 130
+READ_ONLY = (
+    "A standby takes no writes: name the primary, or let libpq find it among several hosts "
+    "with target_session_attrs=read-write"
+)
 LOCKED = "Nothing was done. Try again, or end that session: select pg_terminate_backend(PID)"
 
 
@@ -121,6 +125,8 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
         return complain(CommandError(_holder(arguments)), LOCKED)
     except psycopg.errors.InsufficientPrivilege as error:
         return complain(error, error.diag.message_hint or grant_remedy())
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        return complain(error, error.diag.message_hint or READ_ONLY)
     except psycopg.OperationalError as error:
         return complain(error, error.diag.message_hint or hint_to_connect(arguments))
     except psycopg.Error as error:

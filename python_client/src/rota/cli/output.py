@@ -214,7 +214,7 @@ def acting(connection: Connection[Any]) -> Iterator[Client]:
 
 def set_up_log(log_format: str = "text", log_level: str = "info") -> None:
     """Let the process write its log to stderr."""
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler(PlainText(sys.stderr))
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
     else:
@@ -280,8 +280,8 @@ def print_findings(findings: Sequence[tuple[str, str, str | None]]) -> None:
 
 
 def width() -> int:
-    """Return how many columns there are: 80 where nobody looks."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
+    """Return how many columns there are: 80 where nobody looks, unless COLUMNS tells."""
+    return shutil.get_terminal_size().columns
 
 
 def span(length: timedelta) -> str:
