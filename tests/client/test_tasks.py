@@ -604,6 +604,10 @@ def no_type(order_id) -> None:  # type: ignore[no-untyped-def]
     ...
 
 
+def job_of_no_type(job, order_id: int) -> None:  # type: ignore[no-untyped-def]
+    ...
+
+
 def many(*order_ids: int) -> None: ...
 
 
@@ -642,6 +646,7 @@ def fine(order_id: int) -> None: ...
     ("function", "options", "remedy"),
     [
         (no_type, {}, "order_id of no_type needs a type, such as order_id: int"),
+        (job_of_no_type, {}, "job of job_of_no_type needs a type, such as job: rota.Job"),
         (many, {}, "has no fixed name: use a list or a mapping instead"),
         (named, {}, "has no fixed name: use a list or a mapping instead"),
         (job_last, {}, "job of job_last is the job: put it first"),

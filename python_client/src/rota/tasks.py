@@ -283,7 +283,8 @@ class Task(Generic[Call, P, R]):
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise TypeError(f"{what} has no fixed name: use a list or a mapping instead")
             if parameter.name not in hints:
-                raise TypeError(f"{what} needs a type, such as {parameter.name}: int")
+                example = "rota.Job" if parameter.name == "job" else "int"
+                raise TypeError(f"{what} needs a type, such as {parameter.name}: {example}")
             if job_kinds(hints[parameter.name]):
                 raise TypeError(f"{what} is the job: put it first")
             try:

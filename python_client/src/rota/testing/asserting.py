@@ -98,7 +98,9 @@ def _rows(session: Session, with_ended: bool) -> tuple[list[str], list[dict[str,
 
 def _fits(row: Mapping[str, Any], name: str, wanted: Any) -> bool:
     if name == "delay":
-        return bool(abs(row[name] - (wanted or timedelta(0))) < A_LITTLE)
+        if not isinstance(wanted, timedelta):  # as enqueue() takes it too: in seconds
+            wanted = timedelta(seconds=wanted or 0)
+        return bool(abs(row[name] - wanted) < A_LITTLE)
     if name == "payload":
         return _has(row[name], wanted)
     return bool(wanted == row[name])
