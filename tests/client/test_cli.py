@@ -239,6 +239,29 @@ def test_status_shows_due_jobs_by_type(run: Callable[..., str], client: Client) 
     ]
 
 
+def test_status_of_many_queues_shows_the_worst(
+    ask: Callable[..., tuple[int, str]], client: Client, db: psycopg.Connection[Any]
+) -> None:
+    client.enqueue_many([{"job_type": "a", "queue": f"q{n}"} for n in range(30)])
+    db.execute("update rota.jobs set run_at = run_at - interval '1 hour' where queue = 'q7'")
+
+    _, shown = ask("status")
+
+    told = shown.splitlines()
+    queues = told[told.index("queues") + 2 :]
+    assert queues[0].startswith("q7 ")
+    assert queues[20] == "the worst of 30; all: rota status --json"
+
+
+def test_a_value_that_fills_many_screens_is_cut(
+    run: Callable[..., str], client: Client
+) -> None:
+    job_id = str(client.enqueue("a", {"text": "b" * 100000}).job_id)
+
+    assert len(run("job", job_id)) < 4000
+    assert len(run("job", job_id, "--json")) > 100000
+
+
 @pytest.mark.parametrize(("silence", "count"), [("5 minutes", 1), ("7 minutes", 0)])
 def test_status_counts_a_worker_that_is_idle(
     run: Callable[..., str],

@@ -39,6 +39,7 @@ from ..worker.events import JsonFormatter
 LOCK_TIMEOUT = "set local lock_timeout = '3s'"
 NAMES = ("DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 MAX_WIDTH = 48
+MAX_TEXT = 2000
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
@@ -265,6 +266,8 @@ def print_record(row: Mapping[str, Any]) -> None:
     width = max(map(len, row))
     for name, value in row.items():
         text = text_of(value).replace("\n", "\\n")
+        if len(text) > MAX_TEXT:
+            text = f"{text[:MAX_TEXT]}… ({len(text)} characters; all: --json)"
         print(f"{name.ljust(width)}  {text}".rstrip())
 
 

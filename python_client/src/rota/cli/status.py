@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any, LiteralString
 
 from .._version import __version__
@@ -13,6 +14,7 @@ from .output import connected, print_findings, print_json, print_list, short, sp
 from .top import brief, share
 
 CRITICAL = 2
+MAX_ROWS = 20
 PARTS: dict[str, LiteralString] = {
     "queues": "select * from rota.queue_stats order by queue",
     "paused": """
@@ -90,8 +92,17 @@ def status(arguments: argparse.Namespace) -> int:
         for name, rows in parts.items():
             if rows:
                 print(f"\n{TITLES.get(name, name.replace('_', ' '))}")
-                print_list([SHOWN[name](row) for row in rows])
+                chosen = rows if len(rows) <= MAX_ROWS else sorted(rows, key=_worst)[:MAX_ROWS]
+                print_list([SHOWN[name](row) for row in chosen])
+                if len(rows) > MAX_ROWS:
+                    print(f"the worst of {len(rows)}; all: rota status --json")
     return CRITICAL if worst == "critical" else 0
+
+
+def _worst(row: dict[str, Any]) -> tuple[timedelta, int]:
+    """Return by what a row comes first where a screen has no room for all."""
+    age = row.get("oldest_ready_age") or row.get("silent_for") or timedelta(0)
+    return -age, -row.get("dead", 0)
 
 
 def _queue(row: dict[str, Any]) -> dict[str, Any]:
