@@ -315,7 +315,7 @@ DATABASES = {{"default": {{
     "ENGINE": "django.db.backends.postgresql", "NAME": {said["dbname"]!r},
     "USER": {said["user"]!r}, "PASSWORD": {said["password"]!r}, "HOST": {said["host"]!r},
     "PORT": {said["port"]!r}, "OPTIONS": {{"connect_timeout": 5}},
-}}}}
+}}, "files": {{"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.db"}}}}
 INSTALLED_APPS = ["django.contrib.contenttypes", "django_tasks", "rota.contrib.django"]
 TASKS = {{"default": {TASKS!r}}}
 USE_TZ = True
@@ -330,11 +330,11 @@ USE_TZ = True
         "execute_from_command_line(sys.argv)\n"
     )
 
-    def run(*words: str) -> str:
+    def run(*words: str, code: int = 0) -> str:
         done = subprocess.run(
             [sys.executable, str(manage), *words], capture_output=True, text=True
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == code, done.stderr
         return done.stderr
 
     return run
@@ -355,6 +355,16 @@ def test_manage_py_has_a_worker(
     assert db.execute("select status, result from rota.job_runs").fetchall() == [
         ("succeeded", 3)
     ]
+
+
+@pytest.mark.parametrize(
+    ("alias", "text"), [("other", "no other in DATABASES"), ("files", "is no PostgreSQL")]
+)
+def test_manage_py_names_a_database_that_has_no_jobs(
+    alias: str, text: str, shop: Callable[..., str]
+) -> None:
+    """A worker must not ask the one that libpq finds."""
+    assert text in shop("rota_worker", "--database", alias, code=2).splitlines()[-1]
 
 
 def test_a_process_of_a_handler_has_django(

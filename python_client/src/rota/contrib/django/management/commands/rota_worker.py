@@ -36,8 +36,13 @@ class Command(BaseCommand):  # type: ignore[misc]  # untyped in Django
 
     def run_from_argv(self, argv: Sequence[str]) -> None:
         """Leave the options that are not Django's to `rota worker`."""
+        self._called_from_command_line = True  # so that an error is no traceback
         parser = self.create_parser(argv[0], argv[1], allow_abbrev=False)
         known, others = parser.parse_known_args(argv[2:])
+        if known.database not in connections:
+            parser.error(f"there is no {known.database} in DATABASES")
+        if connections[known.database].vendor != "postgresql":
+            parser.error(f"{known.database} is no PostgreSQL: name one with --database")
         # By the environment, where no list of processes shows the password.
         os.environ["DATABASE_URL"] = _conninfo(known.database)
         # Further processes need Django, and what manage.py has done before.
