@@ -668,22 +668,19 @@ declare
 begin
     if not arguments ?| '{payload,merge,max_attempts}'::text[] then return null; end if;
     if arguments ?| '{payload,merge}'::text[] then
-        if cardinality(job_ids) = 1 then
-            v_payload := coalesce(
-                (select j.payload from rota.jobs as j where j.id = _edit_jobs.job_ids[1]),
-                (select f.payload from rota.finished_jobs as f
-                    where f.id = _edit_jobs.job_ids[1]));
-            if octet_length(v_payload::text) > 65536 then v_payload := null; end if;
-        end if;
-        update rota.job_errors as e
-        set payload = r.payload
-        from (
+        with runs as materialized (
             select j.id, j.payload from rota.jobs as j where j.id = any(_edit_jobs.job_ids)
             union all
             select f.id, f.payload from rota.finished_jobs as f
             where f.id = any(_edit_jobs.job_ids)
-        ) as r
-        where e.job_id = any(_edit_jobs.job_ids) and r.id = e.job_id and e.payload is null;
+        ),
+        kept as (
+            update rota.job_errors as e
+            set payload = r.payload from runs as r
+            where e.job_id = any(_edit_jobs.job_ids) and r.id = e.job_id and e.payload is null
+        )
+        select r.payload into v_payload from runs as r
+        where cardinality(_edit_jobs.job_ids) = 1 and octet_length(r.payload::text) <= 65536;
     end if;
     update rota.jobs as j
     set max_attempts = coalesce((_edit_jobs.arguments ->> 'max_attempts')::integer,

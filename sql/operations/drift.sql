@@ -226,7 +226,13 @@ declare
         else format('drop %s %s;', kind, c_table)
     end;
     c_make constant text := case kind
-        when 'column' then rota._make_column(c_table, c_part, expected::jsonb)
+        when 'column' then (
+            select format('alter table %s add column %s;', c_table, concat_ws(' ', c_part,
+                e ->> 'type', 'collate ' || quote_ident(e ->> 'collation'),
+                'generated ' || (e ->> 'generated'), 'default ' || (e ->> 'default'),
+                case when (e ->> 'not null')::boolean then 'not null' end))
+            from (select expected::jsonb as e) as c
+        )
         when 'constraint' then format('alter table %s add constraint %s %s;', c_table, c_part,
             expected)
         when 'trigger' then expected || ';'
@@ -256,14 +262,6 @@ begin
         else c_drop || ' ' || c_make
     end;
 end $$;
-
-create or replace function rota._make_column(table_name text, column_name text, column_as jsonb)
-    returns text language sql immutable as $$
-    select format('alter table %s add column %s;', table_name, concat_ws(' ', column_name,
-        column_as ->> 'type', 'collate ' || quote_ident(column_as ->> 'collation'),
-        'generated ' || (column_as ->> 'generated'), 'default ' || (column_as ->> 'default'),
-        case when (column_as ->> 'not null')::boolean then 'not null' end));
-$$;
 
 create or replace function rota._set_column(
     table_name text, column_name text, expected jsonb, actual jsonb
