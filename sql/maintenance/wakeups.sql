@@ -305,67 +305,54 @@ begin
     return false;
 end $$;
 
-/* When something comes due between these times that no session notifies of. */
+/* When something comes due between these times that no session notifies of: the time of a job,
+ * a start at a rate, or a check that may let a job in. */
 create or replace function rota._next_due_at(
     queues text[], since timestamptz, until timestamptz
 )
     returns timestamptz language plpgsql stable as $$
 declare
-    v_next timestamptz := least(until, rota._next_check_at(queues, since), (
-        select min(n.start_at) from rota.limits as l
+    v_next timestamptz := least(until,
+        (select min(n.start_at) from rota.limits as l
         cross join lateral rota._next_start_at(l) as n (start_at)
         where l.queue = any(_next_due_at.queues)
-          and l.max_starts is not null and n.start_at > _next_due_at.since
-    ));
+          and l.max_starts is not null and n.start_at > _next_due_at.since),
+        (select min(l.run_at)
+        from (
+            select j.run_at, j.queue from rota.jobs as j where j.hold = 'time'
+              and j.status in ('queued', 'failed') and j.run_at > _next_due_at.since
+            order by j.run_at limit 100
+        ) as l
+        where l.queue = any(_next_due_at.queues)),
+        (select min(f.run_at) from rota.retry_budgets as b
+        cross join lateral rota._kinds_of_retries(b.queue) as k
+        cross join lateral (
+            select j.run_at from rota.jobs as j
+            where j.hold = 'retries ' || b.queue and j.hold <> 'time'
+              and j.queue = b.queue and j.job_type = k.job_type
+              and coalesce(j.own_lane, j.priority) = k.lane
+              and j.status in ('queued', 'failed')
+              and coalesce(j.own_place, j.run_at) > _next_due_at.since
+            order by coalesce(j.own_place, j.run_at) limit 1
+        ) as f
+        where b.queue = any(_next_due_at.queues)),
+        (select min(c.due_at)
+        from (
+            select p.due_at, p.subject from rota.pending_checks as p where p.kind = 'limit'
+              and p.due_at > '-infinity' and p.due_at > _next_due_at.since and p.deferrals = 0
+            order by p.due_at limit 100
+        ) as c
+        where exists (
+            select from rota.jobs as j where j.hold = c.subject
+              and j.hold <> 'time' and j.status in ('queued', 'failed')
+              and j.queue = any(_next_due_at.queues)
+        )));
 begin
     return least(v_next, (
         select min(rota._next_run_at(c.queue, since, v_next))
         from unnest(_next_due_at.queues) as c (queue)
         where not exists (select from rota.pauses) or not rota._is_paused(c.queue, rota.now())
     ));
-end $$;
-
-/* When the time of a job of these queues comes, or of a check that may let one in. */
-create or replace function rota._next_check_at(queues text[], since timestamptz)
-    returns timestamptz language plpgsql stable as $$
-begin
-    return least(
-        (select min(l.run_at)
-        from (
-            select j.run_at, j.queue from rota.jobs as j where j.hold = 'time'
-              and j.status in ('queued', 'failed') and j.run_at > _next_check_at.since
-            order by j.run_at limit 100
-        ) as l
-        where l.queue = any(_next_check_at.queues)),
-        (
-            select min(f.run_at) from rota.retry_budgets as b
-            cross join lateral rota._kinds_of_retries(b.queue) as k
-            cross join lateral (
-                select j.run_at from rota.jobs as j
-                where j.hold = 'retries ' || b.queue and j.hold <> 'time'
-                  and j.queue = b.queue and j.job_type = k.job_type
-                  and coalesce(j.own_lane, j.priority) = k.lane
-                  and j.status in ('queued', 'failed')
-                  and coalesce(j.own_place, j.run_at) > _next_check_at.since
-                order by coalesce(j.own_place, j.run_at) limit 1
-            ) as f
-            where b.queue = any(_next_check_at.queues)
-        ),
-        (
-            select min(c.due_at)
-            from (
-                select p.due_at, p.subject from rota.pending_checks as p where p.kind = 'limit'
-                  and p.due_at > '-infinity' and p.due_at > _next_check_at.since
-                  and p.deferrals = 0
-                order by p.due_at limit 100
-            ) as c
-            where exists (
-                select from rota.jobs as j where j.hold = c.subject
-                  and j.hold <> 'time' and j.status in ('queued', 'failed')
-                  and j.queue = any(_next_check_at.queues)
-            )
-        )
-    );
 end $$;
 
 /* The first run_at between these times in the lanes of a queue. */
