@@ -98,7 +98,17 @@ begin
         end;
     end if;
 
-    perform rota._record_retention(v_did, has_more);
+    -- A row that another tick holds is left to that one.
+    update rota.maintenance as m
+    set done_at = case when v_did then v_now else m.done_at end, done_by = t.done_by,
+        has_more = _retain.has_more
+    from rota.maintenance as t
+    where t.task = 'tick' and m.task = any(array(
+        select r.task from rota.maintenance as r
+        where r.task = 'retention' and (r.has_more <> _retain.has_more
+            or v_did and r.done_at not between v_now - interval '10 seconds' and v_now)
+        for update skip locked
+    ));
     return next;
 end $$;
 
@@ -202,25 +212,6 @@ begin
         exit when v_deleted >= max_rows;
     end loop;
     return v_deleted;
-end $$;
-
-/* Record what retention found; a row that another tick holds is left to that one. */
-create or replace function rota._record_retention(did_something boolean, has_more boolean)
-    returns void language plpgsql as $$
-declare
-    v_now constant timestamptz := rota.now();
-begin
-    update rota.maintenance as m
-    set done_at = case when _record_retention.did_something then v_now else m.done_at end,
-        done_by = t.done_by, has_more = _record_retention.has_more
-    from rota.maintenance as t
-    where t.task = 'tick' and m.task = any(array(
-        select r.task from rota.maintenance as r
-        where r.task = 'retention'
-          and (r.has_more <> _record_retention.has_more or _record_retention.did_something
-            and r.done_at not between v_now - interval '10 seconds' and v_now)
-        for update skip locked
-    ));
 end $$;
 
 /* Delete the oldest rows of a table whose time is before this and for which the condition
