@@ -100,8 +100,7 @@ begin
     -- A column of the type of a row of ours would keep an upgrade from changing the table.
     for v_type in
         select t.oid::regtype from pg_type as t
-        where t.typnamespace = 'rota'::regnamespace
-          and t.typelem = 0
+        where t.typnamespace = 'rota'::regnamespace and t.typelem = 0
     loop
         execute format('revoke all on type %s from public', v_type);
     end loop;

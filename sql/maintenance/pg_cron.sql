@@ -41,17 +41,13 @@ comment on function rota.start_ticker is
 create or replace function rota.stop_ticker()
     returns boolean language plpgsql security definer
     set search_path = pg_catalog, pg_temp as $$
-declare
-    v_is_stopped boolean := false;
 begin
-    if rota._has_cron() then
-        perform rota._lock_ticker();
-        perform cron.unschedule(j.jobid) from cron.job as j
-        where j.jobname in ('rota tick', 'rota tick log')
-          and j.database = current_database() and j.username = current_user;
-        v_is_stopped := found;
-    end if;
-    return v_is_stopped;
+    if not rota._has_cron() then return false; end if;
+    perform rota._lock_ticker();
+    perform cron.unschedule(j.jobid) from cron.job as j
+    where j.jobname in ('rota tick', 'rota tick log')
+      and j.database = current_database() and j.username = current_user;
+    return found;
 end $$;
 
 comment on function rota.stop_ticker is
