@@ -303,7 +303,7 @@ $$;
  * Tried, and not waited for: a session that waits while it holds others can be part of a cycle,
  * and on a slow machine the server breaks it before the wait is over.  An order of the locks
  * would not help, because a claim is in no order, and `skip locked` does wait: if what it would
- * pass over ends in that very moment, for the next that locked the row.
+ * pass over ends in that very moment, for the next session that has locked the row.
  */
 create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[] language plpgsql as $$

@@ -11,10 +11,10 @@
  *
  * All endings are stored together first, which costs least.  Only if that raises an error are
  * they stored in two halves, each a subtransaction, and so on down to the one that is refused:
- * one of 1,000 costs 20 subtransactions.  One of the server, as of a full disk, ends the call.
+ * one of 1,000 costs 20 subtransactions.  A full disk, or the like, ends the call.
  *
- * Where all end alike, finish_jobs() or release_jobs() is faster; they raise where this
- * refuses.
+ * Where all end alike, finish_jobs() and release_jobs() are faster; both raise, and refuse
+ * none.
  */
 
 create or replace function rota.end_jobs(endings jsonb)

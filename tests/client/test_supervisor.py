@@ -19,6 +19,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from races.instrument import mutate
 from rota import Client, Job, Registry, RotaError, Worker
 from rota.cli.supervisor import Child, Supervisor
 from rota.worker.worker import run_together
@@ -462,10 +463,7 @@ def test_a_worker_tells_that_the_database_has_another_version(
     assert "upgrade the worker" not in caplog.text
 
     monkeypatch.setattr("rota.worker.worker.__version__", "0.1.9")
-    db.execute(
-        "create or replace function rota._check_client(version text) returns void"
-        " language sql as ''"
-    )
+    mutate(db, "report_worker", r"if version ~ '^0\.1\.' then", "if false then")
     Worker(dsn, registry).run(drain=True)
     assert "and this worker 0.1.9: upgrade the worker" in caplog.text
 
