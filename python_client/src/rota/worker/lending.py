@@ -140,18 +140,18 @@ class Lent(Generic[C]):
             self._settings = _settings_of(self.connection)
             self._is_ready = True
         elif self._is_being_reset:
-            with suppress(psycopg.Error):
+            try:
                 answers = yield from self._read()
-                self._is_being_reset = False
-                self._is_ready = (
-                    all(each.status != ExecStatus.FATAL_ERROR for each in answers)
-                    and all(
-                        each.get_value(0, 1) == b"f" for each in answers if each.nfields > 1
-                    )
-                    and not is_readable(self.connection.fileno())
-                )
-            if self.error is not None:
-                raise self.error
+            except psycopg.Error:
+                if self.error is not None:
+                    raise
+                return False  # it has ended meanwhile
+            self._is_being_reset = False
+            self._is_ready = (
+                all(each.status != ExecStatus.FATAL_ERROR for each in answers)
+                and all(each.get_value(0, 1) == b"f" for each in answers if each.nfields > 1)
+                and not is_readable(self.connection.fileno())
+            )
         else:
             self._is_ready = True
         return self._is_ready
@@ -317,7 +317,7 @@ class Pool:
 
     def __init__(self, conninfo: str, size: int, watch: Watch, *, resets: bool = False) -> None:
         self._conninfo = conninfo
-        self._size = self._free = size
+        self._free = size
         self._watch = watch
         self._resets = resets
         self._lock = threading.Lock()
