@@ -203,6 +203,10 @@ class BaseJob:
         if self.is_stopping:
             raise JobCancelled(f"the worker of job {self.job_id} stops")
 
+    def _progress(self, percent: float, message: str | None) -> Callable[[Any], Any]:
+        ids = self.job_id, self.lease_token
+        return lambda client: client.set_progress(*ids, percent, message)
+
     @contextmanager
     def _storing_progress(self) -> Iterator[None]:
         """Go on without the progress if the database cannot be reached."""
@@ -320,13 +324,8 @@ class Job(BaseJob):
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
         with self._storing_progress():
-            self._context.connections.call(
-                self,
-                lambda client: client.set_progress(
-                    self.job_id, self.lease_token, percent, message
-                ),
-                PROGRESS_TIMEOUT,
-            )
+            action = self._progress(percent, message)
+            self._context.connections.call(self, action, PROGRESS_TIMEOUT)
 
 
 class AsyncJob(BaseJob):
@@ -338,11 +337,7 @@ class AsyncJob(BaseJob):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
-        """Lend a connection in a transaction that finishes the job, with `result`, at its end.
-
-        Business writes and finish are committed together or not at all; a lost lease raises
-        LeaseLostError and rolls both back.
-        """
+        """Lend a connection in a transaction that finishes the job, like `Job.transaction`."""
         with self._only_transaction():
             async with self._context.connections.lend_async(self) as lent:
                 connection = lent.connection
@@ -412,13 +407,8 @@ class AsyncJob(BaseJob):
 
     async def _store_progress(self, percent: float, message: str | None) -> None:
         with self._storing_progress():
-            await self._context.connections.call_async(
-                self,
-                lambda client: client.set_progress(
-                    self.job_id, self.lease_token, percent, message
-                ),
-                PROGRESS_TIMEOUT,
-            )
+            action = self._progress(percent, message)
+            await self._context.connections.call_async(self, action, PROGRESS_TIMEOUT)
 
     def forget_calls(self) -> list[str]:
         """Drop the calls that were not awaited; return their names."""

@@ -30,11 +30,10 @@ import psycopg
 from ..client.async_client import AsyncClient
 from ..client.connecting import name_of
 from ..exceptions import RotaError
-from ..registry import Registry
 from ..rows import WaitingMove
 from ..worker.connection import Connection, Retry, end_task, wait_for
 from ..worker.maintenance import Presence, Ticker
-from ..worker.notifier import Notifier, Place
+from ..worker.notifier import FORWARD, Notifier, Place
 from .carrier import Carrier, Database, Mover
 
 if TYPE_CHECKING:
@@ -76,39 +75,34 @@ class Scout:
         self._worker, self._source = worker, source
         self._databases, self._poll_interval = databases, poll_interval
         self._is_lent = lent is not None
-        self._connection = (
-            Connection(source.conninfo, "rota scout", source.state) if lent is None else lent[0]
-        )
+        if lent is None:
+            connection = Connection(source.conninfo, "rota scout", source.state)
+            listening = Connection(source.conninfo, "rota notifier", source.state)
+            notifier = Notifier(listening, connection, [], list, poll_interval)
+            notifier.on_maintenance = self._hurry_ticker
+        else:
+            connection, notifier = lent
+        self._connection, self._notifier = connection, notifier
+        self._notifier.on_other = self._hurry
         # The list changes when the others tell their numbers.
         self._queues: list[str] = []
         self._wake = asyncio.Event()
-        self._ticker = Ticker(self._connection, tick_interval, jitter=0.2)
-        # It is notified where the worker is, or not at all.
-        self._notifier = self._own_notifier() if lent is None else lent[1]
-        self._notifier.on_other = self._hurry
-        registry = Registry()
-        registry.add("rota.forward", lambda job: None)
-        self._presence = Presence(self._connection, worker, self._queues, registry)
+        self._ticker = Ticker(connection, tick_interval, jitter=0.2)
+        self._presence = Presence(connection, worker, self._queues, lambda: [FORWARD])
         self._has_moves = False
         self._patient_until = inf
         self.carriers: dict[int, Carrier] = {}
         self._movers: dict[int, Mover] = {}
 
-    def _own_notifier(self) -> Notifier:
-        connection = Connection(self._source.conninfo, "rota notifier", self._source.state)
-        notifier = Notifier(connection, self._connection, [], Registry(), self._poll_interval)
-        notifier.on_maintenance = self._hurry_ticker
-        return notifier
-
     async def run(self) -> None:
         """Work until cancelled."""
         retry = Retry("a look for jobs that travel", self._connection.state)
+        self._patient_until = time.monotonic() + PATIENCE
+        notifying: list[asyncio.Task[None]] = []
         if self._is_lent:
             self._connection.lend()
-        self._patient_until = time.monotonic() + PATIENCE
-        notifying: asyncio.Task[None] | None = None
-        if not self._is_lent:
-            notifying = asyncio.create_task(self._notifier.run())
+        else:
+            notifying.append(asyncio.create_task(self._notifier.run()))
         try:
             while True:
                 self._wake.clear()
@@ -134,13 +128,12 @@ class Scout:
                 await self._rest()
         finally:
             self._notifier.wait_also([])
-            if notifying is not None:
-                await end_task(notifying)
-            for carrier in self.carriers.values():
-                await carrier.close()
-            for mover in self._movers.values():
-                await mover.close()
-            await self._leave()
+            await asyncio.gather(*map(end_task, notifying))
+            for lane in (*self.carriers.values(), *self._movers.values()):
+                await lane.close()
+            with suppress(psycopg.Error, RotaError, OSError):
+                await self._presence.leave()
+            await self._connection.close()
 
     def _move(self, moves: list[WaitingMove]) -> None:
         """Have queues carried that move to a database that is known here."""
@@ -232,11 +225,6 @@ class Scout:
             each.problem = problem
             each.ask_at = min(each.ask_at, time.monotonic() + ASK_INTERVAL)
 
-    async def _leave(self) -> None:
-        with suppress(psycopg.Error, RotaError, OSError):
-            await self._presence.leave()
-        await self._connection.close()
-
     def _hurry(self) -> None:
         """Let those carry at once who have their connections, and look who else has to."""
         for carrier in self.carriers.values():
@@ -273,7 +261,7 @@ class Forwarder:
                 databases,
                 poll_interval,
                 tick_interval,
-                None if lent is None else lent[number],
+                lent[number] if lent else None,
             )
             for number, each in enumerate(databases)
         ]
@@ -281,9 +269,7 @@ class Forwarder:
     @property
     def carried(self) -> int:
         """How many jobs have arrived."""
-        return sum(
-            carrier.carried for scout in self._scouts for carrier in scout.carriers.values()
-        )
+        return sum(each.carried for scout in self._scouts for each in scout.carriers.values())
 
     async def run_until(self, stopping: Coroutine[Any, Any, object]) -> None:
         """Carry until *stopping* returns, or this is cancelled."""

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import time
+from collections.abc import Callable
 from math import inf
 
 import psycopg
@@ -15,7 +16,6 @@ from .._version import __version__
 from ..client.async_client import AsyncClient
 from ..client.statement import UNSET, Unset
 from ..exceptions import RotaError
-from ..registry import Registry
 from ..rows import TickReport
 from .connection import Connection, Retry
 
@@ -90,14 +90,14 @@ class Presence:
         connection: Connection,
         worker: str,
         queues: list[str],
-        registry: Registry,
+        job_types: Callable[[], list[str]],
         concurrency: int | Unset = UNSET,
     ) -> None:
         self.interval = REPORT_INTERVAL
         self._connection = connection
         self._worker = worker
         self._queues = queues
-        self._registry = registry
+        self._job_types = job_types
         self._concurrency = concurrency
         self._reported_at = -inf
         self._is_known = False
@@ -118,7 +118,7 @@ class Presence:
         await self._connection.call(
             lambda client: client.report_worker(
                 self._worker, socket.gethostname(), os.getpid(), __version__, self._queues,
-                self._registry.job_types, self._concurrency,
+                self._job_types(), self._concurrency,
             )
         )  # fmt: skip
         self._is_known = True

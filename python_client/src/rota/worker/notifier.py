@@ -36,7 +36,6 @@ from psycopg import AsyncConnection, Notify, sql
 from ..client.async_client import AsyncClient
 from ..client.connecting import one_line
 from ..exceptions import RotaError
-from ..registry import Registry
 from .connection import Connection, Retry, time_limit, wait_for
 
 logger = logging.getLogger("rota")
@@ -54,6 +53,8 @@ EARLIEST = 0.75
 """Of an interval, the part before which it is not asked again whether anything is due."""
 MAX_QUEUES = 100
 """Of more queues wait_for_jobs() notifies nobody."""
+FORWARD = "rota.forward"
+"""The type of the jobs that travel."""
 MAINTENANCE = "rota_maintenance_"
 """How the channel begins on which any worker is notified of a check to be done."""
 
@@ -74,13 +75,13 @@ class Notifier:
         connection: Connection,
         other: Connection,
         queues: Sequence[str],
-        registry: Registry,
+        job_types: Callable[[], list[str]],
         poll_interval: float,
     ) -> None:
         self._connection = connection
         self._other = other
         self._queues = queues
-        self._registry = registry
+        self._job_types = job_types
         self._poll_interval = poll_interval
         self._retry = Retry(None, connection.state)
         self._session: AsyncConnection[Any] | None = None
@@ -209,7 +210,7 @@ class Notifier:
             return
         waiting = await client.wait_for_jobs(
             [*own, *others],
-            [*self._registry.job_types, *(["rota.forward"] if others else [])],
+            [*self._job_types(), *([FORWARD] if others else [])],
             timedelta(seconds=min(max(self._poll_interval, 0.001), 3600.0)),
             place is Place.ACTIVE,
             claimed,

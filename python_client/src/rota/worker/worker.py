@@ -130,8 +130,9 @@ class Worker:
             Connection(conninfo, "rota heartbeat", state), self._on_change
         )
         self._presence = Presence(
-            self._connection, self.name, self._queues, registry, self._share.floor
-        )
+            self._connection, self.name, self._queues, lambda: registry.job_types,
+            self._share.floor,
+        )  # fmt: skip
         maintenance = Maintenance(
             self._connection, self._presence, self._queues, tick_interval if tick else None
         )
@@ -140,7 +141,7 @@ class Worker:
             Connection(listen_conninfo or conninfo, "rota notifier", state),
             self._connection,
             self._queues,
-            registry,
+            lambda: registry.job_types,
             poll_interval,
         )
         self._fetcher = Fetcher(
