@@ -161,6 +161,12 @@ def test_top_is_shown_until_q_is_pressed(dsn: str, db: psycopg.Connection[Any]) 
         seen = b""
         while seen.count(b"attempts a minute") < 2:
             seen += os.read(ours, 4096)
+        db.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and application_name = 'rota cli'"
+        )
+        while b"attempts a minute" not in seen.partition(b"the database is lost")[2]:
+            seen += os.read(ours, 4096)  # it has come back
         os.write(ours, b"q")
         assert process.wait(10) == 0
     os.close(theirs)
@@ -251,6 +257,8 @@ def test_status_of_many_queues_shows_the_worst(
     queues = told[told.index("queues") + 2 :]
     assert queues[0].startswith("q7 ")
     assert queues[20] == "the worst of 30; all: rota status --json"
+    _, shown = ask("top", "--once")
+    assert shown.splitlines()[4].startswith("q7 ")
 
 
 def test_a_value_that_fills_many_screens_is_cut(

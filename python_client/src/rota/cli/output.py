@@ -301,7 +301,7 @@ def span(length: timedelta) -> str:
 
 
 def _cell(value: Any) -> str:
-    text = " ".join(text_of(value).split())
+    text = printable(" ".join(text_of(value).split()))
     return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 1] + "…"
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Any, LiteralString
 
 from .._version import __version__
 from ..client.sync_client import Client
 from .output import connected, print_findings, print_json, print_list, short, span
-from .top import brief, share
+from .top import MAX_ROWS, brief, share, worst_of
 
 CRITICAL = 2
-MAX_ROWS = 20
 PARTS: dict[str, LiteralString] = {
     "queues": "select * from rota.queue_stats order by queue",
     "paused": """
@@ -92,17 +90,10 @@ def status(arguments: argparse.Namespace) -> int:
         for name, rows in parts.items():
             if rows:
                 print(f"\n{TITLES.get(name, name.replace('_', ' '))}")
-                chosen = rows if len(rows) <= MAX_ROWS else sorted(rows, key=_worst)[:MAX_ROWS]
-                print_list([SHOWN[name](row) for row in chosen])
+                print_list([SHOWN[name](row) for row in worst_of(rows)])
                 if len(rows) > MAX_ROWS:
                     print(f"the worst of {len(rows)}; all: rota status --json")
     return CRITICAL if worst == "critical" else 0
-
-
-def _worst(row: dict[str, Any]) -> tuple[timedelta, int]:
-    """Return by what a row comes first where a screen has no room for all."""
-    age = row.get("oldest_ready_age") or row.get("silent_for") or timedelta(0)
-    return -age, -row.get("dead", 0)
 
 
 def _queue(row: dict[str, Any]) -> dict[str, Any]:

@@ -5,15 +5,27 @@ from __future__ import annotations
 import argparse
 import select
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, LiteralString
 
+import psycopg
 from psycopg import Connection
 
-from .output import command_terminal, connected, print_json, shortened, span, table_lines
+from ..client.connecting import one_line
+from .output import (
+    command_terminal,
+    connected,
+    print_json,
+    shortened,
+    span,
+    table_lines,
+    width,
+)
 
+MAX_ROWS = 20
 CLEAR = "\x1b[H\x1b[J"
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 PARTS: dict[str, LiteralString] = {
@@ -46,20 +58,40 @@ PARTS: dict[str, LiteralString] = {
 
 def top(arguments: argparse.Namespace) -> None:
     """Show what happens, anew every few seconds, or once."""
+    if not (arguments.json or arguments.once) and sys.stdin.isatty() and sys.stdout.isatty():
+        _go_on(arguments)
+        return
     with connected(arguments) as connection:
         connection.autocommit = True
         if arguments.json:
             print_json(ask(connection))
-        elif arguments.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            print("\n".join(screen(ask(connection), connection.info.dbname)))
         else:
-            with _keys() as pressed:
-                while True:
-                    lines = screen(ask(connection), connection.info.dbname)
-                    command_terminal(CLEAR)
-                    print(f"{chr(10).join(lines)}\n\nq quits", end="", flush=True)
-                    if pressed(arguments.every) in ("q", "Q", "\x03", ""):
-                        break
+            print("\n".join(screen(ask(connection), connection.info.dbname)))
+
+
+def _go_on(arguments: argparse.Namespace) -> None:
+    """Show it until q is pressed, also while the database comes and goes."""
+    with _keys() as pressed:
+        has_shown = is_over = False
+
+        def show(lines: list[str]) -> bool:
+            command_terminal(CLEAR)
+            print(f"{chr(10).join(lines)}\n\nq quits", end="", flush=True)
+            return pressed(arguments.every) in ("q", "Q", "\x03", "")
+
+        while not is_over:
+            try:
+                with connected(arguments) as connection:
+                    connection.autocommit = True
+                    while not is_over:
+                        is_over = show(screen(ask(connection), connection.info.dbname))
+                        has_shown = True
+            except psycopg.OperationalError as error:
+                if not has_shown:
+                    raise
+                is_over = show(
+                    textwrap.wrap(f"the database is lost: {one_line(error)}", width())
+                )
 
 
 def ask(connection: Connection[Any]) -> dict[str, list[dict[str, Any]]]:
@@ -82,7 +114,7 @@ def screen(parts: dict[str, list[dict[str, Any]]], database: str) -> list[str]:
         "",
     ]
     shown: list[list[dict[str, Any]]] = [
-        [_queue(row, rates.get(row["queue"])) for row in queues[:20]],
+        [_queue(row, rates.get(row["queue"])) for row in worst_of(queues)],
         [_type(row) for row in parts["job_types"]],
         [_worker(row) for row in parts["workers"]],
     ]
@@ -90,6 +122,16 @@ def screen(parts: dict[str, list[dict[str, Any]]], database: str) -> list[str]:
         if rows:
             lines += [*table_lines(rows), ""]
     return [shortened(line) for line in lines[:-1]]
+
+
+def worst_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of which a screen has room, where the others are in less trouble."""
+
+    def trouble(row: dict[str, Any]) -> tuple[timedelta, int]:
+        age = row.get("oldest_ready_age") or row.get("silent_for") or timedelta(0)
+        return age, row.get("dead", 0)
+
+    return rows if len(rows) <= MAX_ROWS else sorted(rows, key=trouble)[: -MAX_ROWS - 1 : -1]
 
 
 def rate(row: dict[str, Any]) -> float:
