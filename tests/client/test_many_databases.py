@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,7 @@ import pytest
 from rota import AsyncJob, Registry
 from rota.cli import main, many
 from rota.testing.server import EmbeddedPostgres
+from rota.worker import completer, heartbeat
 from rota.worker.executor import Places, Share
 from rota.worker.worker import Worker
 from support.waiting import wait_until
@@ -238,6 +241,7 @@ def test_a_database_that_comes_later_is_worked_for_and_costs_the_others_nothing(
 
 @pytest.mark.slow
 def test_the_log_says_which_of_the_databases_is_lost(make, admin, caplog):
+    caplog.set_level(logging.INFO, "rota")
     urls = [make(name) for name in ("many7", "many8")]
 
     async def watch() -> None:
@@ -245,11 +249,13 @@ def test_the_log_says_which_of_the_databases_is_lost(make, admin, caplog):
             "select count(pg_terminate_backend(pid)) from pg_stat_activity"
             " where application_name = 'rota fetcher' and datname = 'many8'"
         )
-        with psycopg.connect(urls[1], autocommit=True) as db:
-            there = "select exists (select from rota.workers)"
-            await until(lambda: db.execute(there).fetchone()[0])
+
+        def is_told(what: str) -> bool:
+            return any(what in line for line in caplog.messages)
+
+        await until(lambda: is_told("started database=many8"))  # before that it is no outage
         await until(lambda: admin.execute(end).fetchone()[0])
-        await until(lambda: any("is back" in line for line in caplog.messages))
+        await until(lambda: is_told("is back"))
 
     run_together(urls, 2, lambda job: None, watch)
 
@@ -378,6 +384,36 @@ def test_a_worker_at_work_is_told_of_jobs_that_travel_by_its_one_notifier(make, 
             worker.send_signal(signal.SIGTERM)
 
     assert notifiers == (1,)
+
+
+def test_a_worker_with_nothing_more_to_do_has_two_connections_again(
+    db, background, client, monkeypatch
+):
+    """Those of ends, heartbeats and handlers are for jobs only."""
+    for module in (completer, heartbeat):
+        monkeypatch.setattr(module, "IDLE_TIMEOUT", 0.5)
+    query = """select array_agg(application_name order by 1) from pg_stat_activity
+        where datname = current_database() and application_name like 'rota %'"""
+    registry = Registry()
+    seen = []
+
+    def open_names():
+        return db.execute(query).fetchone()[0]
+
+    @registry.handler("ok")
+    def ok(job):
+        with job.transaction() as connection:
+            connection.execute("select 1")
+        wait_until(lambda: "rota heartbeat" in open_names(), "a heartbeat")
+        seen.append(job.job_id)
+
+    background(registry)
+    for _ in range(2):
+        seen.clear()
+        client.enqueue("ok", lease=timedelta(seconds=1))
+        wait_until(lambda: seen)
+        assert "rota job" in open_names()
+        wait_until(lambda: open_names() == ["rota fetcher", "rota notifier"])
 
 
 @pytest.mark.slow
@@ -630,8 +666,11 @@ def test_an_act_by_id_does_not_wait_for_a_database_that_is_away(make, frozen):
         ((job_id,),) = db.execute("select id from rota.jobs").fetchall()
 
     done = rota("explain", str(job_id), *named(frozen[0], url))
+    unknown = rota("explain", str(job_id + 1024), *named("postgresql://x@127.0.0.1:1/x", url))
 
     assert done.returncode == 0, done.stderr
+    assert unknown.returncode == 1
+    assert "is in none of the databases that answered" in unknown.stderr
 
 
 @pytest.mark.slow

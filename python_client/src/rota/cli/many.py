@@ -290,7 +290,9 @@ def _places_of(job_ids: list[int], databases: Sequence[str]) -> dict[str, list[i
         if len(where) != 1:
             if not where and job_id & 1023 in homes:
                 _refuse_if_moved(job_id, homes[job_id & 1023])
-            what = "is in none of the databases" if not where else "is in more than one of them"
+            what = "is in more than one of the databases"
+            if not where:
+                what = f"is in none of the databases{' that answered' if silent else ''}"
             hint = f"Could not ask {', '.join(silent)}" if silent else None
             raise CommandError(f"job {job_id} {what}", hint)
         places.setdefault(where[0], []).append(job_id)

@@ -28,6 +28,7 @@ from ..job import BaseJob, State
 from ..rows import EndedJob
 from .connection import (
     BUSY_PAUSE,
+    IDLE_TIMEOUT,
     MAX_JOBS,
     PASSING,
     Connection,
@@ -130,7 +131,10 @@ class Pace:
 
 
 class Completer:
-    """Has ends reported and logged, and then lets go of the jobs; calls *on_end* after it."""
+    """Has ends reported and logged, and then lets go of the jobs; calls *on_end* after it.
+
+    When none has come for a while it closes its connection and calls *on_rest*.
+    """
 
     def __init__(
         self,
@@ -139,17 +143,19 @@ class Completer:
         ends: Ends,
         pace: Pace,
         on_end: Callable[[], None],
+        on_rest: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._heartbeat = heartbeat
         self._ends = ends
         self._pace = pace
-        self._on_end = on_end
+        self._on_end, self._on_rest = on_end, on_rest
         self._retry = Retry("reporting ends", connection.state)
         self._reports: dict[BaseJob, _Report] = {}
         self._pending: list[_Report] = []
         self._size = 0
         self._flush: asyncio.Task[None] | None = None
+        self._is_asked = asyncio.Event()
         self._is_answered = asyncio.Event()
         self._given_back = 0
 
@@ -180,6 +186,7 @@ class Completer:
                 _warn_of_what_came_after(job, outcome)
             self._heartbeat.remove([job])
             self._ends.add("succeeded" if job.is_finished else "lost", job, duration)
+            self._wake()  # to rest after a while
             return
         report = _Report(job, duration, outcome)
         if job.state is State.FINISHING:
@@ -224,33 +231,48 @@ class Completer:
     def _add(self, report: _Report) -> None:
         if report.job in self._reports:
             self._pending.append(report)
-            if self._flush is None:
-                # In a context of its own: this may be called in that of a job.
-                self._flush = asyncio.create_task(self._report_pending(), context=Context())
+            self._wake()
+
+    def _wake(self) -> None:
+        self._is_asked.set()
+        if self._flush is None:
+            # In a context of its own: this may be called in that of a job.
+            self._flush = asyncio.create_task(self._run(), context=Context())
+
+    async def _run(self) -> None:
+        """Report until nothing has come for a while."""
+        try:
+            while self._is_asked.is_set():
+                self._is_asked.clear()
+                await self._report_pending()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_TIMEOUT):
+                        await self._is_asked.wait()
+        finally:
+            self._flush = None  # what comes from here on is reported by another task
+        self._on_rest()
+        await self._connection.close()
 
     async def _report_pending(self) -> None:
-        try:
-            while self._pending:
-                if (pause := self._pace.take_turn()) > 0:
-                    await asyncio.sleep(pause)
-                part, self._pending = self._pending[:MAX_JOBS], self._pending[MAX_JOBS:]
-                try:
-                    await self._report(part)
-                except PASSING as error:
-                    self._pending = [r for r in part if r.job in self._reports] + self._pending
-                    await self._retry.wait(error)
-                    continue
-                except Exception:  # no lease may be kept for a job that nobody ends
-                    logger.exception("ends could not be reported; their leases will run out")
-                    self._heartbeat.remove([report.job for report in part])
-                    for report in part:
-                        if report.job in self._reports:
-                            self._forget(report)
-                self._retry.succeed()
-                self._is_answered.set()
-                self._on_end()
-        finally:
-            self._flush = None
+        while self._pending:
+            if (pause := self._pace.take_turn()) > 0:
+                await asyncio.sleep(pause)
+            part, self._pending = self._pending[:MAX_JOBS], self._pending[MAX_JOBS:]
+            try:
+                await self._report(part)
+            except PASSING as error:
+                self._pending = [r for r in part if r.job in self._reports] + self._pending
+                await self._retry.wait(error)
+                continue
+            except Exception:  # no lease may be kept for a job that nobody ends
+                logger.exception("ends could not be reported; their leases will run out")
+                self._heartbeat.remove([report.job for report in part])
+                for report in part:
+                    if report.job in self._reports:
+                        self._forget(report)
+            self._retry.succeed()
+            self._is_answered.set()
+            self._on_end()
 
     async def _report(self, part: list[_Report]) -> None:
         rows: Sequence[EndedJob] | None = None

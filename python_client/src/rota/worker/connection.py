@@ -40,6 +40,8 @@ BUSY_PAUSE = 0.5
 """Seconds until a call is repeated for a job whose row another session has locked."""
 MAX_DOUBLINGS = 4
 """So many times in a row a call that had no answer is given twice the time."""
+IDLE_TIMEOUT = 60.0
+"""Seconds after which a worker without jobs closes the connections that only they need."""
 CANCEL_TIMEOUT = 1.0
 """Seconds that the server has to confirm the end of a call that was cancelled."""
 PROBE_INTERVAL = (0.25, 0.5)
@@ -301,6 +303,11 @@ class Connection:
             except IsolationLevelError:
                 self._is_default_refused = True
         return await self.call(begin_and_act)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
 
     async def open(self) -> AsyncConnection[Any]:
         """Return the connection; open it if it is not."""

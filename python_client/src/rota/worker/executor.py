@@ -74,7 +74,12 @@ class Executor:
         self.hung = 0
         """How many handlers go on though their jobs are lost by their time limits."""
         self._completer = Completer(
-            connection, heartbeat, self.ends, share.places.pace, self._go_on
+            connection,
+            heartbeat,
+            self.ends,
+            share.places.pace,
+            self._go_on,
+            context.connections.close_idle,
         )
         self._heartbeat = heartbeat
         self._share = share

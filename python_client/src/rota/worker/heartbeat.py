@@ -19,6 +19,7 @@ from ..rows import JobHeartbeat
 from .connection import (
     BUSY_PAUSE,
     CALL_TIMEOUT,
+    IDLE_TIMEOUT,
     MAX_JOBS,
     SHORTEST_LIMIT,
     Connection,
@@ -95,8 +96,19 @@ class Heartbeat(threading.Thread):
                 if pause <= 0:
                     # Those that are nearly due go along.
                     return [j for j, at in self._due.items() if at - _interval(j) / 2 <= now]
-            await self._sleep(pause)
+            if pause == inf and self._connection.is_open:
+                await self._rest()
+            else:
+                await self._sleep(pause)
         return None
+
+    async def _rest(self) -> None:
+        """Close the connection when no job has come for a while."""
+        await self._sleep(IDLE_TIMEOUT)
+        with self._lock:
+            is_idle = not self._due
+        if is_idle:
+            await self._connection.close()
 
     async def _sleep(self, seconds: float) -> None:
         await wait_for(self._wake, seconds)

@@ -463,7 +463,7 @@ class JobConnections:
         self._watch = Watch()
         self._handlers = Pool(conninfo, size, self._watch, resets=True)
         self._calls = Pool(conninfo, min(size, CALLS), self._watch)
-        state.on_back(self._close_idle)  # an old one may lead to a standby
+        state.on_back(self.close_idle)  # an old one may lead to a standby
 
     def lend(self, job: BaseJob) -> AbstractContextManager[Lent[Plain]]:
         """Lend a connection to a handler in a thread."""
@@ -504,7 +504,8 @@ class JobConnections:
         self._calls.close()
         self._watch.close()
 
-    def _close_idle(self) -> None:
+    def close_idle(self) -> None:
+        """Close the idle connections."""
         self._handlers.close_idle()
         self._calls.close_idle()
 
