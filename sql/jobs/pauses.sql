@@ -289,10 +289,41 @@ begin
               and j.hold <> 'time' and j.status in ('queued', 'failed')
         );
     end if;
-    update rota.jobs as j set hold = null where j.id = any(v_ids);
+    v_ids := rota._let_in(v_ids);
+    if v_ids = '{}' then return false; end if;
     perform rota._notify_for(v_ids);
     perform rota._add_checks('pause', array[pause_name]);
     return true;
+end;
+$$;
+
+/*
+ * Let held jobs, which the caller has locked, into their lanes, and return which; if one cannot
+ * be let in the others are, one by one.
+ */
+create or replace function rota._let_in(job_ids bigint[])
+    returns bigint[] language plpgsql as $$
+declare
+    v_ids bigint[] := '{}'::bigint[];
+    v_job_id bigint;
+begin
+    begin
+        update rota.jobs as j set hold = null where j.id = any(_let_in.job_ids);
+        return job_ids;
+    exception
+        when others then
+            raise warning 'held jobs are let in one by one: %', sqlerrm;
+    end;
+    foreach v_job_id in array job_ids loop
+        begin
+            update rota.jobs as j set hold = null where j.id = v_job_id;
+            v_ids := v_ids || v_job_id;
+        exception
+            when others then
+                raise warning 'job % cannot be let in: %', v_job_id, sqlerrm;
+        end;
+    end loop;
+    return v_ids;
 end;
 $$;
 

@@ -174,6 +174,26 @@ MAINTENANCE = (
         sql("jobs/end", "if v_problem is not null then", "if false then"),
     ),
     mutant(
+        "later-job-keeps-all",
+        "A job that cannot be let in at its time keeps all others, and all checks.",
+        "sql/waiting/test_pending.py",
+        sql(
+            "waiting/fairness",
+            "raise warning 'jobs whose time has come are let in one by one: %', sqlerrm;",
+            "raise;",
+        ),
+    ),
+    mutant(
+        "paused-job-keeps-all",
+        "A job that cannot be let in after a pause keeps all others that it held.",
+        "sql/jobs/test_pauses.py",
+        sql(
+            "jobs/pauses",
+            "raise warning 'held jobs are let in one by one: %', sqlerrm;",
+            "raise;",
+        ),
+    ),
+    mutant(
         "breaker-waits-for-the-operator",
         "A tick waits until an operator commits the pause of what a breaker is for.",
         "sql/jobs/test_retries.py",

@@ -86,6 +86,21 @@ def settle(db: Db) -> None:
         pass
 
 
+def poison(db: Db, job_id: int) -> None:
+    """Let a trigger refuse every change of a job."""
+    db.execute(
+        f"""
+        create function public.poison() returns trigger language plpgsql as $$
+        begin
+            if old.id = {job_id} then raise exception 'poison'; end if;
+            return new;
+        end $$;
+        create trigger poison before update on rota.jobs
+            for each row execute function public.poison();
+    """.encode()
+    )
+
+
 def last_tick(db: Db) -> Any:
     """Return when a tick was recorded last: the tests of a lag stop their clock there."""
     return scalar(db, "select done_at from rota.maintenance where task = 'tick'")

@@ -11,6 +11,8 @@ from sql.helpers import (
     claim,
     enqueue,
     owner,
+    pending,
+    poison,
     raises,
     refused,
     rows,
@@ -266,3 +268,16 @@ def test_explain_and_doctor_tell_what_is_paused_and_how_to_resume_it(db):
     assert call(db, "explain_job", job_id=job_id)[0].reason in ("no_worker", "needs_tick")
     assert not [row for row in call(db, "doctor") if "paused:" in row.evidence]
     assert not [row for row in call(db, "verify") if row.violations]
+
+
+def test_a_job_that_cannot_be_let_in_after_a_pause_keeps_no_other(db):
+    jobs = [enqueue(db, "mail") for _ in range(3)]
+    value(db, "pause_type", job_type="mail")
+    assert claim(db) == []
+    poison(db, jobs[1])
+
+    value(db, "resume_type", job_type="mail")
+    settle(db)
+
+    assert ids(claim(db, max_jobs=10)) == [jobs[0], jobs[2]]
+    assert pending(db) == [("pause", "type mail")]

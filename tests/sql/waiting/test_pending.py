@@ -9,6 +9,7 @@ from sql.helpers import (
     one,
     owner,
     pending,
+    poison,
     rows,
     run,
     scalar,
@@ -43,6 +44,20 @@ def test_claims_never_look_at_checks(db):
     claim(db, max_jobs=10)
 
     assert pending(db) == [("order", "k")]
+
+
+def test_a_job_that_cannot_be_let_in_at_its_time_keeps_no_other_and_no_check(db, clock):
+    clock.set("2026-03-01 12:00+00")
+    bad, good = (enqueue(db, limit_key="k", delay="1 hour") for _ in range(2))
+    poison(db, bad)
+    leave(db, "order", "k")
+    clock.advance("1 hour")
+
+    for _ in range(3):
+        one(db, "tick")
+
+    assert ("order", "k") not in pending(db)
+    assert [job.job_id for job in claim(db, max_jobs=10)] == [good]
 
 
 def test_one_bad_check_keeps_no_other_waiting(db, clock):
