@@ -969,6 +969,12 @@ v_row ->> 'pause_name',
         sql("jobs/forward", " set lock_timeout = '100ms'", ""),
     ),
     mutant(
+        "key-of-a-stranger-waited-for-again",
+        "Each job of a key that a transaction has waits for it in turn.",
+        "sql/jobs/test_forward.py",
+        sql("jobs/forward", "if v_scope = any(v_taken) then", "if false then"),
+    ),
+    mutant(
         "live-keys-without-halted",
         "A front sends the jobs of a halted ordering key to another database.",
         "sql/access/test_front.py",

@@ -383,6 +383,18 @@ def test_a_job_whose_key_another_transaction_has_holds_up_no_other(connect, db):
     assert [(row.ordinal, row.error_code) for row in second] == [(n, None) for n in (1, 2, 3)]
 
 
+def test_many_jobs_of_a_key_that_another_transaction_has_wait_once_for_it(connect, db):
+    db.execute("alter function rota.receive_jobs set lock_timeout = '1s'")
+    keyed = {"job_type": "x", "idempotency_key": "k"}
+    stranger = connect(autocommit=False)
+    call(stranger, "enqueue", **keyed)
+    db.execute("set statement_timeout = '5s'")
+
+    told = receive(db, *[keyed] * 9, {"job_type": "x", "idempotency_key": "l"})
+
+    assert [row.error_code for row in sorted(told)] == ["55P03"] * 9 + [None]
+
+
 @pytest.mark.own_session
 def test_two_that_receive_the_same_job_enqueue_it_once(connect, db):
     """A receives and stays open; B receives the same and waits; A commits: B enqueues none."""
