@@ -92,7 +92,8 @@ create or replace function rota._objects()
     from relations as r join pg_trigger as t on t.tgrelid = r.oid
     where not t.tgisinternal and t.tgparentid = 0
     union all
-    select 'view', r.name, md5(pg_get_viewdef(r.oid)) from relations as r where r.relkind = 'v'
+    select 'view', r.name, md5(concat(pg_get_viewdef(r.oid), r.reloptions))
+    from relations as r where r.relkind = 'v'
     union all
     select case when p.prokind = 'p' then 'procedure' else 'function' end,
         format('%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid)),

@@ -3,9 +3,15 @@
  *
  * The columns of a view are an interface and those of a table are not.  Replacing a view can
  * only add columns at its end; an upgrade that needs more drops the view first.
+ *
+ * An observer who is confined to queues sees their rows alone.  What a query asks of a row, the
+ * server may ask before the view does, and by functions of the caller, who would be told of any
+ * row.  So views are barriers.  But behind one the server does not find the newest of a million
+ * jobs by an index.  So where there may be many, who is confined to nothing reads the tables,
+ * which are opened for nobody else, and the others what stands behind the barrier.
  */
 
-create or replace view rota.job_runs as
+create or replace view rota._runs as
 select r.*
 from (
     select j.id, j.queue, j.job_type, j.payload, j.priority, j.run_at, j.status, j.attempts,
@@ -24,13 +30,29 @@ from (
         f.finished_at, f.result, f.ordering_key, f.limit_key, f.pipeline, f.stage,
         f.stage_input, f.definition, f.scheduled_for, f.time_limit, f.expires_at, f.headers
     from rota.finished_jobs as f
+) as r;
+
+create or replace view rota._visible_runs with (security_barrier = true) as
+select r.* from rota._runs as r where r.queue = any((select rota.visible_queues())::text[]);
+
+create or replace view rota.job_runs as
+select r.id, r.queue, r.job_type, r.payload, r.priority, r.run_at, r.status, r.attempts,
+    r.max_attempts, r.locked_by, r.locked_until, r.lease_token, r.idempotency_key,
+    r.progress_percent, r.progress_message, r.cancel_requested_at, r.cancel_reason,
+    r.last_error, r.error_type, r.failed_at, r.created_at, r.updated_at, r.started_at,
+    r.finished_at, r.result, r.ordering_key, r.limit_key, r.pipeline, r.stage, r.stage_input,
+    r.definition, r.scheduled_for, r.time_limit, r.expires_at, r.headers
+from (
+    select a.*, false as is_confined from rota._runs as a
+    union all
+    select v.*, true from rota._visible_runs as v
 ) as r
-where (select rota.visible_queues()) is null
-   or r.queue = any((select rota.visible_queues())::text[]);
+-- Asked once for each table, before anything is read of it.
+where ((select rota.visible_queues()) is not null) = r.is_confined;
 
 comment on view rota.job_runs is 'Every job, live or ended, one row each, in one shape.';
 
-create or replace view rota.queue_stats as
+create or replace view rota.queue_stats with (security_barrier = true) as
 select n.queue, exists (
         select from rota.pauses as p
         where p.pause_name in ('all', 'queue ' || n.queue)
@@ -71,7 +93,7 @@ comment on view rota.queue_stats is
     'running, blocked or dead, and how long the oldest ready one has waited, as job_counts() '
     'has it.';
 
-create or replace view rota.running_jobs as
+create or replace view rota.running_jobs with (security_barrier = true) as
 select j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
     rota.now() - j.started_at as running_for, j.locked_until, j.updated_at, j.progress_percent,
     j.progress_message, j.cancel_requested_at, j.cancel_reason
@@ -82,7 +104,7 @@ where j.status = 'running' and j.locked_until is not null
 
 comment on view rota.running_jobs is 'Jobs that a worker holds now, with their progress.';
 
-create or replace view rota.stale_jobs as
+create or replace view rota.stale_jobs with (security_barrier = true) as
 select j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
     j.locked_until, j.updated_at, j.locked_until < rota.now() as is_lease_over
 from rota.jobs as j
@@ -95,12 +117,19 @@ comment on view rota.stale_jobs is
     'Running jobs to look at: the lease has expired and no tick has swept it yet, or the '
     'worker has reported nothing for an hour.';
 
+create or replace view rota._visible_dead with (security_barrier = true) as
+select f.* from rota.finished_jobs_dead as f
+where f.queue = any((select rota.visible_queues())::text[]);
+
 create or replace view rota.dead_jobs as
 select f.id, f.queue, f.job_type, f.payload, f.attempts, f.max_attempts, f.last_error,
     f.error_type, f.locked_by, f.created_at, f.failed_at, f.finished_at, f.discarded_at
-from rota.finished_jobs_dead as f
-where (select rota.visible_queues()) is null
-   or f.queue = any((select rota.visible_queues())::text[]);
+from (
+    select a.*, false as is_confined from rota.finished_jobs_dead as a
+    union all
+    select v.*, true from rota._visible_dead as v
+) as f
+where ((select rota.visible_queues()) is not null) = f.is_confined;
 
 comment on view rota.dead_jobs is
     'Dead jobs; retry_job(id) gives a job all its attempts again.';
@@ -128,7 +157,7 @@ comment on function rota.fold_error is
 
 /* The newest 2000, since to fold a million takes half a minute.  Texts that differ only in
  * their digits are folded alike, so one of them is folded for all; but that of 0x counts. */
-create or replace view rota.error_groups as
+create or replace view rota.error_groups with (security_barrier = true) as
 with newest as materialized (
     select e.queue, e.job_type, e.error_type, left(e.message, 1000) as text,
         translate(replace(replace(translate(left(e.message, 1000), '12346789', '55555555'),
@@ -155,7 +184,7 @@ from jobs as j group by 1, 2, 3, 4;
 comment on view rota.error_groups is
     'The newest 2000 failed attempts, grouped by what fold_error() makes of the error.';
 
-create or replace view rota.hourly_stats as
+create or replace view rota.hourly_stats with (security_barrier = true) as
 select date_bin('1 hour', s.starts_at, 'epoch') as hour, s.queue, s.job_type,
     coalesce(sum(s.total) filter (where s.outcome = 'succeeded'), 0)::bigint as succeeded,
     coalesce(sum(s.total) filter (where s.outcome = 'dead'), 0)::bigint as dead,
@@ -183,7 +212,7 @@ comment on view rota.hourly_stats is
     'Ended jobs of this hour and the 23 before it, by hour, queue and job type, as job_stats() '
     'has them of any time; durations are of the attempts that ended them.';
 
-create or replace view rota.limit_stats as
+create or replace view rota.limit_stats with (security_barrier = true) as
 select n.limit_name, l.max_running, coalesce(w.running, r.running, 0) as running,
     coalesce(w.waiting, h.waiting, 0) as waiting, l.max_starts,
     coalesce(l.per, '1 second') as per,
@@ -261,7 +290,7 @@ comment on view rota.limit_stats is
     'One row per limit in use: how many jobs run under it, how many due ones wait for whatever '
     'reason, and when the next may start at its rate.';
 
-create or replace view rota.unknown_effects as
+create or replace view rota.unknown_effects with (security_barrier = true) as
 select e.scope, e.key, e.recorded_at, e.expires_at, e.job_id, r.job_type, r.status
 from rota.effects as e
 -- One look-up for each, however the planner sees the history.

@@ -698,6 +698,32 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "jobs-before-the-barrier",
+        "A confined observer reads jobs of other queues by what he asks of them.",
+        "sql/access/test_visible_rows.py",
+        sql(
+            "operations/views",
+            "rota._visible_runs with (security_barrier = true) as",
+            "rota._visible_runs as",
+        ),
+    ),
+    mutant(
+        "jobs-behind-no-gate",
+        "A confined observer reads jobs where only those who see all queues should.",
+        "sql/access/test_visible_rows.py",
+        sql(
+            "operations/views",
+            "    select v.*, true from rota._visible_runs as v\n"
+            ") as r\n"
+            "-- Asked once for each table, before anything is read of it.\n"
+            "where ((select rota.visible_queues()) is not null) = r.is_confined;",
+            "    select v.*, true from rota._visible_runs as v\n"
+            ") as r\n"
+            "where (select rota.visible_queues()) is null and not r.is_confined\n"
+            "   or r.queue = any((select rota.visible_queues())::text[]);",
+        ),
+    ),
+    mutant(
         "times-of-another-queue",
         "An observer who is confined to a queue is told when schedules of others run.",
         "sql/access/test_visible_rows.py",

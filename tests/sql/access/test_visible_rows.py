@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -125,6 +126,32 @@ def test_a_confined_observer_sees_his_queues_only(db: Db, observers: tuple[Db, D
     assert scalar(confined, "select count(*) from rota.dependencies") == 1
     assert scalar(confined, "select count(*) from rota.occurrences") >= 1
     assert {row[0] for row in rows(confined, "select queue from rota.job_counts()")} == {"a"}
+
+
+@pytest.mark.slow
+def test_what_a_confined_observer_asks_of_rows_is_not_asked_of_others(
+    db: Db, observers: tuple[Db, Db]
+) -> None:
+    """A function of his own that is said to cost nothing, and tells each row it is given."""
+    confined, _ = observers
+    ids = fill(db)
+    named = {"b", "wb", "pb", "kb", "type_b", "queue b", "7000002", *map(str, ids["b"])}
+    confined.execute("""
+        create function pg_temp.tell(x anyelement) returns boolean language plpgsql
+        cost 0.0000001 as $$ begin raise notice '%', to_jsonb(x); return true; end $$
+    """)
+    told: list[str] = []
+    confined.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
+
+    for (name,) in rows(db, READ):
+        confined.execute(
+            f"select count(*) from rota.{name} as x where pg_temp.tell(x)".encode()
+        )
+        texts = {str(text) for row in told for text in flat(json.loads(row))}
+        assert not texts & named, name
+    assert {"a", *map(str, ids["a"])} <= {
+        str(text) for row in told for text in flat(json.loads(row))
+    }
 
 
 def flat(value: Any) -> Iterator[Any]:
