@@ -294,6 +294,7 @@ begin
             max_rows - v_deleted);
         exit when v_deleted >= max_rows;
     end loop;
+    if v_deleted >= max_rows then return v_deleted; end if;
     return v_deleted + rota._purge_partitions('finished_jobs_done', max_rows - v_deleted);
 end $$;
 

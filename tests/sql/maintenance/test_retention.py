@@ -587,6 +587,29 @@ def test_a_purge_begins_where_the_last_one_ended(db):
     assert [key for (key,) in left] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
+def test_a_purge_that_has_no_room_left_remembers_no_place(db, clock):
+    """Each tick but the last spends its rows on a queue that keeps nothing."""
+    clock.set("2031-03-01 12:00+00")
+    old = end(db, "succeeded")  # in the default partition
+    value(db, "set_queue", queue="short", keep_finished="0")
+    clock.advance("9 days")
+    db.execute(
+        "insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,"
+        " status, run_at, attempts, lease_token, created_at, updated_at, finished_at)"
+        " select 1000 + n, 'short', 'x', '{}', 0, 1, 'succeeded', m.at, 1, 1, m.at, m.at, m.at"
+        " from generate_series(1, 2500) as n, (select rota.now() - interval '1 hour') as m (at)"
+    )
+
+    # A scan that went over many rows, so that the next begins behind them.
+    db.execute(
+        "select rota._keep_scan_from('finished_jobs_done_default', rota.now(), true, null, 0,"
+        " rota._micros('epoch'), '1 hour')"
+    )
+    assert tick_until_done(db, clock) >= 2501
+    assert not is_there(db, old)
+
+
 def test_a_purge_finds_what_lies_behind_its_start_in_time(db, clock):
     now = clock.now()
     db.execute(EXPIRED["keys"], (10,))
