@@ -245,9 +245,7 @@ class Completer:
             while self._is_asked.is_set():
                 self._is_asked.clear()
                 await self._report_pending()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(IDLE_TIMEOUT):
-                        await self._is_asked.wait()
+                await wait_for(self._is_asked, IDLE_TIMEOUT)
         finally:
             self._flush = None  # what comes from here on is reported by another task
         self._on_rest()
