@@ -614,6 +614,26 @@ def test_a_database_that_stops_in_an_answer_is_not_waited_for(make, monkeypatch,
 
 
 @pytest.mark.slow
+def test_a_database_that_stops_in_an_act_keeps_no_other_from_it(make, monkeypatch, capsys):
+    urls = [make("many25"), make("many26")]
+    for url in urls:
+        enqueue(url, 7, 1)
+    monkeypatch.setattr(many, "LONGEST", 0.5)  # sooner than the wait for a lock ends
+    with psycopg.connect(urls[0]) as db:
+        db.execute("lock table rota.pauses")
+
+        code = main(["pause", "default", *named(*urls)])
+
+    out, errors = capsys.readouterr()
+    assert code == 1
+    assert "/many25: no answer" in out
+    assert "queue default is paused" in out
+    assert "this is not all: no answer of 1 of 2 databases" in errors
+    with psycopg.connect(urls[1]) as db:
+        assert db.execute("select queue from rota.pauses").fetchall() == [("default",)]
+
+
+@pytest.mark.slow
 def test_an_act_whose_answer_was_lost_is_told_as_unknown(make):
     urls = [make("many19"), make("many20")]
     for url in urls:

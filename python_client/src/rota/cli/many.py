@@ -39,7 +39,7 @@ ACTS = {
 }
 """Commands that act on one database after the other."""
 LONGEST = 60.0
-"""How many seconds a command that reads waits for databases that have stopped in an answer."""
+"""How many seconds a command waits for a database that has stopped in an answer."""
 Run = Callable[[argparse.Namespace], int]
 T = TypeVar("T")
 
@@ -123,6 +123,7 @@ def _one_by_one(each_one: list[argparse.Namespace], run: Run) -> Iterator[Answer
     reached = _reach([each.database_url for each in each_one])
     for each in each_one:
         name, error = name_of(each.database_url), reached[each.database_url]
+        each.patience = LONGEST
         if error is not None:
 
             def refuse(_: argparse.Namespace, error: Exception = error) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
+from math import inf
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -171,6 +172,7 @@ def hint_to_connect(arguments: argparse.Namespace) -> str | None:
 def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
     """Open a connection whose rows are dicts."""
     with connect(conninfo(arguments), "rota cli") as connection:
+        connection.patience = getattr(arguments, "patience", inf)
         connection.row_factory = dict_row
         yield connection
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import socket
+import threading
 import time
+from contextlib import suppress
 from math import ceil, inf
 from typing import Any
 
@@ -50,14 +54,37 @@ def settings(conninfo: str, name: str) -> dict[str, Any]:
     return {**chosen, "autocommit": True, "prepare_threshold": None}
 
 
-def connect(conninfo: str, name: str = "rota", seconds: float = inf) -> psycopg.Connection[Any]:
+class BoundedConnection(psycopg.Connection[Any]):
+    """Is broken by a call that has no answer within *patience* seconds, however it hangs."""
+
+    patience = inf
+
+    def wait(self, *arguments: Any, **named: Any) -> Any:
+        """Wait for an answer."""
+        if self.patience == inf:
+            return super().wait(*arguments, **named)
+        timer = threading.Timer(self.patience, self._break)
+        timer.start()
+        try:
+            return super().wait(*arguments, **named)
+        finally:
+            timer.cancel()
+
+    def _break(self) -> None:
+        with suppress(OSError, psycopg.Error), socket.socket(
+            fileno=os.dup(self.pgconn.socket)
+        ) as own:  # fmt: skip
+            own.shutdown(socket.SHUT_RDWR)
+
+
+def connect(conninfo: str, name: str = "rota", seconds: float = inf) -> BoundedConnection:
     """Open a connection in autocommit mode, fit for a pooler, within about so many seconds."""
     chosen = settings(conninfo, name)
     if seconds < inf:
         # For libpq 0 is without end, and the least are 2 seconds.
         allowed = int(chosen["connect_timeout"]) or inf
         chosen["connect_timeout"] = max(2, ceil(min(allowed, seconds)))
-    connection = psycopg.connect("", **chosen)
+    connection = BoundedConnection.connect("", **chosen)
     connection.add_notice_handler(_WarningLog().add)
     return connection
 
