@@ -209,9 +209,9 @@ begin
           or p.pronamespace = 'rota_front'::regnamespace
           and p.proname = any(case grant_to.access
             when 'producer' then '{check_call,slot_of,shard_of_number,shard_of_job,shard_for,'
-                'follow_keys,ask_live,raise_of_shard}'
-            else '{check_call,shard_of_number,shard_of_job,check_return,ask_live,ask_keys,'
-                'ask_each,raise_of_shard,ask_version,version_of}' end::name[])
+                'follow_keys,ask_live_keys,raise_of_shard}'
+            else '{check_call,shard_of_number,shard_of_job,check_return,ask_live_keys,'
+                'ask_keys,ask_each,raise_of_shard,ask_version,version_of}' end::name[])
     loop
         execute format('grant execute on routine %s to %I', v_function, role);
     end loop;
@@ -509,7 +509,8 @@ create or replace function rota_front.follow_keys(
     returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     v_number integer;
-    v_live integer[];
+    v_answer record;
+    v_moves_from integer;
     v_found integer;
     v_place integer;
 begin
@@ -518,34 +519,31 @@ begin
         select distinct hashtextextended(k, 1) as lock from unnest(keys) as k order by 1
     ) as k;
     foreach v_number in array slot.earlier || slot.number loop
-        v_live := rota_front.ask_live(rota_front.shard_of_number('jobs', v_number), jobs,
-            false);
-        continue when v_live = '{}';
+        select a.live, a.may_be_live into v_answer
+        from rota_front.ask_live_keys(rota_front.shard_of_number('jobs', v_number), jobs) as a;
+        if v_answer.may_be_live <> '{}' then v_moves_from := v_number; end if;
+        continue when v_answer.live = '{}';
         if v_found is not null then
             raise exception using errcode = '22023',
                 message = format('jobs[%s] and jobs[%s]: their keys are live in different '
-                    'databases', v_place, v_live[1]),
+                    'databases', v_place, v_answer.live[1]),
                 hint = 'Enqueue them one by one until the older jobs have ended.';
         end if;
         v_found := v_number;
-        v_place := v_live[1];
+        v_place := v_answer.live[1];
     end loop;
-    if v_found is not null then return v_found; end if;
     -- A key of a queue that moves is where that goes, or on its way, where nobody sees it.
-    foreach v_number in array slot.earlier || slot.number loop
-        if rota_front.ask_live(rota_front.shard_of_number('jobs', v_number), jobs, true)
-          <> '{}' then
-            return v_number;
-        end if;
-    end loop;
-    return slot.number;
+    return coalesce(v_found, v_moves_from, slot.number);
 end $$;
 
-create or replace function rota_front.ask_live(shard integer, jobs jsonb, with_moves boolean)
-    returns integer[] language plproxy as $$
+create or replace function rota_front.ask_live_keys(
+    shard integer, jobs jsonb, out live integer[], out may_be_live integer[]
+)
+    language plproxy as $$
     cluster 'rota_shards';
     run on shard;
-    select rota.find_live_keys(jobs, with_moves);
+    select rota.find_live_keys(jobs) as live,
+        rota.find_live_keys(jobs, with_moves => true) as may_be_live;
 $$;
 
 create or replace function rota_front.ask_version(shard integer)
@@ -593,7 +591,7 @@ begin
         where k is not null order by 1
     ) as k;
     for v_other in select s.ordinal from rota_front.shards as s where s.ordinal <> shard loop
-        if rota_front.ask_live(v_other, jsonb_build_array(v_job), false) <> '{}' then
+        if (rota_front.ask_live_keys(v_other, jsonb_build_array(v_job))).live <> '{}' then
             raise exception using
                 errcode = 'RT007', message = format('job %s: a key of it is live in another '
                     'database', job_id),

@@ -995,7 +995,11 @@ v_row ->> 'pause_name',
         "front-without-moves",
         "A front looks for a key nowhere else when its queue moves.",
         "sql/access/test_front.py",
-        sql("front", "jobs, true) <> '{}' then", "jobs, true) is null then"),
+        sql(
+            "front",
+            "coalesce(v_found, v_moves_from, slot.number)",
+            "coalesce(v_found, slot.number)",
+        ),
     ),
     mutant(
         "moves-not-followed",
