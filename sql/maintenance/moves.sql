@@ -72,9 +72,16 @@ begin
         from rota.dependencies as d join rota.jobs as p on p.id = d.parent_id
         join rota.jobs as j on j.id = d.job_id where p.queue = plan_queue_move.queue limit 1)
         union all
-        (select 'pipelines', format('stage %s of pipeline %s is in it', s.stage, s.pipeline),
-            format('select rota.drop_pipeline(%L);', s.pipeline)
-        from rota.pipeline_stages as s where s.queue = plan_queue_move.queue limit 1)
+        (select 'pipelines', format('stage %s of pipeline %s is in it%s', s.stage, s.pipeline,
+                case when s.ordinal is null then ', of which runs are under way' end),
+            case when s.ordinal is not null
+                then format('select rota.drop_pipeline(%L);', s.pipeline) end
+        from rota.pipeline_stages as s
+        where s.queue = plan_queue_move.queue
+          -- The stages of one that was dropped stay, for the runs that there are.
+          and (s.ordinal is not null
+            or exists (select from rota.jobs as j where j.pipeline = s.pipeline))
+        order by s.ordinal limit 1)
         union all
         (select 'pipelines', format('job %s of it is a run of pipeline %s', j.id, j.pipeline),
             null

@@ -366,6 +366,30 @@ def test_what_cannot_move_is_told_by_name_before(db, there, finding):
     assert rows(db, "select from rota.queue_moves") == []
 
 
+def test_a_queue_of_a_dropped_pipeline_moves_once_its_runs_are_over(db, there):
+    stages = [
+        {"stage": "a", "job_type": "x", "queue": "r"},
+        {"stage": "b", "job_type": "x", "queue": "q"},
+    ]
+    value(db, "define_pipeline", pipeline="p", stages=json.dumps(stages))
+    value(db, "start_pipeline", pipeline="p")
+
+    def found():
+        return [
+            (row.finding, row.remedy)
+            for row in call(db, "plan_queue_move", queue="q", database=6)
+        ]
+
+    ((_, remedy),) = found()
+    db.execute(remedy)
+    assert found() == [("pipelines", None)]
+    (job,) = claim(db, queues=["r"])
+    end = {"job_id": job.job_id, "lease_token": job.lease_token, "next_stage": "end"}
+    value(db, "finish_job", **end)
+    assert found() == []
+    settle(db, there, begin(db, there))
+
+
 def test_a_halted_key_is_told_before(db, there):
     enqueue(db, queue="q", ordering_key="k", max_attempts=1)
     (job,) = claim(db, queues=["q"])
