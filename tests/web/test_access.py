@@ -160,11 +160,19 @@ def test_a_header_is_believed_of_the_proxy_alone(make_page: Make, scene: Scene) 
 
 
 def test_operators_of_the_proxy_are_named(make_page: Make, scene: Scene) -> None:
-    options = {"trusted_header": "X-Remote-User", "allow_acts": True, "operators": ["ann"]}
+    options = {
+        "trusted_header": "X-Remote-User",
+        "allow_acts": True,
+        "operators": ["ann", "zoë"],
+    }
     with serving(make_page(**options)) as address, httpx.Client(base_url=address) as http:
         job = f"/jobs/{scene.jobs['dead']}"
         assert "/act/" in http.get(job, headers={"x-remote-user": "ann"}).text
         assert "/act/" not in http.get(job, headers={"x-remote-user": "bob"}).text
+        for name in ("zoë".encode(), "zoë".encode("latin-1")):
+            shown = http.get(job, headers=[(b"x-remote-user", name)]).text
+            assert "/act/" in shown
+            assert "zoë" in shown
         both = [("x-remote-user", "ann"), ("x-remote-user", "bob")]
         assert http.get(job, headers=both).status_code == 403
 

@@ -17,6 +17,7 @@ import hmac
 import ipaddress
 import secrets
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import isawaitable
 from pathlib import Path
@@ -136,7 +137,10 @@ class TrustedHeader:
         told = request.headers.getlist(self._header)
         if len(told) != 1 or not told[0].strip():
             raise RefusedError(f"the proxy did not say who is there, in {self._header}")
-        name = told[0].strip()[:255]
+        name = told[0].strip()
+        with suppress(UnicodeDecodeError):  # proxies send UTF-8, which a header is not read as
+            name = name.encode("latin-1").decode()
+        name = name[:255]
         return User(name, "*" in self._operators or name in self._operators)
 
 
