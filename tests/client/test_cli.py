@@ -261,6 +261,20 @@ def test_status_of_many_queues_shows_the_worst(
     assert shown.splitlines()[4].startswith("q7 ")
 
 
+def test_what_another_command_is_told_is_not_cut(
+    run: Callable[..., str], client: Client
+) -> None:
+    name, key = "n" * 63, "invoice:" + "k" * 100
+    client.schedule_job(name, "@daily", "a")
+    client.enqueue("a")
+    (claim,) = client.claim_jobs("w")
+    client.record_effect("mail", key, claim.job_id, claim.lease_token)
+    client.fail_job(claim.job_id, claim.lease_token, "half of it was sent")
+
+    assert f"{name}  " in run("schedule", "list")
+    assert f"mail   {key}  " in run("effects")
+
+
 def test_a_value_that_fills_many_screens_is_cut(
     run: Callable[..., str], client: Client
 ) -> None:

@@ -41,6 +41,8 @@ LOCK_TIMEOUT = "set local lock_timeout = '3s'"
 NAMES = ("DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 MAX_WIDTH = 48
 MAX_TEXT = 2000
+NAMING = frozenset({"scope", "key", "name", "queue", "job_type", "worker", "limit", "what"})
+"""Columns of which a value is what another command wants to be told, and so is never cut."""
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
@@ -255,7 +257,7 @@ def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the head of a table and one line for each row."""
     if not rows:
         return ["(none)"]
-    table = [list(rows[0])] + [[_cell(value) for value in row.values()] for row in rows]
+    table = [list(rows[0])] + [[_cell(*item) for item in row.items()] for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
@@ -302,9 +304,10 @@ def span(length: timedelta) -> str:
     return " ".join(parts[:2])
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
     text = printable(" ".join(text_of(value).split()))
-    return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 1] + "…"
+    is_whole = name in NAMING or len(text) <= MAX_WIDTH
+    return text if is_whole else text[: MAX_WIDTH - 1] + "…"
 
 
 def text_of(value: Any) -> str:
