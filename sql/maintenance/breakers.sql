@@ -36,6 +36,9 @@ begin
         exception
             when lock_not_available then
                 null;
+            when others then
+                raise warning 'breaker of % in queue % failed and will be tried again: %',
+                    v_breaker.job_type, v_breaker.queue, sqlerrm;
         end;
     end loop;
     return v_changed;

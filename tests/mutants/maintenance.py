@@ -194,6 +194,17 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "breaker-stops-the-others",
+        "A breaker that cannot change its jobs keeps all others from what they have to do.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers",
+            "raise warning 'breaker of % in queue % failed and will be tried again: %',"
+            " v_breaker.job_type, v_breaker.queue, sqlerrm;",
+            "raise;",
+        ),
+    ),
+    mutant(
         "breaker-waits-for-the-operator",
         "A tick waits until an operator commits the pause of what a breaker is for.",
         "sql/jobs/test_retries.py",

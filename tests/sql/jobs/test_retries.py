@@ -12,6 +12,7 @@ from sql.helpers import (
     enqueue,
     one,
     owner,
+    poison,
     refused,
     rows,
     run,
@@ -455,6 +456,23 @@ def test_two_ticks_at_once_let_through_as_many_as_one(db, connect):
     b.commit()
 
     assert len(claim(db, max_jobs=5)) == 1
+
+
+def test_a_breaker_that_fails_stops_no_other(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    for job_type in ("mail", "other"):
+        value(db, "set_breaker", job_type=job_type, max_failures=1)
+        fail(db, running(db, job_type=job_type), retry_in="1 day")
+    waiting = [enqueue(db, "mail"), enqueue(db, "other")]
+    settle(db)
+    assert claim(db, max_jobs=9) == []
+    poison(db, waiting[0])
+    clock.advance("31 s")
+
+    for _ in range(3):
+        one(db, "tick")
+
+    assert [job.job_id for job in claim(db, max_jobs=9)] == waiting[1:]
 
 
 def test_a_tick_waits_for_no_operator_who_is_about_to_pause_what_a_breaker_has(db, connect):
