@@ -22,6 +22,7 @@ declare
     v_queue text;
     v_budget rota.retry_budgets;
     v_state record;
+    v_max_jobs integer;
     v_ids bigint[];
     v_let_in integer := 0;
 begin
@@ -34,12 +35,14 @@ begin
         continue when not found;
 
         v_state := rota._budget_state(v_budget);
-        v_ids := rota._first_retries(v_queue, least(floor(v_state.tokens), 1000)::integer);
+        v_max_jobs := least(floor(v_state.tokens), 1000)::integer;
+        -- More than may begin: another session may have locked the first ones for long.
+        v_ids := rota._first_retries(v_queue, v_max_jobs + 1000);
         v_ids := array(
             select j.id from rota.jobs as j
             where j.id = any(v_ids) and j.hold = 'retries ' || v_queue and j.hold <> 'time'
               and j.status in ('queued', 'failed')
-            for update skip locked
+            order by array_position(v_ids, j.id) limit v_max_jobs for update skip locked
         );
         update rota.retry_budgets as b
         set tokens = v_state.tokens - cardinality(v_ids), filled_at = rota.now()

@@ -21,16 +21,25 @@ create or replace function rota._do_checks(max_checks integer)
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
     set lock_timeout = '100ms' as $$
 declare
+    v_seen integer := max_checks;
+    v_due bigint[];
     v_ids bigint[];
 begin
     -- An older snapshot does not show what is committed by now.
     if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
 
-    v_ids := rota._due_checks(max_checks);
+    loop
+        v_due := rota._due_checks(v_seen);
+        v_ids := array(
+            select c.id from rota.pending_checks as c where c.id = any(v_due)
+            limit _do_checks.max_checks for update skip locked
+        );
+        -- A tick that is not committed may hold the first ones for long.
+        exit when cardinality(v_ids) >= max_checks or cardinality(v_due) < v_seen
+          or v_seen >= 16 * max_checks;
+        v_seen := 4 * v_seen;
+    end loop;
     if v_ids = '{}' then return 0; end if;
-    v_ids := array(
-        select c.id from rota.pending_checks as c where c.id = any(v_ids) for update skip locked
-    );
     begin
         perform rota._do_locked_checks(v_ids);
     exception when others then

@@ -98,8 +98,8 @@ begin
             select from rota.job_definitions as d where d.next_run_at <= rota.now())
         or checks_done >= 1000 and rota._has_later_due()
         -- What was done may have led to more, which can be done after the commit.
-        or rota._has_checks(with_own => greatest(jobs_swept, jobs_expired, jobs_enqueued,
-            checks_done) > 0),
+        or greatest(jobs_swept, jobs_expired, jobs_enqueued, checks_done) > 0
+        and rota._has_checks(with_own => true),
         false);
     return next;
 end $$;

@@ -113,6 +113,18 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "held-checks-in-front",
+        "Checks that a tick holds which is not committed keep those behind them.",
+        "sql/waiting/test_pending.py",
+        sql("maintenance/pending", "v_seen := 4 * v_seen;", "exit;"),
+    ),
+    mutant(
+        "held-retry-in-front",
+        "A retry that another session has locked keeps all others of its queue.",
+        "sql/maintenance/test_budgets.py",
+        sql("maintenance/budgets", "v_max_jobs + 1000);", "v_max_jobs);"),
+    ),
+    mutant(
         "worker-waits-for-another",
         "A worker cannot start while the report of another that started is not committed.",
         "races/test_strangers.py",

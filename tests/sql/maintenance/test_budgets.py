@@ -160,6 +160,20 @@ def test_a_failure_that_did_not_see_the_end_of_the_budget_is_let_in(db, clock, c
     assert {row.violations for row in call(db, "verify")} == {0}
 
 
+@pytest.mark.own_session
+def test_a_retry_that_another_session_has_locked_keeps_no_others(db, clock, connect):
+    clock.set("2026-03-01 12:00+00")
+    budget(db)
+    first, second = fail(db, 2)
+    with connect(autocommit=False) as other:
+        other.execute("select from rota.jobs where id = %s for update", [first])
+
+        assert let_in(db) == [second]
+
+    clock.advance(MINUTE)
+    assert let_in(db) == [first]
+
+
 def test_two_ticks_at_once_let_in_as_many_as_one(db, clock, connect):
     clock.set("2026-01-01 00:00+00")
     budget(db, per_minute=18)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sql.helpers import (
     call,
     claim,
@@ -86,6 +88,25 @@ def test_a_transaction_leaves_its_own_checks_to_others(db):
     assert pending(db) == [("order", "k")]
     settle(db)
     assert pending(db) == []
+
+
+@pytest.mark.own_session
+@pytest.mark.parametrize("checks", [1000, 999])
+def test_checks_that_a_forgotten_tick_holds_keep_no_others(db, connect, checks):
+    db.execute(
+        "insert into rota.pending_checks (kind, subject)"
+        " select 'order', 'k' || n from generate_series(1, %s) as n",
+        [checks],
+    )
+    stranger = connect(autocommit=False)
+    assert one(stranger, "tick").checks_done == checks
+    children = [enqueue(db, depends_on=[enqueue(db)]) for _ in range(5)]
+    assert len(children) == 5
+
+    assert one(db, "tick").checks_done == 5
+    # What it cannot do now is not to be asked for again at once.
+    tick = one(db, "tick")
+    assert (tick.checks_done, tick.has_more) == (0, False)
 
 
 def test_checks_of_one_subject_are_one_look(db):
