@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
+from pickle import PicklingError
 from typing import Any
 from unittest.mock import ANY
 from uuid import UUID
@@ -15,6 +16,7 @@ import psycopg
 import pytest
 
 import rota
+from client import computing
 from rota import AsyncJob, Job, Registry, RetryIn, Snooze
 from rota.testing import (
     assert_enqueued,
@@ -47,6 +49,20 @@ def letters(connection: psycopg.Connection[Any]) -> list[int]:
 
 
 # One handler, without a database
+
+
+@pytest.mark.parametrize("what", ["argument", "result"])
+def test_what_cannot_go_to_another_process_is_refused_here_too(
+    registry: Registry, what: str
+) -> None:
+    @registry.handler("compute")
+    async def compute(job: AsyncJob) -> None:
+        if what == "argument":
+            await job.run_in_process(computing.square, lambda: 2)  # type: ignore[arg-type]
+        await job.run_in_process(computing.return_what_cannot_be_sent)
+
+    with pytest.raises((AttributeError, PicklingError), match=r"(?i)pickle"):
+        run_job(registry, "compute")
 
 
 def test_a_handler_runs_with_payload_and_attempt(registry: Registry) -> None:

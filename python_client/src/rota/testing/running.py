@@ -41,7 +41,7 @@ from ..tasks import Task
 from ..worker.completer import NOT_COMMITTED
 from ..worker.lending import JobConnections
 from ..worker.outcomes import Failed, Outcome, Snoozed, Succeeded, failure, run_async, run_sync
-from ..worker.own_process import Processes, check_can_be_found
+from ..worker.own_process import Processes, check_can_be_found, packed, question_of
 from .session import NoDatabase, NoDatabaseError, Session, session_of
 
 T = TypeVar("T")
@@ -184,6 +184,14 @@ class _NoProcesses(Processes):
     ) -> Any:
         """Call *function*, where any plain handler would be called."""
         check_can_be_found(function)
+        question_of(function, args, kwargs)  # which raises for what cannot be sent
+        result = await self._call(function, args, kwargs)
+        packed(result)
+        return result
+
+    async def _call(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         if self._in_loop:
             return await asyncio.to_thread(function, *args, **kwargs)
         # In the other process there is no loop: Django refuses its connections where one is.
