@@ -12,7 +12,7 @@
  * Whether a forwarder is there that knows a database is told by workers, where each reports.
  *
  * A job that the other database refuses is dead here.  One with a key whose queue is still on
- * its way there, or from there, waits here and is sent again; so does one whose key a
+ * its way there, or from there, waits here and is sent later; so does one whose key a
  * transaction there has just taken, since all that is carried would wait for that with it.
  *
  * Jobs of one ordering key go in the order of their ids: they wait here behind each other, and
@@ -138,6 +138,7 @@ begin
         v_ids := v_ids || rota._lock_behind(v_head.id, v_head.ordering_key,
             (v_room / v_head.heads)::integer);
     end loop;
+    v_ids := rota._leave_for_move(v_ids, database);
     return query
     -- As text: no client has to read it, and none can change a number in it.
     with taken as materialized (
@@ -438,6 +439,41 @@ begin
             select from unnest(v_line) as b (id) where b.id < l.id and b.id <> all(v_locked)
         )
         order by l.id
+    );
+end;
+$$;
+
+/*
+ * Leave here what has a key and is for a queue that moves to the same database: those of its
+ * key that move are before it, also where that database has not heard of the move.
+ */
+create or replace function rota._leave_for_move(job_ids bigint[], database integer)
+    returns bigint[] language plpgsql as $$
+declare
+    v_queues constant text[] := array(
+        select m.queue from rota.queue_moves as m
+        where m.direction = 'out' and m.state <> 'settled'
+          and m.database = _leave_for_move.database
+    );
+    v_left bigint[];
+begin
+    if v_queues = '{}' then return job_ids; end if;
+    v_left := array(
+        select j.id from rota.jobs as j
+        where j.id = any(_leave_for_move.job_ids) and j.payload ->> 'queue' = any(v_queues)
+          and coalesce(j.payload ->> 'ordering_key', j.payload ->> 'idempotency_key')
+            is not null
+    );
+    perform rota._give_back(array_agg(j.id), array_agg(j.lease_token),
+        array_agg(rota.now() + interval '1 second'))
+    from rota.jobs as j where j.id = any(v_left) and j.status = 'running';
+    return array(
+        select j.id from rota.jobs as j
+        where j.id = any(_leave_for_move.job_ids) and not exists (
+            select from rota.jobs as b
+            where b.id = any(v_left) and b.id <= j.id
+              and (b.id = j.id or b.ordering_key = j.ordering_key)
+        )
     );
 end;
 $$;

@@ -1008,6 +1008,22 @@ v_row ->> 'pause_name',
         sql("front", "where follow_move.source = any(s.earlier || s.number)", "where false"),
     ),
     mutant(
+        "travels-before-its-queue",
+        "What travels overtakes the jobs of its key that move to the same database.",
+        "sql/maintenance/test_moves.py",
+        sql("jobs/forward", "v_ids := rota._leave_for_move(v_ids, database);\n", "\n"),
+    ),
+    mutant(
+        "travels-past-one-that-waits",
+        "What travels overtakes one of its key that waits for a queue that moves.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "jobs/forward",
+            "and (b.id = j.id or b.ordering_key = j.ordering_key)",
+            "and b.id = j.id",
+        ),
+    ),
+    mutant(
         "claim-of-an-old-snapshot",
         "A claim that began before a limit was set never counts for it.",
         "sql/waiting/test_limits.py",

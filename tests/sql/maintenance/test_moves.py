@@ -264,6 +264,38 @@ def test_what_comes_late_goes_with_a_new_id(db, there):
         assert raised.value.diag.message_detail == f"6 {new_id}"
 
 
+def test_what_travels_after_a_queue_waits_until_it_has_settled(db, there, clock):
+    """Also where the other database has not heard of the move."""
+    ahead = value(db, "enqueue_to", database=6, job_type="x", ordering_key="k")
+    enqueue(db, queue="q", ordering_key="k")
+    move_id = value(db, "begin_queue_move", queue="q", database=6)
+    more = {"database": 6, "job_type": "x", "queue": "q"}
+    line = [
+        value(db, "enqueue_to", **more, ordering_key="k"),
+        value(db, "enqueue_to", **{**more, "queue": "r"}, ordering_key="k"),
+    ]
+    key = value(db, "enqueue_to", **more, idempotency_key="k")
+    free = value(db, "enqueue_to", **more)
+
+    def forward():
+        with db.transaction():
+            taken = call(db, "take_forwards", worker="f", database=6)
+            value(
+                db, "end_forwards", job_ids=[job.job_id for job in taken],
+                lease_tokens=[job.lease_token for job in taken],
+                endings=json.dumps([{"job_id": 1} for _ in taken]),
+            )  # fmt: skip
+        return [job.job_id for job in taken]
+
+    assert forward() == [ahead, free]
+    assert forward() == []
+    assert run(db, key).attempts == 0
+    value(there, "open_arrival", move_id=move_id, from_database=5, queue="q")
+    settle(db, there, move_id)
+    clock.advance("1 s")
+    assert forward() == [*line, key]
+
+
 def test_a_key_that_has_a_live_job_there_leads_to_that_one(db, there):
     first = enqueue(db, queue="q", idempotency_key="k")
     move_id = begin(db, there)
