@@ -341,11 +341,19 @@ def test_a_worker_that_is_idle_has_two_connections_to_each_database(make, tmp_pa
             with psycopg.connect(urls[0], autocommit=True) as db:
                 db.execute("select rota.enqueue_to(12, 'ok')")
             wait_until(lambda: finished(urls[1]) == 1)
-            took = time.monotonic() - began
+            took = [time.monotonic() - began]
+            # Also where the next comes when the last has hardly gone.
+            with psycopg.connect(urls[0], autocommit=True) as db:
+                for _ in range(20):
+                    db.execute("select rota.enqueue_to(12, 'ok')")
+                    time.sleep(0.15)
+            began = time.monotonic()
+            wait_until(lambda: finished(urls[1]) == 21)
+            took.append(time.monotonic() - began)
         finally:
             worker.send_signal(signal.SIGTERM)
 
-    assert took < 10
+    assert max(took) < 10
 
 
 @pytest.mark.slow

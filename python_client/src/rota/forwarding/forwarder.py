@@ -46,7 +46,7 @@ WAKE_PATIENCE = 0.02
 LOOK_INTERVAL = 0.002
 QUIET_FACTOR = 5
 """So many times less often looks a scout that is notified of all that it could find."""
-ACTIVE_INTERVAL = 0.02
+ACTIVE_INTERVAL = 0.005
 """Seconds between two looks while a worker that lends its notifier is active."""
 ASK_INTERVAL = 5.0
 """Seconds between two questions for its number to a database that has none yet."""
@@ -83,7 +83,7 @@ class Scout:
         else:
             connection, notifier = lent
         self._connection, self._notifier = connection, notifier
-        self._notifier.on_other = self._hurry
+        self._notifier.on_other = self._hear
         # The list changes when the others tell their numbers.
         self._queues: list[str] = []
         self._wake = asyncio.Event()
@@ -98,6 +98,7 @@ class Scout:
         """Work until cancelled."""
         retry = Retry("a look for jobs that travel", self._connection.state)
         self._patient_until = time.monotonic() + PATIENCE
+        moves_at = -inf
         notifying: list[asyncio.Task[None]] = []
         if self._is_lent:
             self._connection.lend()
@@ -110,7 +111,9 @@ class Scout:
                     await self._ask_again()
                     await self._meet_the_others()
                     waiting = await self._connection.call(AsyncClient.waiting_forwards)
-                    moves = await self._connection.call(AsyncClient.waiting_moves)
+                    if time.monotonic() >= moves_at:
+                        self._move(await self._connection.call(AsyncClient.waiting_moves))
+                        moves_at = time.monotonic() + self._poll_interval
                     if self._queues and time.monotonic() >= self._presence.due_at:
                         await self._presence.report()
                 except (psycopg.Error, RotaError, OSError) as error:
@@ -118,11 +121,9 @@ class Scout:
                     await retry.wait(error)
                     continue
                 retry.succeed()
-                self._has_moves = bool(moves)
                 for number in set(waiting) & self.carriers.keys():
                     if not self.carriers[number].is_held:
                         self.carriers[number].go()
-                self._move(moves)
                 if time.monotonic() >= self._ticker.due_at:
                     await self._ticker.tick()
                 await self._rest()
@@ -137,6 +138,7 @@ class Scout:
 
     def _move(self, moves: list[WaitingMove]) -> None:
         """Have queues carried that move to a database that is known here."""
+        self._has_moves = bool(moves)
         for move in moves:
             carrier = self.carriers.get(move.database)
             if carrier is None or self._source.number is None:
@@ -225,9 +227,9 @@ class Scout:
             each.problem = problem
             each.ask_at = min(each.ask_at, time.monotonic() + ASK_INTERVAL)
 
-    def _hurry(self) -> None:
+    def _hear(self, has_come: bool) -> None:
         """Let those carry at once who have their connections, and look who else has to."""
-        for carrier in self.carriers.values():
+        for carrier in self.carriers.values() if has_come else ():
             if carrier.is_open and not carrier.is_held:
                 carrier.go()
         self._wake.set()

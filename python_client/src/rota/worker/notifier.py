@@ -9,8 +9,8 @@ made it calls it again at that time: an idle worker makes one call in each inter
 tells whether to claim and whether to tick, and that the connection still works.
 
 It waits for jobs that travel as well, if `wait_also` names their queues, unless it is active:
-then whoever carries them looks by itself.  *on_other* tells him of them, and of a change of
-*others_heard*.
+then whoever carries them looks by itself.  *on_other* tells him that some have come, or with
+false that he is to look: there may be some, or they are not heard of any more.
 
 Behind a pooler in transaction mode no notification would arrive and the locks would stay with
 a connection of others.  So first of all it sends itself a message by way of another
@@ -96,7 +96,7 @@ class Notifier:
         self._others: list[str] = []
         self.others_heard: frozenset[str] = frozenset()
         """The queues of jobs that travel of which it hears now."""
-        self.on_other: Callable[[], None] = lambda: None
+        self.on_other: Callable[[bool], None] = lambda has_come: None
         self.on_notify: Callable[[], None] = lambda: None
         self.on_maintenance: Callable[[], None] = lambda: None
         self.on_answer: Callable[[float], None] = lambda seconds: None
@@ -120,7 +120,8 @@ class Notifier:
         """Wait for jobs of these queues as well, which travel to other databases."""
         if self._others != list(queues):
             self._others = list(queues)
-            self._asked.set()
+            if self._wanted is not Place.ACTIVE:
+                self._asked.set()
 
     async def run(self) -> None:
         """Listen until cancelled; whatever happens to the connection, come back."""
@@ -230,7 +231,7 @@ class Notifier:
         seconds = waiting.look_again_in.total_seconds()
         self._hear_of(frozenset([*own, *others][:MAX_QUEUES]) & frozenset(others))
         if others and seconds <= 0.0:
-            self.on_other()
+            self.on_other(False)
         if place is Place.AWAY:
             return
         self.has_maintenance = waiting.has_maintenance
@@ -244,9 +245,10 @@ class Notifier:
             self.on_answer(seconds)
 
     def _hear_of(self, others: frozenset[str]) -> None:
-        if self.others_heard != others:
-            self.others_heard = others
-            self.on_other()
+        hears_less = not others.issuperset(self.others_heard.intersection(self._others))
+        self.others_heard = others
+        if hears_less:
+            self.on_other(False)
 
     def _receive(self, notify: Notify) -> None:
         if notify.channel == self._probe:
@@ -258,7 +260,7 @@ class Notifier:
         else:
             self.on_notify()
             if self.others_heard:
-                self.on_other()
+                self.on_other(True)
 
     async def _stop_waiting(self) -> None:
         """Let another be notified: what this one heard of may not be claimed any more."""
