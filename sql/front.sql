@@ -78,8 +78,7 @@ end $$;
 
 create or replace function rota_front.set_shards(
     databases jsonb, version text, time_limit interval
-)
-    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     c_milliseconds constant integer := extract(epoch from time_limit) * 1000;
     -- The kernel gives up where the machine of a shard is away.
@@ -143,8 +142,7 @@ comment on function rota_front.set_shards is
 
 create or replace function rota_front.set_role(
     role name, access text, shard_role name default null, password text default null
-)
-    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     v_server name;
     v_options text := format('user %L', coalesce(shard_role, role));
@@ -269,8 +267,7 @@ begin
     where follow_move.source = any(s.earlier || s.number)
       and follow_move.target <> all(s.earlier || s.number)
       and exists (select from rota_front.shards as h where h.number = follow_move.target);
-end;
-$$;
+end $$;
 comment on function rota_front.follow_move is
     'Look for the keys of a database also in that to which a queue of it has moved.';
 
@@ -332,8 +329,7 @@ comment on function rota_front.rebalance is
 create or replace function rota_front.ask_each(
     view_name text, filter jsonb default '{}', number integer default null,
     max_rows integer default 1000
-)
-    returns table (shard integer, problem text, found jsonb) language plpgsql stable
+) returns table (shard integer, problem text, found jsonb) language plpgsql stable
     set search_path = pg_catalog, pg_temp as $$
 declare
     v_number integer;
@@ -505,8 +501,7 @@ end $$;
 /* Where keys are live whose slot was elsewhere before, with their locks. */
 create or replace function rota_front.follow_keys(
     jobs jsonb, keys text[], slot rota_front.slots
-)
-    returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
+) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     v_number integer;
     v_answer record;
@@ -538,8 +533,7 @@ end $$;
 
 create or replace function rota_front.ask_live_keys(
     shard integer, jobs jsonb, out live integer[], out may_be_live integer[]
-)
-    language plproxy as $$
+) language plproxy as $$
     cluster 'rota_shards';
     run on shard;
     select rota.find_live_keys(jobs) as live,
@@ -603,8 +597,7 @@ end $$;
 /* Say an error of a shard as the shard has said it; a job that has moved is asked for there. */
 create or replace function rota_front.raise_of_shard(
     state text, message text, detail text, hint text
-)
-    returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
+) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     v_message constant text := regexp_replace(message,
         '^rota(?:_front)?\._?ask_\w+\(\d+\): \[[^]]*\] REMOTE \w+: ', '');

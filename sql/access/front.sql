@@ -24,8 +24,7 @@
 
 create or replace function rota.find_live_keys(jobs jsonb, with_moves boolean default false)
     returns integer[] language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off as $$
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 begin
     if jsonb_typeof(jobs) is distinct from 'array' then
         perform rota._refuse('jobs', format('must be an array, got %s',
@@ -71,8 +70,7 @@ comment on function rota.find_live_keys is
 
 create or replace function rota.front_statements(
     databases jsonb, time_limit interval default '5 seconds'
-)
-    returns setof text language plpgsql stable security definer
+) returns setof text language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_databases(databases);

@@ -31,9 +31,7 @@ comment on function rota.grant_queue is
 
 create or replace function rota.revoke_queue(
     role name, queue text, access text default 'worker'
-)
-    returns boolean language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+) returns boolean language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_queue_grant(role, queue, access);
 

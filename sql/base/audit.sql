@@ -14,13 +14,12 @@ begin
     insert into rota.audit_log (act, filter, jobs, job_ids, before, after)
     values (_audit.act, _audit.filter, cardinality(_audit.job_ids), _audit.job_ids,
         _audit.before, _audit.after);
-end;
-$$;
+end $$;
 
 /* Trigger of a table of settings; a pause that maintenance removes was over before. */
 create or replace function rota._audit_setting()
-    returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp
-    as $$
+    returns trigger language plpgsql security definer
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_before constant jsonb := case when tg_op <> 'INSERT' then to_jsonb(old) end;
     v_after constant jsonb := case when tg_op <> 'DELETE' then to_jsonb(new) end;
@@ -45,5 +44,4 @@ begin
             'job_type', c_row -> 'job_type', 'limit_key', c_row -> 'limit_key')),
         null, jsonb_strip_nulls(v_before), jsonb_strip_nulls(v_after));
     return null;
-end;
-$$;
+end $$;

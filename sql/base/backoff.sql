@@ -45,8 +45,7 @@ begin
         v_delay := least(v_delay, v_cap / (1 + v_jitter));
     end if;
     return make_interval(secs => v_delay * (1 + v_jitter * (2 * random() - 1)));
-end;
-$$;
+end $$;
 
 /* A JSON number within bounds; anything else is the fallback. */
 create or replace function rota._bounded(value jsonb, fallback float8, low float8, high float8)
@@ -55,8 +54,7 @@ begin
     if jsonb_typeof(_bounded.value) is distinct from 'number' then return fallback; end if;
     -- Rounded, since a float8 can be too coarse even for a number within bounds: 1e-400.
     return round(least(greatest(value::numeric, low::numeric), high::numeric), 9)::float8;
-end;
-$$;
+end $$;
 
 create or replace function rota._check_backoff(argument text, backoff jsonb)
     returns void language plpgsql as $$
@@ -80,8 +78,7 @@ begin
                 then 'has a cap_seconds below its base_seconds' end)
     end;
     if v_problem is not null then perform rota._refuse(argument, v_problem); end if;
-end;
-$$;
+end $$;
 
 create or replace function rota._backoff_problem(key text, value jsonb)
     returns text language plpgsql immutable as $$
@@ -105,5 +102,4 @@ begin
         when value::numeric not between 0.001 and 31536000
             then 'needs its seconds to be 0.001 to 31536000 (a year)'
     end;
-end;
-$$;
+end $$;

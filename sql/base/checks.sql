@@ -11,8 +11,7 @@ create or replace function rota._refuse(argument text, problem text)
 begin
     raise exception using
         errcode = 'invalid_parameter_value', message = format('%s %s', argument, problem);
-end;
-$$;
+end $$;
 
 create or replace function rota._check_given(argument text, is_given boolean)
     returns void language plpgsql as $$
@@ -28,8 +27,7 @@ begin
         perform rota._refuse(argument, format('must be %s to %s, got %s', lowest, highest,
             coalesce(value::text, 'null')));
     end if;
-end;
-$$;
+end $$;
 
 /* One of some words; *choices* are in the order in which the message names them. */
 create or replace function rota._check_choice(argument text, value text, choices text[])
@@ -40,8 +38,7 @@ begin
             array_to_string(trim_array(choices, 1), ', '), choices[cardinality(choices)],
             left(value, 80)));
     end if;
-end;
-$$;
+end $$;
 
 create or replace function rota._check_name(argument text, name text)
     returns void language plpgsql as $$
@@ -50,8 +47,7 @@ begin
         perform rota._refuse(argument, format('must be 1 to 63 of the characters A-Z a-z 0-9 '
             '_ . : / - and begin with a letter or digit, got %L', left(name, 80)));
     end if;
-end;
-$$;
+end $$;
 
 /* The name of a queue for a job that nobody has made for another database. */
 create or replace function rota._check_job_queue(argument text, queue text)
@@ -63,8 +59,7 @@ begin
         perform rota._refuse(argument, format('must not begin with forward:, got %L; '
             'enqueue_to() enqueues in another database', queue));
     end if;
-end;
-$$;
+end $$;
 
 create or replace function rota._check_names(argument text, names text[])
     returns void language plpgsql as $$
@@ -79,8 +74,7 @@ begin
     perform rota._check_name(_check_names.argument, n.name)
     from unnest(_check_names.names) as n (name)
     where (n.name ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$') is not true;
-end;
-$$;
+end $$;
 
 create or replace function rota._check_text(argument text, value text, longest integer)
     returns void language plpgsql as $$
@@ -91,13 +85,10 @@ begin
         perform rota._refuse(argument, format('must be 1 to %s characters, got %s', longest,
             coalesce(char_length(value)::text, 'null')));
     end if;
-end;
-$$;
+end $$;
 
-/*
- * A payload or a result, by the length of its text.  That is at least a quarter of the binary
- * form, as in [0, 0]; so what is far too long need not be made a text to be refused.
- */
+/* A payload or a result, by the length of its text.  That is at least a quarter of the binary
+ * form, as in [0, 0]; so what is far too long need not be made a text to be refused. */
 create or replace function rota._check_size(argument text, value jsonb, advice text)
     returns void language plpgsql as $$
 declare
@@ -111,8 +102,7 @@ begin
         perform rota._refuse(argument,
             format('must be at most 1 MiB, got %s%s', v_size, advice));
     end if;
-end;
-$$;
+end $$;
 
 /* An object of texts, as the headers of HTTP are; what is longer belongs into the payload. */
 create or replace function rota._check_headers(argument text, headers jsonb)
@@ -127,8 +117,7 @@ begin
         perform rota._refuse(argument, format('must be at most 8 KiB, got %s bytes',
             octet_length(headers::text)));
     end if;
-end;
-$$;
+end $$;
 
 create or replace function rota._check_interval(
     argument text, value interval, shortest interval, longest interval,
@@ -142,13 +131,10 @@ begin
         perform rota._refuse(argument, format('must be %s to %s, got %s', shortest, longest,
             coalesce(value::text, 'null')));
     end if;
-end;
-$$;
+end $$;
 
-/*
- * A duration as seconds.  A day of an interval has 23 hours when the session's time zone says
- * so, and '1 month -29 days' is a positive interval that ends in the past in February.
- */
+/* A duration as seconds.  A day of an interval has 23 hours when the session's time zone says
+ * so, and '1 month -29 days' is a positive interval that ends in the past in February. */
 create or replace function rota._exact(duration interval)
     returns interval language plpgsql immutable as $$
 begin return make_interval(secs => extract(epoch from _exact.duration)::float8); end;
@@ -160,8 +146,7 @@ begin
     if lease is not null then
         perform rota._check_interval(argument, lease, '1 millisecond', '30 days');
     end if;
-end;
-$$;
+end $$;
 
 create or replace function rota._check_run_at(argument text, run_at timestamptz)
     returns void language plpgsql as $$
@@ -170,8 +155,7 @@ begin
         perform rota._refuse(argument, format('must be a time from 1970 to 9998, got %s',
             coalesce(run_at::text, 'null')));
     end if;
-end;
-$$;
+end $$;
 
 create or replace function rota._check_priority(argument text, priority integer)
     returns void language plpgsql as $$
@@ -212,8 +196,7 @@ begin
             perform rota._refuse(prefix || 'limit_key', 'must not end with :*, as classes do');
         end if;
     end if;
-end;
-$$;
+end $$;
 
 create or replace function rota._check_job_id(job_id bigint)
     returns void language plpgsql as $$
@@ -228,8 +211,7 @@ begin
     if rota._jobs_outside_grants(array[job_id], 'operator') <> '{}' then
         perform rota._raise_not_found(job_id);
     end if;
-end;
-$$;
+end $$;
 
 /* The job of a worker, which is not there if it is in a queue that he is kept from. */
 create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
@@ -241,8 +223,7 @@ begin
     elsif rota._jobs_outside_grants(array[job_id]) <> '{}' then
         perform rota._raise_not_found(job_id);
     end if;
-end;
-$$;
+end $$;
 
 create or replace function rota._check_job_refs(
     job_ids bigint[], lease_tokens bigint[], prefix text default ''
@@ -263,15 +244,12 @@ begin
         perform rota._refuse(prefix || 'lease_tokens', format('must be as many as %sjob_ids '
             '(%s), got %s', prefix, cardinality(job_ids), cardinality(lease_tokens)));
     end if;
-end;
-$$;
+end $$;
 
-/*
- * The ids of the leases that may be alive, null for the others, in the order given.  A worker
+/* The ids of the leases that may be alive, null for the others, in the order given.  A worker
  * can hold an old and a new lease of one job and report both together; only that counts which
  * the job has, and else the newest, which may be in the making.  Who may not work there has
- * none.
- */
+ * none. */
 create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[] language plpgsql stable as $$
 declare
@@ -290,8 +268,7 @@ begin
         from unnest(_newest_refs.job_ids, _newest_refs.lease_tokens)
             with ordinality as r (job_id, lease_token, ordinal) order by r.ordinal
     );
-end;
-$$;
+end $$;
 
 /*
  * Lock those running jobs of a batch that no other session has locked; returns the ids in the
@@ -329,8 +306,7 @@ begin
         select h.id from unnest(_hold_jobs.job_ids) with ordinality as i (id, ordinal)
         left join unnest(v_held) as h (id) on h.id = i.id order by i.ordinal
     );
-end;
-$$;
+end $$;
 
 create or replace function rota._is_running(job_id bigint, lease_token bigint)
     returns boolean language plpgsql stable as $$
@@ -341,13 +317,10 @@ begin
           and j.lease_token = _is_running.lease_token and j.status = 'running'
           and rota._jobs_outside_grants(array[j.id]) = '{}'
     );
-end;
-$$;
+end $$;
 
-/*
- * The answer to a caller whose (job_id, lease_token) matched no running job.  A job that ended
- * under this very token is RT003; any other was claimed again or given back, and is RT002.
- */
+/* The answer to a caller whose (job_id, lease_token) matched no running job.  A job that ended
+ * under this very token is RT003; any other was claimed again or given back, and is RT002. */
 create or replace function rota._raise_lost(job_id bigint, lease_token bigint)
     returns void language plpgsql as $$
 declare
@@ -376,8 +349,7 @@ begin
                 v_status),
             hint = 'Stop working on it and roll back: the lease ended or was given back.';
     end if;
-end;
-$$;
+end $$;
 
 create or replace function rota._raise_not_found(job_id bigint)
     returns void language plpgsql as $$
@@ -385,5 +357,4 @@ begin
     perform rota._raise_moved(job_id);
     raise exception using errcode = 'RT001', message = format('job %s not found', job_id),
         hint = 'It never existed, or retention has removed it.';
-end;
-$$;
+end $$;

@@ -10,15 +10,13 @@
  * both.  The list stays short, so it does no harm if a plan reads it whole.
  */
 
-/*
- * Trigger of a table of settings.  A queue stands in the list by its name, and has no space in
+/* Trigger of a table of settings.  A queue stands in the list by its name, and has no space in
  * it; a job type and an access have a word and a space before theirs, and what is paused in all
  * queues is an access too: that to work.  No call asks for a limit
- * of a key, of which there may be very many: a job says itself that it has a key.
- */
+ * of a key, of which there may be very many: a job says itself that it has a key. */
 create or replace function rota._list_configured()
-    returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp
-    as $$
+    returns trigger language plpgsql security definer
+    set search_path = pg_catalog, pg_temp as $$
 declare
     v_row constant jsonb := to_jsonb(case when tg_op = 'DELETE' then old else new end);
     v_name constant text := case tg_table_name
@@ -42,5 +40,4 @@ begin
         on conflict do nothing;
     end if;
     return null;
-end;
-$$;
+end $$;

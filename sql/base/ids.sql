@@ -45,8 +45,7 @@ begin
     from rota.jobs_id_seq as s;
     execute format('alter sequence rota.jobs_id_seq start with %s restart with %s', v_first,
         v_first);
-end;
-$$;
+end $$;
 
 comment on function rota.set_database_number is
     'Give this database a number, 0 to 1023 and no other''s, that the lower ten bits of each '
@@ -66,8 +65,7 @@ begin
         + rota.database_number() into v_first
     from rota.jobs_id_seq as s;
     execute format('alter sequence rota.jobs_id_seq restart with %s', v_first);
-end;
-$$;
+end $$;
 
 create or replace function rota.database_number()
     returns integer language plpgsql stable security definer
@@ -77,8 +75,7 @@ begin
         select (s.seqstart & 1023)::integer from pg_sequence as s
         where s.seqrelid = 'rota.jobs_id_seq'::regclass and s.seqincrement = 1024
     );
-end;
-$$;
+end $$;
 
 comment on function rota.database_number is
     'The number of this database, null if it has none.';
@@ -99,8 +96,7 @@ create or replace function rota._new_ids(max_ids integer)
 begin
     perform rota._guard_ids();
     return array(select nextval('rota.jobs_id_seq') from generate_series(1, max_ids));
-end;
-$$;
+end $$;
 
 /* What has to come before the first id that a session draws. */
 create or replace function rota._guard_ids()
@@ -117,16 +113,14 @@ begin
         perform rota._leap(v_timeline);
     end if;
     perform set_config('rota.ids_guarded', 'on', false);
-end;
-$$;
+end $$;
 
 /* The first eight digits of the name of a file of the log. */
 create or replace function rota._timeline()
     returns integer language plpgsql as $$
 begin
     return ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
-end;
-$$;
+end $$;
 
 /* Leap over 2^30 ids, unless another session has done it for this timeline. */
 create or replace function rota._leap(timeline integer)
@@ -148,8 +142,7 @@ begin
             raise;
     end;
     perform pg_advisory_unlock(c_key);
-end;
-$$;
+end $$;
 
 /* How far two ids are apart that are drawn one after the other. */
 create or replace function rota._id_step()
@@ -159,5 +152,4 @@ begin
         select s.seqincrement from pg_sequence as s
         where s.seqrelid = 'rota.jobs_id_seq'::regclass
     );
-end;
-$$;
+end $$;

@@ -17,8 +17,7 @@ begin
         message = format('queue %s moves to database %s, and cannot have %s here', queue,
             v_database, what),
         detail = v_database::text, hint = 'Call the other database.';
-end;
-$$;
+end $$;
 
 /* Refuse a job with a key in a queue that is just coming here: older ones are still to come. */
 create or replace function rota._check_arrived(queue text, key text)
@@ -34,8 +33,7 @@ begin
         message = format('queue %s is still coming from database %s', queue, v_database),
         detail = v_database::text,
         hint = 'Until it has settled, enqueue jobs with a key there: they come too.';
-end;
-$$;
+end $$;
 
 /* For a job that is not here: tell where it went, if it did. */
 create or replace function rota._raise_moved(job_id bigint)
@@ -61,5 +59,4 @@ begin
         end,
         detail = concat_ws(' ', v_moved.database, v_moved.new_job_id),
         hint = 'Its queue has moved: call that database.';
-end;
-$$;
+end $$;

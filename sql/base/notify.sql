@@ -33,8 +33,7 @@ begin
       and pg_advisory_unlock_shared(1919907937, c_key) then
         perform rota._notify_slots(c_key, max_slots);
     end if;
-end;
-$$;
+end $$;
 
 /* Notify the holders of the lowest listen slots of a queue, of those above one number. */
 create or replace function rota._notify_slots(
@@ -56,8 +55,7 @@ begin
         v_notified := v_notified + 1;
         exit when v_notified >= max_slots;
     end loop;
-end;
-$$;
+end $$;
 
 /* Notify for jobs that may be claimable now: as many workers as there are such jobs. */
 create or replace function rota._notify_for(job_ids bigint[])
@@ -80,8 +78,7 @@ begin
           and j.status = any(c_waiting) and j.run_at < rota.now() + rota._soon()
         group by j.queue
     ) as d;
-end;
-$$;
+end $$;
 
 /* The same for new jobs in the form of enqueue_many(), without looking them up. */
 create or replace function rota._notify_for_new(jobs jsonb)
@@ -101,8 +98,7 @@ begin
           and coalesce((n.job ->> 'run_at')::timestamptz < rota.now() + rota._soon(), true)
         group by 1
     ) as d;
-end;
-$$;
+end $$;
 
 /* A poll sees in time what is due later than this, as polls are a second apart. */
 create or replace function rota._soon()
@@ -124,8 +120,7 @@ begin
           and pg_advisory_unlock(1919907971, hashint8(v_job_id));
         perform pg_notify(rota._result_channel(v_job_id), '');
     end loop;
-end;
-$$;
+end $$;
 
 create or replace function rota._result_channel(job_id bigint)
     returns text language plpgsql immutable as $$
@@ -138,5 +133,4 @@ create or replace function rota._channel(key integer, slot integer)
 begin
     return format('rota_%s_%s',
         case when key = hashtext('') then 'maintenance' else to_hex(key) end, slot);
-end;
-$$;
+end $$;

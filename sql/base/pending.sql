@@ -18,13 +18,10 @@ begin
         coalesce(_add_checks.due_at, timestamptz '-infinity')
     from unnest(_add_checks.subjects) as s (subject);
     if found and due_at is null then perform rota._notify(''); end if;
-end;
-$$;
+end $$;
 
-/*
- * Whether all transactions are over that were there when a check of this subject was deferred
- * for the first time: those that come later see what made it necessary.
- */
+/* Whether all transactions are over that were there when a check of this subject was deferred
+ * for the first time: those that come later see what made it necessary. */
 create or replace function rota._has_outlasted_others(kind text, subject text)
     returns boolean language plpgsql stable as $$
 begin
@@ -34,5 +31,4 @@ begin
           and c.due_at > '-infinity' and c.deferrals > 0
           and c.made_by <= pg_snapshot_xmin(pg_current_snapshot())
     );
-end;
-$$;
+end $$;

@@ -14,10 +14,8 @@
  * does is for all queues, since recovery must not depend on which workers are there.
  */
 
-/*
- * The queues in which the caller may do this; null for all.  A caller that is
- * confined to nothing, as most are, pays for one scan of the few rights that there are.
- */
+/* The queues in which the caller may do this; null for all.  A caller that is
+ * confined to nothing, as most are, pays for one scan of the few rights that there are. */
 create or replace function rota._allowed_queues(access text)
     returns text[] language plpgsql stable as $$
 declare
@@ -29,8 +27,7 @@ begin
     if v_role is not null then v_queues := rota._granted_queues(v_role, access); end if;
     if v_queues is null then v_queues := rota._granted_queues(session_user, access); end if;
     return case when '*' <> all(v_queues) then v_queues end;
-end;
-$$;
+end $$;
 
 /* The queues that a role was granted, itself or as a member of others; null if it never was. */
 create or replace function rota._granted_queues(role name, access text)
@@ -51,8 +48,7 @@ begin
         return null;
     end if;
     return v_queues;
-end;
-$$;
+end $$;
 
 create or replace function rota.visible_queues()
     returns text[] language plpgsql stable security definer
@@ -72,8 +68,7 @@ begin
     raise exception using errcode = 'insufficient_privilege',
         message = format('no right to %s, which is about all queues', what),
         hint = 'This role sees only the queues that grant_queue() gave it.';
-end;
-$$;
+end $$;
 
 /* Refuse queues in which the caller may not do this. */
 create or replace function rota._check_queues(access text, queues text[])
@@ -92,8 +87,7 @@ begin
                     when 'observer' then 'see' else 'enqueue to' end, v_queue),
             hint = 'This role is confined to the queues that grant_queue() gave it; name them.';
     end if;
-end;
-$$;
+end $$;
 
 /* The same for jobs in the form of enqueue_many(). */
 create or replace function rota._check_queues_of(jobs jsonb, access text default 'producer')
@@ -105,8 +99,7 @@ begin
             from jsonb_array_elements(_check_queues_of.jobs) as j (job)
         ));
     end if;
-end;
-$$;
+end $$;
 
 /* The same for jobs that are there. */
 create or replace function rota._check_queues_of_jobs(job_ids bigint[])
@@ -118,8 +111,7 @@ begin
             where j.id = any(_check_queues_of_jobs.job_ids)
         ));
     end if;
-end;
-$$;
+end $$;
 
 /* Of these jobs those that are of queues in which the caller may not do this. */
 create or replace function rota._jobs_outside_grants(
@@ -136,5 +128,4 @@ begin
         select f.id from rota.finished_jobs as f
         where f.id = any(_jobs_outside_grants.job_ids) and f.queue <> all(v_allowed)
     );
-end;
-$$;
+end $$;

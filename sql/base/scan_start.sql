@@ -27,8 +27,7 @@ begin
         return substr(v_text, v_length + 1);
     end if;
     return null;
-end;
-$$;
+end $$;
 
 /* A hash over name and start goes with it, so that what is another's is not taken for ours. */
 create or replace function rota._keep_scan_start(name text, start text)
@@ -36,8 +35,7 @@ create or replace function rota._keep_scan_start(name text, start text)
 begin
     perform set_config(rota._scan_setting(name),
         format('%s#%s', hashtext(start || name), start), false);
-end;
-$$;
+end $$;
 
 -- The cast makes the body immutable: else it is not inlined, and planned again in each call.
 create or replace function rota._scan_setting(name text)
@@ -45,19 +43,16 @@ create or replace function rota._scan_setting(name text)
     select 'rota.scan_' || split_part(name, ' ', 1) || '_' || (hashtext(name) & 15)::text;
 $$;
 
-/*
- * When the next full scan is due, in microseconds, after one at that time that walked so many
+/* When the next full scan is due, in microseconds, after one at that time that walked so many
  * index entries, which take about a microsecond each: later the more they were, so that full
- * scans take a twentieth of the time, but never later than after 2 s, or as is told.
- */
+ * scans take a twentieth of the time, but never later than after 2 s, or as is told. */
 create or replace function rota._next_full_scan(
     scanned_at timestamptz, walked bigint, max_pause interval default '2 seconds'
 ) returns bigint language plpgsql immutable as $$
 begin
     return (extract(epoch from scanned_at) * 1000000)::bigint
         + least(20 * walked, extract(epoch from max_pause) * 1000000)::bigint;
-end;
-$$;
+end $$;
 
 /* Whether that time has come; one too far ahead is of a clock that went back. */
 create or replace function rota._is_full_scan_due(
@@ -68,8 +63,7 @@ declare
 begin
     return (full_scan_at > c_moment
         and full_scan_at <= c_moment + extract(epoch from max_pause) * 1000000) is not true;
-end;
-$$;
+end $$;
 
 /* A time as the number that a scan remembers; null is the first time of all. */
 create or replace function rota._micros(moment timestamptz)
@@ -82,10 +76,8 @@ create or replace function rota._from_micros(micros bigint)
 select coalesce('epoch'::timestamptz + micros * interval '1 microsecond', '-infinity')
 $$;
 
-/*
- * Where a scan begins that remembers one number beside the time of its next full scan: an id, a
- * version, a time by _micros().  Null if that has come, or nothing is remembered.
- */
+/* Where a scan begins that remembers one number beside the time of its next full scan: an id, a
+ * version, a time by _micros().  Null if that has come, or nothing is remembered. */
 create or replace function rota._scan_from(
     name text, moment timestamptz, max_pause interval default '1 minute'
 ) returns bigint language plpgsql stable as $$
@@ -94,14 +86,11 @@ declare
 begin
     if rota._is_full_scan_due(c_start[1], moment, max_pause) then return null; end if;
     return c_start[2];
-end;
-$$;
+end $$;
 
-/*
- * Remember where the next scan begins, after one that walked so many entries of an index,
+/* Remember where the next scan begins, after one that walked so many entries of an index,
  * counted from *walked_before* on; without an index, after one that began at that time.  Where
- * a full one walks few the next is a full one again.
- */
+ * a full one walks few the next is a full one again. */
 create or replace function rota._keep_scan_from(
     name text, moment timestamptz, was_full boolean, index oid, walked_before bigint,
     start bigint, max_pause interval default '2 seconds'
@@ -121,5 +110,4 @@ begin
     end if;
     v_start[2] := start;
     perform rota._keep_scan_start(name, array_to_string(v_start, ' '));
-end;
-$$;
+end $$;

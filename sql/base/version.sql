@@ -6,8 +6,8 @@
  */
 
 create or replace function rota.version()
-    returns text language sql immutable security definer set search_path = pg_catalog, pg_temp
-    as $$
+    returns text language sql immutable security definer
+    set search_path = pg_catalog, pg_temp as $$
 select '0.2.0'
 $$;
 

@@ -34,12 +34,12 @@ create or replace function rota.claim_jobs(
     worker text, queues text[] default '{default}', max_jobs integer default 1,
     lease interval default null, job_types text[] default null
 ) returns table (
-    job_id bigint, lease_token bigint, queue text, job_type text, payload jsonb,
-    priority smallint, attempt integer, max_attempts integer, run_at timestamptz,
-    locked_until timestamptz, locked_for interval, idempotency_key text, created_at timestamptz,
-    pipeline text, stage text, stage_input jsonb, definition text, scheduled_for timestamptz,
-    time_limit interval, headers jsonb
-) language plpgsql security definer set search_path = pg_catalog, pg_temp
+        job_id bigint, lease_token bigint, queue text, job_type text, payload jsonb,
+        priority smallint, attempt integer, max_attempts integer, run_at timestamptz,
+        locked_until timestamptz, locked_for interval, idempotency_key text,
+        created_at timestamptz, pipeline text, stage text, stage_input jsonb, definition text,
+        scheduled_for timestamptz, time_limit interval, headers jsonb
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off set enable_sort = off as $$
 declare
@@ -119,19 +119,16 @@ begin
         c.created_at, c.pipeline, c.stage, c.stage_input, c.definition, c.scheduled_for,
         c.overdue_at - v_now, c.headers
     from claimed as c order by c.lane, c.place, c.id;
-end;
-$$;
+end $$;
 
 comment on function rota.claim_jobs is
     'Lease up to max_jobs due jobs of these queues to a worker, by priority, run_at and id; a '
     'lease lasts as the job says, else the argument, else the queue; raises 22023 or RT009.';
 
-/*
- * The rows of the first due jobs of the lane that the last claim found them in, locked.  Null
+/* The rows of the first due jobs of the lane that the last claim found them in, locked.  Null
  * if nothing fresh is remembered of this very call, and none or too few where more has to be
  * looked at: another lane, a limit of the queue, one that is paused or ages, a job that has
- * expired.  What is in this one statement is all that most claims need.
- */
+ * expired.  What is in this one statement is all that most claims need. */
 create or replace function rota._lock_head(
     start bigint[], queues text[], max_jobs integer, job_types text[], due timestamptz,
     due_micros bigint, is_configured boolean
@@ -196,8 +193,7 @@ begin
         end if;
     end if;
     return v_rows;
-end;
-$$;
+end $$;
 
 /*
  * Lock due jobs of the queues that are open, and say which slots they hold: a jsonb object from
@@ -285,14 +281,11 @@ begin
     -- By number: an update of rows that are locked needs no index to find them.
     locked_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));
     return next;
-end;
-$$;
+end $$;
 
-/*
- * Take expired jobs out of their lanes: those with a minus, which are locked, and of the 100
+/* Take expired jobs out of their lanes: those with a minus, which are locked, and of the 100
  * behind the first of them in its lane all that no other session has locked, since one that has
- * expired is seldom alone, but not more than *max_more*.  Returns how many left.
- */
+ * expired is seldom alone, but not more than *max_more*.  Returns how many left. */
 create or replace function rota._hold_expired(
     locked_ids bigint[], due timestamptz, max_more integer
 ) returns integer language plpgsql as $$
@@ -314,14 +307,11 @@ begin
     );
     update rota.jobs as j set hold = 'expired' where j.id = any(v_ids);
     return cardinality(v_ids);
-end;
-$$;
+end $$;
 
-/*
- * The queues that are not paused, nor full; and until which place their lanes are walked.  A
+/* The queues that are not paused, nor full; and until which place their lanes are walked.  A
  * place is in the future where jobs of a high number age, or of a key that has just sent many;
- * jobs for later are not in the lanes of such queues.
- */
+ * jobs for later are not in the lanes of such queues. */
 create or replace function rota._open_queues(
     queues text[], due timestamptz, out open_queues text[], out ends timestamptz[]
 ) language plpgsql stable as $$
@@ -345,13 +335,10 @@ begin
           and (b.max_running is null or rota._free_slots(b, 1) > 0)
           and (b.max_starts is null or rota._next_start_at(b) <= rota.now());
     end if;
-end;
-$$;
+end $$;
 
-/*
- * Walk the lanes from the lowest number up, until there are enough.  The place of the first job
- * of each is remembered; where a full scan found none, a tenth of a second ago.
- */
+/* Walk the lanes from the lowest number up, until there are enough.  The place of the first job
+ * of each is remembered; where a full scan found none, a tenth of a second ago. */
 create or replace function rota._lock_lanes(
     call text, start bigint[], queues text[], ends timestamptz[], max_jobs integer,
     job_types text[], due timestamptz, locked_ids bigint[]
@@ -403,8 +390,7 @@ begin
     perform rota._keep_scan_start(call, array_to_string(
         v_start[:2] || v_seen[:24] || v_start[v_next:26], ' '));
     return v_ids;
-end;
-$$;
+end $$;
 
 /* The lowest lane in use above this one, up to the known one, which itself is not scanned. */
 create or replace function rota._next_lane(queues text[], lane bigint, known bigint)
@@ -423,14 +409,11 @@ begin
             order by coalesce(j.own_lane, j.priority) limit 1
         ) as l
     ), _next_lane.known);
-end;
-$$;
+end $$;
 
-/*
- * Lock the first due jobs of one lane, or of one lane of several queues, that no other session
+/* Lock the first due jobs of one lane, or of one lane of several queues, that no other session
  * holds: from (lane, place in microseconds, id) on, but for those that this claim has.  Returns
- * the place of the first of them, and then the ids, with a minus if the job has expired.
- */
+ * the place of the first of them, and then the ids, with a minus if the job has expired. */
 create or replace function rota._lock_lane(
     queues text[], ends timestamptz[], first bigint[], max_jobs integer, job_types text[],
     due timestamptz, locked_ids bigint[]
@@ -470,14 +453,11 @@ begin
             _lock_lane.locked_ids) as m;
     end if;
     return (extract(epoch from greatest(v_place, 'epoch')) * 1000000)::bigint || v_ids;
-end;
-$$;
+end $$;
 
-/*
- * The same for several queues, in one order over all of them.  No index has that order, and
+/* The same for several queues, in one order over all of them.  No index has that order, and
  * locking the head of each lane would take from other workers what is then not claimed.  So the
- * lanes are merged first and locked after, window by window.
- */
+ * lanes are merged first and locked after, window by window. */
 create or replace function rota._lock_merged(
     queues text[], ends timestamptz[], lane integer, after_place timestamptz, after_id bigint,
     max_jobs integer, job_types text[], due timestamptz, locked_ids bigint[]
@@ -532,8 +512,7 @@ begin
     select coalesce(j.own_place, j.run_at) into place from rota.jobs as j
     where j.id = abs(ids[1]);
     return next;
-end;
-$$;
+end $$;
 
 create or replace function rota._check_claim(
     worker text, queues text[], max_jobs integer, lease interval, job_types text[]
@@ -554,5 +533,4 @@ begin
             hint = 'Begin the transaction with "isolation level read committed"; at a higher '
                 'level every second claim would fail.';
     end if;
-end;
-$$;
+end $$;

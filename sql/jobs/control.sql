@@ -41,8 +41,7 @@ begin
     perform rota._audit('retry', null, array[job_id], to_jsonb(v_before),
         jsonb_build_object('status', v_status, 'force', force));
     return v_status;
-end;
-$$;
+end $$;
 
 comment on function rota.retry_job is
     'Run a job again now and return queued, or blocked if it has to wait for others: a waiting '
@@ -74,16 +73,13 @@ begin
     perform rota._enter_lanes(array[job_id], v_held_limits);
     perform rota._notify_for(array[job_id]);
     return v_status;
-end;
-$$;
+end $$;
 
-/*
- * Ended jobs, back to life with their ids and tokens; returns the ids of those that there were.
+/* Ended jobs, back to life with their ids and tokens; returns the ids of those that there were.
  * If one halted its ordering key, the first job of the key, mostly itself, becomes the head;
  * any other waits behind the head.  It waits again for those parents that have not succeeded,
  * and whatever becomes of them: an operator wants it to run.  In a pipeline it is the next time
- * in its stage, which needs a token of its own.  If it has expired it does so no more.
- */
+ * in its stage, which needs a token of its own.  If it has expired it does so no more. */
 create or replace function rota._restore_jobs(job_ids bigint[])
     returns bigint[] language plpgsql as $$
 declare
@@ -164,8 +160,7 @@ begin
     where not v_halted ? b.id::text having count(*) > 0;
     perform rota._notify_for(v_ids);
     return v_ids;
-end;
-$$;
+end $$;
 
 /* What kind of a payload it is: as jsonb tells it, or erased. */
 create or replace function rota._payload_type(payload jsonb)
@@ -187,8 +182,7 @@ begin
             coalesce(v_pipeline, 'job type ' || v_scope),
             coalesce('job ' || rota._find_keyed(v_key, v_scope), 'a job that has just ended')),
         hint = 'Wait for that job, or cancel it first.';
-end;
-$$;
+end $$;
 
 create or replace function rota.cancel_job(job_id bigint, reason text default null)
     returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -215,8 +209,7 @@ begin
     end loop;
 
     return 'cancelled';
-end;
-$$;
+end $$;
 
 comment on function rota.cancel_job is
     'Cancel a waiting job and return cancelled, or ask for the cancel of a running one and '
@@ -241,8 +234,7 @@ begin
         from rota.jobs as j where j.id = any(_cancel_jobs.job_ids) and j.status <> 'running'
         group by j.status
     ) as s;
-end;
-$$;
+end $$;
 
 create or replace function rota.set_priority(job_id bigint, priority integer)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -265,8 +257,7 @@ begin
     perform rota._enter_lanes(array[job_id]);
     perform rota._audit('set_priority', null, array[job_id],
         jsonb_build_object('priority', v_priority), jsonb_build_object('priority', priority));
-end;
-$$;
+end $$;
 
 comment on function rota.set_priority is
     'Change the priority of a live job; if it is running, that of its retries; raises RT001 if '
@@ -274,9 +265,8 @@ comment on function rota.set_priority is
 
 create or replace function rota.reschedule_job(
     job_id bigint, run_at timestamptz default null, delay interval default null
-) returns timestamptz language plpgsql security definer
-    set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan as $$
+) returns timestamptz language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_status text;
     v_old_run_at timestamptz;
@@ -309,8 +299,7 @@ begin
     perform rota._audit('reschedule', null, array[job_id],
         jsonb_build_object('run_at', v_old_run_at), jsonb_build_object('run_at', v_run_at));
     return v_run_at;
-end;
-$$;
+end $$;
 
 comment on function rota.reschedule_job is
     'Move the next try of a waiting job and return its time; raises RT001 if there is no such '
@@ -322,8 +311,7 @@ begin
     raise exception using errcode = 'RT008', message = format('job %s is running', job_id),
         hint = 'Wait for its end, or take it away from its worker with '
             'retry_job(..., force => true).';
-end;
-$$;
+end $$;
 
 /* For a job that is not in the live table: it has ended, or it does not exist. */
 create or replace function rota._raise_not_live(job_id bigint)
@@ -342,5 +330,4 @@ begin
     raise exception using
         errcode = 'RT003', message = format('job %s already ended as %s', job_id, v_status),
         hint = 'retry_job() runs it again.';
-end;
-$$;
+end $$;

@@ -64,8 +64,7 @@ begin
         recorded_at = v_now, expires_at = v_expires_at
     where e.scope = record_effect.scope and e.key = record_effect.key;
     return true;
-end;
-$$;
+end $$;
 
 comment on function rota.record_effect is
     'Record that a running job is about to cause an effect and return true, or false if it is '
@@ -101,8 +100,7 @@ begin
         perform rota._raise_not_held(scope, key, job_id, lease_token, v_is_leased);
     end if;
     return 'already_completed';
-end;
-$$;
+end $$;
 
 comment on function rota.complete_effect is
     'Say that an effect has happened and return completed, or already_completed if this token '
@@ -128,8 +126,7 @@ begin
     if not found then
         perform rota._raise_not_held(scope, key, job_id, lease_token, v_is_leased);
     end if;
-end;
-$$;
+end $$;
 
 comment on function rota.withdraw_effect is
     'Withdraw the record of an effect that certainly did not happen; raises RT002 if the lease '
@@ -167,8 +164,7 @@ begin
     perform rota._audit('settle_effect', jsonb_build_object('scope', scope, 'key', key), null,
         jsonb_build_object('job_id', v_effect.job_id), jsonb_build_object('outcome', outcome));
     return v_effect.job_id;
-end;
-$$;
+end $$;
 
 comment on function rota.settle_effect is
     'Say of an effect whose outcome is unknown that it is done, with its result, or let the '
@@ -184,8 +180,7 @@ begin
     return query
     select e.completed_at is not null, e.result from rota.effects as e
     where e.scope = effect_result.scope and e.key = effect_result.key;
-end;
-$$;
+end $$;
 
 comment on function rota.effect_result is
     'Return whether a recorded effect is done, and with what result; no row if there is no '
@@ -196,8 +191,7 @@ create or replace function rota._check_effect(scope text, key text)
 begin
     perform rota._check_name('scope', scope);
     perform rota._check_text('key', key, 255);
-end;
-$$;
+end $$;
 
 /* Whether a job runs under this token; a lease that is over but not taken back is held. */
 create or replace function rota._is_leased(job_id bigint, lease_token bigint)
@@ -208,8 +202,7 @@ begin
         where j.id = _is_leased.job_id
           and j.lease_token = _is_leased.lease_token and j.status = 'running'
     );
-end;
-$$;
+end $$;
 
 /* The same, and it stays so until the end of the transaction. */
 create or replace function rota._lock_lease(job_id bigint, lease_token bigint)
@@ -219,8 +212,7 @@ begin
     where j.id = _lock_lease.job_id
       and j.lease_token = _lock_lease.lease_token and j.status = 'running' for update;
     return found;
-end;
-$$;
+end $$;
 
 create or replace function rota._raise_in_progress(effect rota.effects)
     returns void language plpgsql as $$
@@ -229,8 +221,7 @@ begin
         message = format('effect %s %L is in progress: job %s has recorded it and still runs',
             effect.scope, effect.key, effect.job_id),
         hint = 'Try again when that job has ended.';
-end;
-$$;
+end $$;
 
 create or replace function rota._raise_not_held(
     scope text, key text, job_id bigint, lease_token bigint, is_leased boolean
@@ -241,5 +232,4 @@ begin
         message = format('effect %s %L has no open record of job %s', scope, key, job_id),
         hint = 'Only the caller to which record_effect() returned true may continue; a record '
             'ends when it is completed or withdrawn.';
-end;
-$$;
+end $$;

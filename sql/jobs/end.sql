@@ -32,8 +32,7 @@ begin
             format('must be at most 1000, got %s', jsonb_array_length(endings)));
     end if;
     return query select e.* from rota._end_each(end_jobs.endings) as e;
-end;
-$$;
+end $$;
 
 comment on function rota.end_jobs is
     'End up to 1000 running jobs, each an object of job_id, lease_token, outcome (succeeded, '
@@ -97,8 +96,7 @@ begin
             where (a.ordinal > c_count / 2)::integer = v_half
         )) as e;
     end loop;
-end;
-$$;
+end $$;
 
 /* A text as a number, or null. */
 create or replace function rota._to_bigint(value text)
@@ -214,8 +212,7 @@ begin
         case when t.outcome = 'failed' and f.id is null
             and rota._jobs_outside_grants(array[t.job_id]) = '{}' then t.job_id end,
         t.lease_token, t.error) as b (status, run_at) on true order by t.n;
-end;
-$$;
+end $$;
 
 create or replace function rota._check_ending(ending jsonb)
     returns void language plpgsql as $$
@@ -257,5 +254,4 @@ begin
     elsif v_outcome = 'snoozed' then
         perform rota._check_interval('delay', (ending ->> 'delay')::interval, '0', '100 years');
     end if;
-end;
-$$;
+end $$;

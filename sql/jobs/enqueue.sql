@@ -150,8 +150,7 @@ begin
         perform rota._notify(queue) where coalesce(v_run_at, v_now) < v_now + rota._soon();
     end if;
     return v_job_id;
-end;
-$$;
+end $$;
 
 comment on function rota.enqueue is
     'Add one job and return its id, or the id of the job that has its idempotency_key already, '
@@ -223,20 +222,17 @@ begin
     return query
     select i.ordinal::integer, i.id, i.is_new
     from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal) order by i.ordinal;
-end;
-$$;
+end $$;
 
 comment on function rota.enqueue_many is
     'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
     'return one row for each in the same order; raises 22023 for a bad job, naming it, RT001, '
     'RT013, RT003, RT016.';
 
-/*
- * Insert a batch of jobs that have no more than a type, a payload, a queue and a priority, if
+/* Insert a batch of jobs that have no more than a type, a payload, a queue and a priority, if
  * all is right with them and nothing is set for any; returns their ids in the order given, or
  * null if one is not such a job and none went in.  No row of a job is made up for them, and
- * without an idempotency key an insert need not look for another.
- */
+ * without an idempotency key an insert need not look for another. */
 create or replace function rota._insert_plain_jobs(jobs jsonb)
     returns bigint[] language plpgsql as $$
 declare
@@ -276,13 +272,10 @@ begin
     -- Ids are drawn in the order of the rows.
     select array_agg(a.id) into v_ids from added as a;
     return v_ids;
-end;
-$$;
+end $$;
 
-/*
- * Read and check the objects of a batch: as rows of jobs, for those keys that are columns, and
- * whether any has another key, which _rules_of() reads, or an idempotency key.
- */
+/* Read and check the objects of a batch: as rows of jobs, for those keys that are columns, and
+ * whether any has another key, which _rules_of() reads, or an idempotency key. */
 create or replace function rota._read_jobs(
     jobs jsonb, out new_jobs rota.jobs[], out has_rules boolean, out has_keys boolean
 ) language plpgsql as $$
@@ -358,8 +351,7 @@ begin
                 'created_at', case when v_rule.delay is not null then v_now end,
                 'status', case when v_rule.depends_on is not null then 'blocked' end)));
     end loop;
-end;
-$$;
+end $$;
 
 /* Refuse what is no object of a list, and what has another key than these. */
 create or replace function rota._check_keys_of(argument text, list jsonb, keys text[])
@@ -376,8 +368,7 @@ begin
     from jsonb_array_elements(_check_keys_of.list) with ordinality as e (item, ordinal)
     where case jsonb_typeof(e.item)
         when 'object' then e.item - _check_keys_of.keys <> '{}' else true end limit 1;
-end;
-$$;
+end $$;
 
 /* Refuse the first value in the objects of a list that is none for the argument of its key. */
 create or replace function rota._check_values_of(argument text, list jsonb)
@@ -390,8 +381,7 @@ begin
         cross join jsonb_each(e.item) as k
     ) as f
     where f.problem is not null limit 1;
-end;
-$$;
+end $$;
 
 /* What new jobs of a batch, or jobs found by their keys, wait for, and what waits for them. */
 create or replace function rota._link_jobs(jobs jsonb, job_ids bigint[], news boolean[])
@@ -415,8 +405,7 @@ begin
         array(select i.id from unnest(_link_jobs.job_ids, _link_jobs.news) as i (id, is_new)
             where i.is_new),
         v_children, v_parents, v_blocks, v_parts, v_are_new, v_names);
-end;
-$$;
+end $$;
 
 /* Why this is no value of the type of an argument, or of a key of end_jobs(); else null. */
 create or replace function rota._cast_problem(argument text, value jsonb)
@@ -435,14 +424,11 @@ begin
 exception
     when data_exception or program_limit_exceeded then
         return format('is not valid: %s', left(sqlerrm, 200));
-end;
-$$;
+end $$;
 
-/*
- * Whether a job that has no more than this breaks no rule, as most do.  An expression that is
+/* Whether a job that has no more than this breaks no rule, as most do.  An expression that is
  * put into the caller's costs less than the calls that tell which rule is broken.  Counted
- * repeats would make the match of the pattern ten times as long.
- */
+ * repeats would make the match of the pattern ten times as long. */
 create or replace function rota._is_sound(
     job_type text, queue text, payload jsonb, priority integer, idempotency_key text
 ) returns boolean language sql stable as $$
@@ -506,5 +492,4 @@ begin
         end if;
     end if;
     perform rota._check_headers(prefix || 'headers', headers);
-end;
-$$;
+end $$;

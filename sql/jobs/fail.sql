@@ -36,18 +36,15 @@ begin
     select f.status, f.run_at
     from rota._failed_before(fail_job.job_id, fail_job.lease_token, fail_job.error) as f;
     if not found then perform rota._raise_lost(job_id, lease_token); end if;
-end;
-$$;
+end $$;
 
 comment on function rota.fail_job is
     'Report a failed attempt and return failed with the next run_at, or dead or cancelled with '
     'null; error is cut to 10000 characters and stack to 20000; raises RT002 if the lease is '
     'lost, RT001, RT003, 22023.';
 
-/*
- * Fail running jobs, with one entry of each list for each job; one row for each that was ours.
- * Of several each is already locked: no session waits for a row while it holds others.
- */
+/* Fail running jobs, with one entry of each list for each job; one row for each that was ours.
+ * Of several each is already locked: no session waits for a row while it holds others. */
 create or replace function rota._fail_running(
     job_ids bigint[], lease_tokens bigint[], errors text[], error_types text[], stacks text[],
     retry_ins interval[], fatals boolean[]
@@ -159,8 +156,7 @@ begin
     end if;
     if v_soon_ids <> '{}' then perform rota._notify_for(v_soon_ids); end if;
     if v_paused <> '{}' then perform rota._add_checks('error', v_paused); end if;
-end;
-$$;
+end $$;
 
 /* What a failure came to that is reported again because its answer was lost. */
 create or replace function rota._failed_before(job_id bigint, lease_token bigint, error text)
@@ -187,8 +183,7 @@ begin
         select from rota.stage_runs as s where s.job_id = _failed_before.job_id
           and s.lease_token = _failed_before.lease_token and s.status = 'succeeded'
       );
-end;
-$$;
+end $$;
 
 create or replace function rota.snooze_job(job_id bigint, lease_token bigint, delay interval)
     returns timestamptz language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -205,8 +200,7 @@ begin
         array[rota.now() + rota._exact(snooze_job.delay)]) as g;
     if not found then perform rota._raise_lost(job_id, lease_token); end if;
     return nullif(v_run_at, 'infinity');
-end;
-$$;
+end $$;
 
 comment on function rota.snooze_job is
     'Defer a running job without using an attempt and return when it runs, or null if it was '
@@ -229,20 +223,17 @@ begin
         with ordinality as t (job_id, lease_token, held_id, ordinal)
     left join rota._give_back(v_ids, release_jobs.lease_tokens) as g on g.job_id = t.held_id
     order by t.ordinal;
-end;
-$$;
+end $$;
 
 comment on function rota.release_jobs is
     'Give back up to 1000 running jobs without using an attempt, so that any worker can claim '
     'them at once; one row for each in the order given: is_released is false where the lease '
     'is lost, null where another session has the row locked (call again); raises 22023.';
 
-/*
- * Running jobs back to queued with their attempt returned; one row for each that was ours.
+/* Running jobs back to queued with their attempt returned; one row for each that was ours.
  * Where run_ats has none the time stays as it is, and the place.  One whose cancel was
  * requested ends instead, and is answered with infinity.  Of several jobs each is already
- * locked: no session waits for a row while it holds others.
- */
+ * locked: no session waits for a row while it holds others. */
 create or replace function rota._give_back(
     job_ids bigint[], lease_tokens bigint[], run_ats timestamptz[] default null
 ) returns table (job_id bigint, next_run_at timestamptz) language plpgsql as $$
@@ -295,5 +286,4 @@ begin
         perform rota._enter_lanes(v_kept_ids, keep_places => true);
     end if;
     perform rota._notify_for(job_ids);
-end;
-$$;
+end $$;

@@ -43,8 +43,7 @@ begin
         perform rota._raise_lost(job_id, lease_token);
     end if;
     return 'already_finished';
-end;
-$$;
+end $$;
 
 comment on function rota.finish_job is
     'End a running job as succeeded and return finished, or already_finished if this token did '
@@ -86,8 +85,7 @@ begin
     from unnest(finish_jobs.job_ids, rota._finish_running(finish_jobs.job_ids,
         finish_jobs.lease_tokens, finish_jobs.results, finish_jobs.next_stages))
         as f (job_id, answer);
-end;
-$$;
+end $$;
 
 comment on function rota.finish_jobs is
     'End up to 1000 running jobs as succeeded and return finished, already_finished, lost, or '
@@ -118,8 +116,7 @@ begin
             'must be end or a stage of the pipeline %L, got %L', v_pipeline,
             left(next_stage, 80)));
     end if;
-end;
-$$;
+end $$;
 
 /* What finish_jobs() answers for each job, whose arguments are checked. */
 create or replace function rota._finish_running(
@@ -159,8 +156,7 @@ begin
         left join unnest(v_first) as h (job_id) on h.job_id = t.job_id
         left join unnest(v_ended) as e (job_id) on e.job_id = t.newest_id order by t.ordinal
     );
-end;
-$$;
+end $$;
 
 /* End jobs of any kind; returns the ids of those that ended or went to their next stage. */
 create or replace function rota._end_jobs(
@@ -178,8 +174,7 @@ begin
             results, next_stages, is_optimistic);
     end if;
     return v_ended;
-end;
-$$;
+end $$;
 
 /*
  * Move jobs from old_status to new_status and into the history; returns the ids moved.
@@ -281,8 +276,7 @@ begin
         perform rota._notify_results(v_ended);
     end if;
     return v_ended;
-end;
-$$;
+end $$;
 
 /*
  * Running or waiting jobs of pipelines leave their stage as _end_jobs() was told: those that
@@ -383,8 +377,7 @@ begin
             new_status, results, is_last_stage => true);
     end if;
     return v_ids;
-end;
-$$;
+end $$;
 
 /* The ids in their places, null for those that are not wanted. */
 create or replace function rota._only(job_ids bigint[], wanted bigint[])
@@ -394,8 +387,7 @@ begin
         select case when i.id = any(_only.wanted) then i.id end
         from unnest(_only.job_ids) with ordinality as i (id, ordinal) order by i.ordinal
     );
-end;
-$$;
+end $$;
 
 /* The runs that producers requested meanwhile, of ended jobs given as rows of jobs. */
 create or replace function rota._follow_up(jobs jsonb)
@@ -410,8 +402,7 @@ begin
         rota._new_ids(count(*)::integer)))
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null having count(*) > 0;
-end;
-$$;
+end $$;
 
 create or replace function rota._is_finished(job_id bigint, lease_token bigint)
     returns boolean language plpgsql stable as $$
@@ -424,5 +415,4 @@ begin
         select from rota.stage_runs as r where r.job_id = _is_finished.job_id
           and r.lease_token = _is_finished.lease_token and r.status = 'succeeded'
     );
-end;
-$$;
+end $$;

@@ -77,8 +77,7 @@ begin
     if v_line is not null then perform rota._jobs_came_in(v_ids); end if;
     perform rota._notify_for(v_ids);
     return v_ids[1];
-end;
-$$;
+end $$;
 
 comment on function rota.enqueue_to is
     'Add a job to the database of that number, once the caller''s transaction has committed, '
@@ -108,8 +107,7 @@ begin
               and j.run_at <= c_now
         );
     end loop;
-end;
-$$;
+end $$;
 
 comment on function rota.waiting_forwards is
     'The numbers of the databases for which jobs wait here to be carried, and are not paused.';
@@ -161,8 +159,7 @@ begin
         ) as l
         where l.status = 'running';
     end if;
-end;
-$$;
+end $$;
 
 comment on function rota.take_forwards is
     'Claim jobs for the database of that number, with those behind them, in the order in which '
@@ -240,8 +237,7 @@ begin
             coalesce(v_job.ending ->> 'message', 'the other database did not take it'),
             v_job.ending ->> 'error_code', fatal => true);
     end loop;
-end;
-$$;
+end $$;
 
 comment on function rota.end_forwards is
     'End jobs of take_forwards() as receive_jobs() told, whose rows the endings are: as '
@@ -251,10 +247,10 @@ comment on function rota.end_forwards is
 
 create or replace function rota.receive_jobs(
     database integer, job_ids bigint[], enqueue_times timestamptz[], jobs jsonb
-) returns table (ordinal integer, job_id bigint, error_code text, message text)
-    language plpgsql security definer set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off set lock_timeout = '100ms' as $$
+) returns table (ordinal integer, job_id bigint, error_code text, message text) language plpgsql
+    security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+    set jit = off set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
+    set lock_timeout = '100ms' as $$
 #variable_conflict use_column
 declare
     v_new record;
@@ -320,8 +316,7 @@ begin
         as i (id, created_at, n)
     join rota.receipts as r
         on r.source_job_id = i.id and r.source_created_at = i.created_at;
-end;
-$$;
+end $$;
 
 comment on function rota.receive_jobs is
     'Enqueue jobs that were enqueued for this database in another, each once however often it '
@@ -378,13 +373,10 @@ begin
                 return;
         end;
     end loop;
-end;
-$$;
+end $$;
 
-/*
- * Claim jobs that carry others.  claim_jobs() refuses their queues, since a worker that had a
- * handler for them would end them without the others being anywhere.
- */
+/* Claim jobs that carry others.  claim_jobs() refuses their queues, since a worker that had a
+ * handler for them would end them without the others being anywhere. */
 create or replace function rota._claim_carriers(worker text, queue text, max_jobs integer)
     returns bigint[] language plpgsql set enable_sort = off as $$
 declare
@@ -409,8 +401,7 @@ begin
     )
     select coalesce(array_agg(c.id), '{}') into v_ids from claimed as c;
     return v_ids;
-end;
-$$;
+end $$;
 
 /* The jobs next behind the head of a line that can go with it, up to the first that cannot. */
 create or replace function rota._lock_behind(job_id bigint, ordering_key text, max_jobs integer)
@@ -440,13 +431,10 @@ begin
         )
         order by l.id
     );
-end;
-$$;
+end $$;
 
-/*
- * Leave here what has a key and is for a queue that moves to the same database: those of its
- * key that move are before it, also where that database has not heard of the move.
- */
+/* Leave here what has a key and is for a queue that moves to the same database: those of its
+ * key that move are before it, also where that database has not heard of the move. */
 create or replace function rota._leave_for_move(job_ids bigint[], database integer)
     returns bigint[] language plpgsql as $$
 declare
@@ -475,5 +463,4 @@ begin
               and (b.id = j.id or b.ordering_key = j.ordering_key)
         )
     );
-end;
-$$;
+end $$;

@@ -11,10 +11,8 @@
  * wait for each other in one direction only.
  */
 
-/*
- * Insert what a caller enqueues or retries.  One with a key is refused while its queue is still
- * coming here; what a schedule or a job here makes by itself has nothing to come before it.
- */
+/* Insert what a caller enqueues or retries.  One with a key is refused while its queue is still
+ * coming here; what a schedule or a job here makes by itself has nothing to come before it. */
 create or replace function rota._insert_requested(new_jobs rota.jobs[], new_ids bigint[])
     returns bigint[] language plpgsql as $$
 begin
@@ -23,8 +21,7 @@ begin
         from unnest(_insert_requested.new_jobs) as n;
     end if;
     return rota._insert_jobs(new_jobs, new_ids);
-end;
-$$;
+end $$;
 
 /*
  * Insert new jobs with these ids, and put those that need not wait for others into their lanes;
@@ -90,13 +87,10 @@ begin
     into v_ids, v_has_limit_keys from added as a;
     if v_is_configured or v_has_limit_keys then perform rota._enter_lanes(v_ids); end if;
     return v_ids;
-end;
-$$;
+end $$;
 
-/*
- * The live job of a key, also while it is locked; null if there is none.  Null too where an
- * older snapshot may show as live what has ended: there the insert has to find out.
- */
+/* The live job of a key, also while it is locked; null if there is none.  Null too where an
+ * older snapshot may show as live what has ended: there the insert has to find out. */
 create or replace function rota._find_live(idempotency_key text, key_scope text)
     returns bigint language plpgsql stable set enable_seqscan = off as $$
 declare
@@ -108,8 +102,7 @@ begin
           and coalesce('pipeline ' || j.pipeline, j.job_type) = _find_live.key_scope;
     end if;
     return v_job_id;
-end;
-$$;
+end $$;
 
 /* The live job of a key, after an insert that did not go in; null if it has ended meanwhile. */
 create or replace function rota._find_keyed(idempotency_key text, key_scope text)
@@ -121,8 +114,7 @@ begin
         where j.idempotency_key = _find_keyed.idempotency_key
           and coalesce('pipeline ' || j.pipeline, j.job_type) = _find_keyed.key_scope
     );
-end;
-$$;
+end $$;
 
 /* The ids of the jobs now there, null where the one that was found has ended just now. */
 create or replace function rota._find_jobs(new_jobs rota.jobs[], new_ids bigint[])
@@ -138,8 +130,7 @@ begin
           and coalesce('pipeline ' || j.pipeline, j.job_type) = n.job_type
         order by n.ordinality, j.id desc
     );
-end;
-$$;
+end $$;
 
 /* Of the objects of a batch what is no column, or means more than one: the rest of a job. */
 create or replace function rota._rules_of(jobs jsonb)
@@ -158,5 +149,4 @@ begin
             blocks bigint, expires_after interval)
     ) with ordinality as r (delay, unique_for, on_conflict, updated_at, max_wait, depends_on,
         blocks, expires_after, ordinal);
-end;
-$$;
+end $$;

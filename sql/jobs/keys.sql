@@ -54,8 +54,7 @@ begin
     end if;
     perform rota._notify_for(array[v_job_id]);
     return v_job_id;
-end;
-$$;
+end $$;
 
 /* Find or insert the one job of a key, then ask the memory of the key, then change the job. */
 create or replace function rota._enqueue_keyed(
@@ -98,13 +97,10 @@ begin
         perform rota._update_keyed(job_id, new_job, on_conflict = 'rerun', max_wait);
     end if;
     return next;
-end;
-$$;
+end $$;
 
-/*
- * Lock the live job of a key; null if there is none.  Raises RTB00, which no caller sees, where
- * another session has it locked and it may not wait.
- */
+/* Lock the live job of a key; null if there is none.  Raises RTB00, which no caller sees, where
+ * another session has it locked and it may not wait. */
 create or replace function rota._lock_keyed(
     idempotency_key text, key_scope text, may_wait boolean
 ) returns bigint language plpgsql as $$
@@ -127,8 +123,7 @@ begin
         raise exception using errcode = 'RTB00', message = idempotency_key, detail = key_scope;
     end if;
     return v_job_id;
-end;
-$$;
+end $$;
 
 /* Take the key for a new event; false if it is still unique, or has seen this version. */
 create or replace function rota._hold_key(
@@ -152,8 +147,7 @@ begin
       and (excluded.source_updated_at is null
         or coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at);
     return found;
-end;
-$$;
+end $$;
 
 /*
  * Give the job of the key, which the caller has locked, what is new, or note it as the run that
@@ -185,8 +179,7 @@ begin
         where j.id = _update_keyed.job_id and j.status = 'running';
     end if;
     perform rota._enter_lanes(array[job_id]);
-end;
-$$;
+end $$;
 
 /* enqueue_many() for a batch with rules for its keys. */
 create or replace function rota._enqueue_many_keyed(new_jobs rota.jobs[], jobs jsonb)
@@ -236,8 +229,7 @@ begin
     return query
     select o.ordinal, v_ids[o.ordinal], v_news[o.ordinal]
     from generate_series(1, cardinality(v_ids)) as o (ordinal);
-end;
-$$;
+end $$;
 
 create or replace function rota._check_key_rule(
     prefix text, idempotency_key text, unique_for interval, on_conflict text,
@@ -272,5 +264,4 @@ begin
         perform rota._refuse(prefix || 'max_wait',
             'goes with on_conflict replace or rerun only');
     end if;
-end;
-$$;
+end $$;

@@ -40,8 +40,7 @@ begin
     returning j.locked_until, j.cancel_requested_at is not null,
         coalesce(j.overdue_at <= v_now, false);
     if not found then perform rota._raise_lost(job_id, lease_token); end if;
-end;
-$$;
+end $$;
 
 comment on function rota.heartbeat is
     'Extend the lease of a running job, by the argument, else by the setting of the job, else '
@@ -52,9 +51,9 @@ comment on function rota.heartbeat is
 create or replace function rota.heartbeat_jobs(
     job_ids bigint[], lease_tokens bigint[], lease interval default null
 ) returns table (
-    job_id bigint, locked_until timestamptz, is_lost boolean, is_cancel_requested boolean,
-    is_overdue boolean
-) language plpgsql security definer set search_path = pg_catalog, pg_temp
+        job_id bigint, locked_until timestamptz, is_lost boolean, is_cancel_requested boolean,
+        is_overdue boolean
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
@@ -85,8 +84,7 @@ begin
         with ordinality as t (job_id, lease_token, ordinal)
     left join beaten as b on b.id = t.job_id and b.lease_token = t.lease_token
     order by t.ordinal;
-end;
-$$;
+end $$;
 
 comment on function rota.heartbeat_jobs is
     'heartbeat() for up to 1000 jobs, one row for each in the order given: is_lost where the '
@@ -99,8 +97,7 @@ create or replace function rota._queue_lease(queue text)
 begin
     return coalesce((select q.lease from rota.queues as q where q.queue = _queue_lease.queue),
         '1 minute');
-end;
-$$;
+end $$;
 
 create or replace function rota.set_progress(
     job_id bigint, lease_token bigint, percent numeric, message text default null
@@ -119,8 +116,7 @@ begin
     where j.id = set_progress.job_id
       and j.lease_token = set_progress.lease_token and j.status = 'running';
     if not found then perform rota._raise_lost(job_id, lease_token); end if;
-end;
-$$;
+end $$;
 
 comment on function rota.set_progress is
     'Record how far a running job is, in percent and in words (cut to 1000 characters); raises '

@@ -19,8 +19,7 @@ begin
     perform rota._check_known_queue(queue);
     perform rota._check_queues('operator', array[queue]);
     perform rota._pause(queue, null, reason, until);
-end;
-$$;
+end $$;
 
 comment on function rota.pause_queue is
     'Stop claims from a queue until then, or until resume_queue(), recording who paused it and '
@@ -33,8 +32,7 @@ begin
     perform rota._check_known_queue(queue);
     perform rota._check_queues('operator', array[queue]);
     perform rota._resume(queue, null);
-end;
-$$;
+end $$;
 
 comment on function rota.resume_queue is
     'Let jobs of a queue be claimed again; raises RT004 if it has neither settings nor jobs, '
@@ -49,8 +47,7 @@ begin
     if queue is not null then perform rota._check_known_queue(queue); end if;
     perform rota._check_queues('operator', array[coalesce(queue, '*')]);
     perform rota._pause(queue, job_type, reason, until);
-end;
-$$;
+end $$;
 
 comment on function rota.pause_type is
     'Stop claims of a job type, in one queue or in all, until then or until resume_type(), '
@@ -64,8 +61,7 @@ begin
     if queue is not null then perform rota._check_known_queue(queue); end if;
     perform rota._check_queues('operator', array[coalesce(queue, '*')]);
     perform rota._resume(queue, job_type);
-end;
-$$;
+end $$;
 
 comment on function rota.resume_type is
     'Let jobs of a type be claimed again that was paused in this queue, or in all if that is '
@@ -77,8 +73,7 @@ create or replace function rota.pause_all(
 begin
     perform rota._check_queues('operator', '{*}');
     perform rota._pause(null, null, reason, until);
-end;
-$$;
+end $$;
 
 comment on function rota.pause_all is
     'Stop all claims until then, or until resume_all(), recording who paused it and why: as '
@@ -89,8 +84,7 @@ create or replace function rota.resume_all()
 begin
     perform rota._check_queues('operator', '{*}');
     perform rota._resume(null, null);
-end;
-$$;
+end $$;
 
 comment on function rota.resume_all is
     'End what pause_all() began; queues and job types that are paused by themselves stay so.';
@@ -101,13 +95,10 @@ create or replace function rota._pause_name(queue text, job_type text)
 begin
     return case when job_type is not null then concat_ws(' ', 'type', job_type, 'of ' || queue)
         else coalesce('queue ' || queue, 'all') end;
-end;
-$$;
+end $$;
 
-/*
- * Pause it.  An operator who pauses again changes the end, and the reason if he gives one.  A
- * breaker and a rule leave the pause of any other as it is.
- */
+/* Pause it.  An operator who pauses again changes the end, and the reason if he gives one.  A
+ * breaker and a rule leave the pause of any other as it is. */
 create or replace function rota._pause(
     queue text, job_type text, reason text, until timestamptz, set_by text default 'operator'
 ) returns void language plpgsql as $$
@@ -131,8 +122,7 @@ begin
     where excluded.set_by = 'operator' or p.set_by = excluded.set_by;
     perform rota._add_checks('pause', array[c_name], _pause.until)
     where _pause.until is not null;
-end;
-$$;
+end $$;
 
 create or replace function rota._resume(queue text, job_type text)
     returns void language plpgsql as $$
@@ -143,8 +133,7 @@ begin
     delete from rota.pauses as p where p.pause_name = c_name;
     perform rota._add_checks('pause', array[c_name]);
     perform rota._notify_paused(queue);
-end;
-$$;
+end $$;
 
 /* Wake the workers of a queue, or of all that workers have said they take jobs of. */
 create or replace function rota._notify_paused(queue text)
@@ -156,8 +145,7 @@ begin
         union
         select unnest(w.queues) from rota.workers as w where _notify_paused.queue is null
     ) as q;
-end;
-$$;
+end $$;
 
 /* Whether nothing at all is to be claimed from a queue. */
 create or replace function rota._is_paused(queue text, due timestamptz)
@@ -168,15 +156,12 @@ begin
         where p.pause_name in ('all', 'queue ' || _is_paused.queue)
           and (p.until is null or p.until > _is_paused.due)
     );
-end;
-$$;
+end $$;
 
-/*
- * Take jobs of paused types out of their lanes: of these, which are locked, and for each pause
+/* Take jobs of paused types out of their lanes: of these, which are locked, and for each pause
  * of the 100 behind the first of them all that no other session has locked, since one is seldom
  * alone, but in all not more than *max_more*.  Returns the ids that are left, in the order
- * given, and how many went.
- */
+ * given, and how many went. */
 create or replace function rota._hold_paused(
     job_ids bigint[], due timestamptz, max_more integer, out ids bigint[], out held integer
 ) language plpgsql as $$
@@ -234,13 +219,12 @@ begin
         perform rota._add_checks('pause', array[v_pause.pause_name]);
         held := held + cardinality(v_ids);
     end loop;
-end;
-$$;
+end $$;
 
 /* The 100 jobs behind one in its lane. */
 create or replace function rota._behind_in_lane(first rota.jobs)
-    returns table (id bigint, job_type text, expires_at timestamptz) language plpgsql stable
-    as $$
+    returns table (id bigint, job_type text, expires_at timestamptz) language plpgsql
+    stable as $$
 begin
     return query
     select j.id, j.job_type, j.expires_at from rota.jobs as j
@@ -250,8 +234,7 @@ begin
       and (coalesce(j.own_place, j.run_at), j.id)
         > (coalesce(first.own_place, first.run_at), first.id)
     order by coalesce(j.own_place, j.run_at), j.id limit 100;
-end;
-$$;
+end $$;
 
 /* Let up to a thousand jobs into their lanes if the pause that held them is over. */
 create or replace function rota._check_pause(pause_name text)
@@ -294,13 +277,10 @@ begin
     perform rota._notify_for(v_ids);
     perform rota._add_checks('pause', array[pause_name]);
     return true;
-end;
-$$;
+end $$;
 
-/*
- * Let held jobs, which the caller has locked, into their lanes, and return which; if one cannot
- * be let in the others are, one by one.
- */
+/* Let held jobs, which the caller has locked, into their lanes, and return which; if one cannot
+ * be let in the others are, one by one. */
 create or replace function rota._let_in(job_ids bigint[])
     returns bigint[] language plpgsql as $$
 declare
@@ -324,8 +304,7 @@ begin
         end;
     end loop;
     return v_ids;
-end;
-$$;
+end $$;
 
 /* A typing error in the name of a queue, at the moment one wants to stop it, must not pass. */
 create or replace function rota._check_known_queue(queue text)
@@ -341,5 +320,4 @@ begin
     raise exception using errcode = 'RT004',
         message = format('queue %s is unknown: it has no settings and no jobs', queue),
         hint = 'Check its name in rota.queue_stats, or make it known with set_queue().';
-end;
-$$;
+end $$;

@@ -73,8 +73,7 @@ begin
     end if;
     -- Jobs that wait take the places that the new setting gives them.
     perform rota._add_checks('queue', array[queue]) where ageing is not null or reset;
-end;
-$$;
+end $$;
 
 comment on function rota.set_queue is
     'Change settings of a queue: null leaves one as it is, reset puts the others back to their '
@@ -106,8 +105,7 @@ begin
         expires_after = coalesce(excluded.expires_after,
             case when not reset then t.expires_after end),
         updated_at = rota.now();
-end;
-$$;
+end $$;
 
 comment on function rota.set_type is
     'Change the defaults of new jobs of a job_type, which go before those of their queue: null '
@@ -117,8 +115,7 @@ create or replace function rota._check_expires_after(argument text, expires_afte
     returns void language plpgsql as $$
 begin
     perform rota._check_interval(argument, expires_after, '1 millisecond', '100 years', true);
-end;
-$$;
+end $$;
 
 /* Until when a new job may start, by what is set for its type or queue; null means for ever. */
 create or replace function rota._default_expiry(job_type text, queue text, run_at timestamptz)
@@ -128,5 +125,4 @@ begin
         (select t.expires_after from rota.job_types as t
             where t.job_type = _default_expiry.job_type),
         (select q.expires_after from rota.queues as q where q.queue = _default_expiry.queue));
-end;
-$$;
+end $$;

@@ -56,8 +56,7 @@ begin
     end if;
     if not v_is_known then perform rota._raise_not_found(job_id); end if;
     return next;
-end;
-$$;
+end $$;
 
 comment on function rota.wait_for_result is
     'Whether a job has ended, how, and with what result; if not, the transaction that ends it '

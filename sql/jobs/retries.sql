@@ -46,8 +46,7 @@ begin
     on conflict on constraint retry_rules_pkey do update
     set retry_in = excluded.retry_in, is_fatal = excluded.is_fatal,
         pause_for = excluded.pause_for, updated_at = rota.now();
-end;
-$$;
+end $$;
 
 comment on function rota.set_retry_rule is
     'Say what a failure with errors of this error_type leads to, for a job_type, a queue or '
@@ -66,8 +65,7 @@ begin
       and r.job_type in (_retry_rule.job_type, '*') and r.queue in (_retry_rule.queue, '*')
     order by r.job_type = '*', r.queue = '*' limit 1;
     return v_rule;
-end;
-$$;
+end $$;
 
 /* Hold those of these failed jobs whose queue has a retry budget; returns the others. */
 create or replace function rota._hold_retries(job_ids bigint[])
@@ -85,8 +83,7 @@ begin
     select array_agg(h.id) into v_held from held as h;
     return array(select i.id from unnest(_hold_retries.job_ids) as i (id)
         where (i.id = any(v_held)) is not true);
-end;
-$$;
+end $$;
 
 create or replace function rota.set_breaker(
     job_type text, queue text default 'default', max_failures integer default null,
@@ -128,8 +125,7 @@ begin
         min_attempts = excluded.min_attempts, span = excluded.span,
         error_type = excluded.error_type, pause_for = excluded.pause_for,
         probes = excluded.probes, updated_at = rota.now();
-end;
-$$;
+end $$;
 
 comment on function rota.set_breaker is
     'Let a job_type of a queue be paused for pause_for after max_failures in a row, or when '

@@ -17,12 +17,12 @@ create or replace function rota.finish_and_claim(
     queues text[] default '{default}', max_jobs integer default 1, lease interval default null,
     job_types text[] default null
 ) returns table (
-    outcome text, job_id bigint, lease_token bigint, queue text, job_type text, payload jsonb,
-    priority smallint, attempt integer, max_attempts integer, run_at timestamptz,
-    locked_until timestamptz, locked_for interval, idempotency_key text, created_at timestamptz,
-    pipeline text, stage text, stage_input jsonb, definition text, scheduled_for timestamptz,
-    time_limit interval, headers jsonb
-) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+        outcome text, job_id bigint, lease_token bigint, queue text, job_type text,
+        payload jsonb, priority smallint, attempt integer, max_attempts integer,
+        run_at timestamptz, locked_until timestamptz, locked_for interval, idempotency_key text,
+        created_at timestamptz, pipeline text, stage text, stage_input jsonb, definition text,
+        scheduled_for timestamptz, time_limit interval, headers jsonb
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     if (job_ids = '{}' and lease_tokens = '{}' and results is null
         and next_stages is null) is not true then
@@ -67,8 +67,7 @@ begin
         c.time_limit, c.headers
     from rota.claim_jobs(finish_and_claim.worker, finish_and_claim.queues,
         finish_and_claim.max_jobs, finish_and_claim.lease, finish_and_claim.job_types) as c;
-end;
-$$;
+end $$;
 
 comment on function rota.finish_and_claim is
     'Finish jobs, end others as end_jobs() does, extend the leases of kept ones and claim new '

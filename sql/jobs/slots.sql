@@ -20,12 +20,10 @@
  * 16, else a sixteenth of it, and no longer than the cell counts, which is `burst` gaps.
  */
 
-/*
- * Of locked jobs that are about to run those that find a slot and a start under each of their
+/* Of locked jobs that are about to run those that find a slot and a start under each of their
  * limits, with the slots that they take: a jsonb object from id to names.  The others leave
  * their lane, but for those of a full queue: there no claim walks past them to others, and the
- * queue is named.  The limits of those are to be checked after the commit.
- */
+ * queue is named.  The limits of those are to be checked after the commit. */
 create or replace function rota._admit_jobs(
     job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
     out limits_to_check text[]
@@ -108,13 +106,10 @@ begin
             set hold = v_limit.limit_name, opened_for = null where j.id = any(v_refused);
         end if;
     end loop;
-end;
-$$;
+end $$;
 
-/*
- * How many slots are free, up to that many: those that are issued, from where this session
- * takes them or, in a full scan, from the first on, and those of parts that are not.
- */
+/* How many slots are free, up to that many: those that are issued, from where this session
+ * takes them or, in a full scan, from the first on, and those of parts that are not. */
 create or replace function rota._free_slots(
     bound rota.limits, max_slots integer, is_full boolean default false
 ) returns integer language plpgsql stable as $$
@@ -140,8 +135,7 @@ begin
         );
     end if;
     return least(v_free, max_slots);
-end;
-$$;
+end $$;
 
 /* The limits that jobs of this kind count for. */
 create or replace function rota._limits_of(
@@ -157,8 +151,7 @@ begin
     if queue is not null then
         return query select l.* from rota.limits as l where l.queue = _limits_of.queue;
     end if;
-end;
-$$;
+end $$;
 
 /* What is set for a limit: for that of a key its own setting, else that of its class. */
 create or replace function rota._bound(name text)
@@ -172,8 +165,7 @@ begin
     where l.limit_name in (_bound.name, substring(_bound.name, '^key [^:]*:') || '*')
     order by l.limit_name = _bound.name desc limit 1;
     return v_bound;
-end;
-$$;
+end $$;
 
 /* The names of the limits that may be meant for a key: its own and that of its class. */
 create or replace function rota._key_limits(limit_key text)
@@ -182,11 +174,9 @@ select array_remove(
     array['key ' || limit_key, 'key ' || substring(limit_key, '^[^:]*:') || '*'], null)
 $$;
 
-/*
- * Into how many parts the slots of a limit are split that claims issue; none where maintenance
+/* Into how many parts the slots of a limit are split that claims issue; none where maintenance
  * issues them all.  It is the name that says so and not whether the key has a row of its own: a
- * claim that knew the class only may be under way when that row is set.
- */
+ * claim that knew the class only may be under way when that row is set. */
 create or replace function rota._parts(limit_name text, max_running integer)
     returns integer language sql immutable as $$
 select case when max_running > 10000 or limit_name like 'key %:%'
@@ -205,15 +195,12 @@ begin
         select from rota.limit_parts as p where p.limit_name = _is_issued_for.limit_name
           and p.max_running > _is_issued_for.max_running
     );
-end;
-$$;
+end $$;
 
-/*
- * Take up to that many slots that no other session has locked; returns how many.  Where there
+/* Take up to that many slots that no other session has locked; returns how many.  Where there
  * are not enough, parts are issued that were not yet, if there are any.  A session that has the
  * lock of a part and then, in another statement, does not see it issued is the only one that
- * issues it; one that does not get the lock goes on to another part.
- */
+ * issues it; one that does not get the lock goes on to another part. */
 create or replace function rota._take_slots(bound rota.limits, wanted integer)
     returns integer language plpgsql as $$
 declare
@@ -269,8 +256,7 @@ begin
         v_taken := least(v_taken + v_slots, wanted);
     end loop;
     return v_taken;
-end;
-$$;
+end $$;
 
 create or replace function rota._lock_part(limit_name text, part integer)
     returns boolean language plpgsql as $$
@@ -283,13 +269,10 @@ create or replace function rota._give_slots(limit_names text[])
 begin
     insert into rota.limit_slots (limit_name)
     select n.limit_name from unnest(_give_slots.limit_names) as n (limit_name);
-end;
-$$;
+end $$;
 
-/*
- * Start up to that many at a rate; returns how many may.  A session that has the lock of a
- * cell sees in its next statement all that started in it.
- */
+/* Start up to that many at a rate; returns how many may.  A session that has the lock of a
+ * cell sees in its next statement all that started in it. */
 create or replace function rota._take_starts(bound rota.limits, wanted integer)
     returns integer language plpgsql as $$
 declare
@@ -318,8 +301,7 @@ begin
         v_taken := v_taken + v_free;
     end loop;
     return v_taken;
-end;
-$$;
+end $$;
 
 /* When the next job may start at a rate, as far as is committed; not after now if one may. */
 create or replace function rota._next_start_at(bound rota.limits)
@@ -341,14 +323,11 @@ begin
     ) as c;
     return 'epoch'::timestamptz + v_rate.length
         * (v_now + (v_used >= coalesce(bound.burst, 1))::integer) * interval '1 microsecond';
-end;
-$$;
+end $$;
 
-/*
- * How a rate is counted: the time from one start to the next and the length of a cell, in whole
+/* How a rate is counted: the time from one start to the next and the length of a cell, in whole
  * microseconds, how many may start in one, and how many cells back a start may come from; of
- * the last one only what is left of the burst.
- */
+ * the last one only what is left of the burst. */
 create or replace function rota._cells(
     bound rota.limits, out gap bigint, out length bigint, out starts integer, out cells integer,
     out oldest_starts integer
@@ -362,5 +341,4 @@ begin
     length := gap * starts;
     cells := (c_burst + starts - 1) / starts;
     oldest_starts := c_burst - (cells - 1) * starts;
-end;
-$$;
+end $$;

@@ -48,8 +48,7 @@ begin
         started_at = case when (w.host, w.pid) is distinct from (excluded.host, excluded.pid)
             then excluded.started_at else w.started_at end,
         last_seen_at = excluded.last_seen_at;
-end;
-$$;
+end $$;
 
 comment on function rota.report_worker is
     'Record that a worker is alive, which job_types it takes and how many jobs at a time, for '
@@ -61,8 +60,7 @@ create or replace function rota.deregister_worker(worker text)
 begin
     perform rota._check_text('worker', worker, 255);
     delete from rota.workers as w where w.worker = deregister_worker.worker;
-end;
-$$;
+end $$;
 
 comment on function rota.deregister_worker is
     'Record that a worker has left; its leases stay as they are; raises 22023.';

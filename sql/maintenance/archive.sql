@@ -12,8 +12,7 @@
  */
 
 create or replace function rota.set_archive(schema text default null)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     c_rows_owner constant oid := (
         select c.relowner from pg_class as c

@@ -107,8 +107,7 @@ end $$;
 /* Change the state, unless another tick has done so just now. */
 create or replace function rota._set_breaker_state(
     breaker rota.breakers, retry_at timestamptz, probed_at timestamptz, times_opened integer
-)
-    returns boolean language plpgsql as $$
+) returns boolean language plpgsql as $$
 begin
     update rota.breakers as b
     set retry_at = _set_breaker_state.retry_at, probed_at = _set_breaker_state.probed_at,
@@ -203,10 +202,9 @@ end $$;
 
 /* The newest failures of attempts that began since then, among the newest 5000 of all. */
 create or replace function rota._breaker_failures(
-    breaker rota.breakers, begun_since timestamptz, max_failures integer,
-    out failures integer, out since timestamptz, out last text
-)
-    language plpgsql stable as $$
+    breaker rota.breakers, begun_since timestamptz, max_failures integer, out failures integer,
+    out since timestamptz, out last text
+) language plpgsql stable as $$
 begin
     select count(*)::integer, min(n.failed_at),
         -- Not its message: the log of pauses outlives the errors, and is not erased with them.
@@ -233,8 +231,7 @@ end $$;
 create or replace function rota._breaker_successes(
     breaker rota.breakers, begun_since timestamptz, ended_since timestamptz,
     max_successes integer
-)
-    returns integer language plpgsql stable as $$
+) returns integer language plpgsql stable as $$
 begin
     return (
         select count(*)::integer

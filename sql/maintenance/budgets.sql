@@ -58,8 +58,7 @@ end $$;
 /* How many retries of a queue may begin in a minute as it is now, and how many at once. */
 create or replace function rota._budget_state(
     budget rota.retry_budgets, out per_minute float8, out tokens float8
-)
-    language plpgsql stable as $$
+) language plpgsql stable as $$
 begin
     if budget.per_minute is null then
         per_minute := float8 'infinity';

@@ -13,8 +13,7 @@ create or replace function rota.job_counts()
     returns table (
         queue text, job_type text, status text, is_due boolean, jobs bigint,
         first_run_at timestamptz, counted_at timestamptz
-    ) language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp as $$
+    ) language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     c_now constant timestamptz := rota.now();

@@ -14,8 +14,8 @@
 
 create or replace function rota._expire_jobs(max_jobs integer)
     returns integer language plpgsql set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
-    as $$
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     v_job_id bigint;
     v_ids bigint[];
@@ -43,8 +43,7 @@ begin
         end;
     end loop;
     return v_ended;
-end;
-$$;
+end $$;
 
 /* Lock the first waiting jobs that have expired. */
 create or replace function rota._lock_expired(max_jobs integer)

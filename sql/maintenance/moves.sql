@@ -30,9 +30,8 @@
 
 create or replace function rota.plan_queue_move(queue text, database integer)
     returns table (severity text, finding text, evidence text, remedy text) language plpgsql
-    stable security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off as $$
+    stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+    set jit = off as $$
 declare
     c_here constant integer := rota.database_number();
     c_is_under_way constant boolean := exists (
@@ -176,8 +175,7 @@ comment on function rota.queue_move_facts is
 
 create or replace function rota.receive_plan(queue text, facts jsonb)
     returns table (severity text, finding text, evidence text, remedy text) language plpgsql
-    stable security definer
-    set search_path = pg_catalog, pg_temp as $$
+    stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
@@ -237,8 +235,7 @@ comment on function rota.receive_plan is
     'are what queue_move_facts() returned there; raises 22023, 42501.';
 
 create or replace function rota.begin_queue_move(queue text, database integer)
-    returns bigint language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+    returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_move_id bigint;
     v_plan record;
@@ -283,8 +280,7 @@ comment on function rota.begin_queue_move is
     'is under way; raises 22023 with the first finding of plan_queue_move(), 42501.';
 
 create or replace function rota.end_queue_move(queue text)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_move rota.queue_moves;
 begin
@@ -332,8 +328,7 @@ create or replace function rota.queue_move_status(queue text)
     returns table (
         move_id bigint, direction text, database integer, state text, waiting bigint,
         running bigint, in_transit bigint, moved bigint, obstacle text, started_at timestamptz
-    ) language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp as $$
+    ) language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
@@ -354,10 +349,8 @@ comment on function rota.queue_move_status is
     'come, and what it waits for; no row if it does not move; raises 22023, 42501.';
 
 create or replace function rota.waiting_moves()
-    returns table (
-        move_id bigint, queue text, database integer, state text, last_id bigint
-    ) language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
+    returns table ( move_id bigint, queue text, database integer, state text, last_id bigint )
+    language plpgsql stable security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 begin
     if not exists (select from rota.queue_moves as m where m.direction = 'out') then
@@ -379,8 +372,7 @@ comment on function rota.waiting_moves is
     'The moves from here that have something to carry, with the last id that was given.';
 
 create or replace function rota.open_arrival(move_id bigint, from_database integer, queue text)
-    returns text language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+    returns text language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_move rota.queue_moves;
 begin
@@ -411,11 +403,9 @@ comment on function rota.open_arrival is
 
 create or replace function rota.pick_moves(
     move_id bigint, max_jobs integer default 500, max_bytes integer default 8000000
-)
-    returns table (in_transit bigint, state text, has_more boolean) language plpgsql
-    security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
+) returns table (in_transit bigint, state text, has_more boolean) language plpgsql
+    security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+    set jit = off set enable_bitmapscan = off as $$
 declare
     c_window constant integer := 10000;
     v_move rota.queue_moves;
@@ -476,11 +466,9 @@ comment on function rota.pick_moves is
 
 create or replace function rota.take_moves(
     move_id bigint, max_jobs integer default 500, max_bytes integer default 8000000
-)
-    returns table (job_id bigint, is_late boolean, job text) language plpgsql
-    security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
+) returns table (job_id bigint, is_late boolean, job text) language plpgsql security definer
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+    set enable_bitmapscan = off as $$
 declare
     v_move rota.queue_moves;
 begin
@@ -505,10 +493,8 @@ comment on function rota.take_moves is
 
 create or replace function rota.receive_moves(
     move_id bigint, job_ids bigint[], is_late boolean, jobs jsonb
-)
-    returns table (job_id bigint, new_job_id bigint, error_code text, message text)
-    language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+) returns table (job_id bigint, new_job_id bigint, error_code text, message text)
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
@@ -558,8 +544,7 @@ comment on function rota.receive_moves is
     'row for one behind a refused one of its ordering key; raises 22023, 42501.';
 
 create or replace function rota.end_moves(move_id bigint, job_ids bigint[], endings jsonb)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 declare
     v_move rota.queue_moves;
@@ -607,8 +592,7 @@ comment on function rota.end_moves is
     'dead here with the error of the other database, or back in their line; raises 22023.';
 
 create or replace function rota.settle_arrival(move_id bigint, above_id bigint)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
     set lock_timeout = '5s' as $$
 declare
     v_move rota.queue_moves;
@@ -632,8 +616,7 @@ comment on function rota.settle_arrival is
     'raises 22023, 42501, 55P03.';
 
 create or replace function rota.confirm_arrival(move_id bigint)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     if (rota._lock_move(move_id, 1, 1)).move_id is null then return; end if;
     update rota.queue_moves as m
@@ -667,8 +650,7 @@ end $$;
 /* Make rows of outgoing_jobs of those of these jobs that can go, and return which did. */
 create or replace function rota._take_out(
     move rota.queue_moves, job_ids bigint[], max_jobs integer, max_bytes integer
-)
-    returns bigint[] language plpgsql as $$
+) returns bigint[] language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
@@ -789,8 +771,7 @@ end $$;
  * raised: it says nothing about the jobs. */
 create or replace function rota._arrive(
     move rota.queue_moves, jobs jsonb, is_late boolean, out error_code text, out message text
-)
-    language plpgsql as $$
+) language plpgsql as $$
 declare
     v_ids bigint[];
     v_new_ids bigint[];
@@ -872,14 +853,11 @@ begin
     end;
 end $$;
 
-/*
- * A job that did not arrive is here again: dead with that error, or where it was.  While it was
- * away its key was free, and another job may have taken it.
- */
+/* A job that did not arrive is here again: dead with that error, or where it was.  While it was
+ * away its key was free, and another job may have taken it. */
 create or replace function rota._come_back(
     move rota.queue_moves, job_id bigint, job jsonb, ending jsonb
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_token constant bigint := greatest((job ->> 'lease_token')::bigint + 1,

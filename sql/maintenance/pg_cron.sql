@@ -12,8 +12,7 @@
  */
 
 create or replace function rota.start_ticker(every interval default '1 second')
-    returns text language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+    returns text language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_version constant text := rota._cron_version();
     v_schedule text;

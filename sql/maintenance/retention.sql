@@ -222,8 +222,7 @@ end $$;
 create or replace function rota._purge_rows(
     name text, time_column text, before timestamptz, max_rows integer,
     condition text default 'true', subject text default null
-)
-    returns integer language plpgsql as $$
+) returns integer language plpgsql as $$
 -- A condition is not what a caller sends.
 -- @plpgsql_check_options: security_warnings = off
 declare
@@ -349,8 +348,7 @@ end $$;
  * under an older snapshot. */
 create or replace function rota._purge_queue(
     is_dead boolean, queue text, before timestamptz, max_rows integer
-)
-    returns integer language plpgsql as $$
+) returns integer language plpgsql as $$
 declare
     c_of_queue constant text := case when queue is not null then 'f.queue = $4' else
         'not exists (select from rota.queues as q '
@@ -432,14 +430,11 @@ begin
     return v_deleted;
 end $$;
 
-/*
- * Delete rows of a partition for which the condition holds, as they lie in it; what is
- * remembered is the number of a page.
- */
+/* Delete rows of a partition for which the condition holds, as they lie in it; what is
+ * remembered is the number of a page. */
 create or replace function rota._purge_partition(
     partition regclass, max_rows integer, condition text
-)
-    returns integer language plpgsql as $$
+) returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_scan constant text := 'partition ' || partition::oid;
@@ -500,8 +495,7 @@ end $$;
 /* The partition of some days; returns how many were made. */
 create or replace function rota._create_partition(
     parent text, time_column text, day date, days integer
-)
-    returns integer language plpgsql as $$
+) returns integer language plpgsql as $$
 -- It makes a table, which plpgsql_check does not see in a dynamic statement.
 -- @plpgsql_check_options: performance_warnings = off
 declare

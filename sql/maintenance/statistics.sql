@@ -29,9 +29,9 @@
 
 /* Count what ended; returns how many rows, and whether more can be counted at once. */
 create or replace function rota._count_ends(is_alone boolean)
-    returns table (rows_counted bigint, has_more boolean)
-    language plpgsql set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
+    returns table (rows_counted bigint, has_more boolean) language plpgsql
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off as $$
 declare
     -- What ends in the same microsecond, which may be after the look at the locks, is later.
     c_now constant timestamptz := rota.now() - interval '1 us';
@@ -203,8 +203,7 @@ $$;
  * are added up.  Returns how many rows of the history it were. */
 create or replace function rota._count_between(
     since timestamptz, until timestamptz, late_xid xid default null
-)
-    returns bigint language plpgsql as $$
+) returns bigint language plpgsql as $$
 declare
     c_late constant xid[] := array(select l.xid from rota.late_xids as l where l.until is null);
     c_queues constant text[] := array(select rota._history_queues());

@@ -20,8 +20,7 @@
  */
 
 create or replace function rota.sweep_stale_leases(max_jobs integer default 1000)
-    returns integer language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+    returns integer language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off set enable_sort = off as $$
 begin

@@ -23,8 +23,7 @@ create or replace function rota.tick()
         errors_deleted integer, occurrences_deleted integer, others_deleted integer,
         partitions_created integer, partitions_dropped integer, was_skipped boolean,
         has_more boolean
-    ) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_is_alone constant boolean := rota._is_alone();
     v_part text;
@@ -137,8 +136,7 @@ end $$;
  * setting it.  Each sleeps first and then ticks, so that no lock is held asleep. */
 create or replace procedure rota.tick_loop(
     duration interval default '55 seconds', every interval default '1 second'
-)
-    language plpgsql as $$
+) language plpgsql as $$
 declare
     v_seconds numeric;
     v_every numeric;

@@ -41,11 +41,9 @@ create or replace function rota.wait_for_jobs(
     queues text[] default '{default}', job_types text[] default null,
     poll_interval interval default '1 second', active boolean default false,
     claimed boolean default true
-)
-    returns table (
+) returns table (
         channels text[], look_again_in interval, has_maintenance boolean, is_active boolean
-    ) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_now constant timestamptz := rota.now();
     v_slots integer[];
@@ -93,8 +91,7 @@ comment on function rota.wait_for_jobs is
     'has not claimed since the call before look_again_in is 0 if any job is due; raises 22023.';
 
 create or replace function rota.stop_waiting()
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_keys constant integer[] := array(
         select h.key from rota._held_locks() as h where h.kind > 0);
@@ -114,8 +111,7 @@ comment on function rota.stop_waiting is
 create or replace function rota._take_listen_slots(
     queues text[], active boolean, out channels text[], out slots integer[],
     out has_changed boolean, out is_active boolean, out is_first boolean
-)
-    language plpgsql as $$
+) language plpgsql as $$
 declare
     v_held text[];
     v_kept text[] := '{}'::text[];
@@ -207,10 +203,9 @@ end $$;
 create or replace function rota._look_again_in(
     queues text[], moment timestamptz, until timestamptz, has_changed boolean, channels text[],
     claimed boolean
-)
-    returns interval language plpgsql set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
-    as $$
+) returns interval language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_now constant bigint := (extract(epoch from moment) * 1000000)::bigint;
     c_text constant text := current_setting('rota.waiting', true);
@@ -277,10 +272,9 @@ end $$;
  * ones of each lane.  True also where a queue has more lanes than are looked at. */
 create or replace function rota._has_due(
     queue text, due timestamptz, other_than text[] default null
-)
-    returns boolean language plpgsql stable set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
-    as $$
+) returns boolean language plpgsql stable set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     v_lane bigint := -32769::bigint;
 begin
@@ -309,8 +303,7 @@ end $$;
  * a start at a rate, or a check that may let a job in. */
 create or replace function rota._next_due_at(
     queues text[], since timestamptz, until timestamptz
-)
-    returns timestamptz language plpgsql stable as $$
+) returns timestamptz language plpgsql stable as $$
 declare
     v_next timestamptz := least(until,
         (select min(n.start_at) from rota.limits as l

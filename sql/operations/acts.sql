@@ -15,11 +15,9 @@
 create or replace function rota.act_on_jobs(
     act text, filter jsonb, arguments jsonb default '{}', max_jobs integer default 1000,
     after_id bigint default 0, dry_run boolean default false
-)
-    returns table (
+) returns table (
         matched integer, changed integer, conflicts jsonb, samples jsonb, next_after_id bigint
-    ) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
     set plan_cache_mode = force_custom_plan as $$
 declare
@@ -290,8 +288,7 @@ end $$;
 create or replace function rota._matching_jobs(
     filter jsonb, act text, after_id bigint, max_rows integer, out ids bigint[],
     out last_id bigint, out looked integer
-)
-    language plpgsql stable as $$
+) language plpgsql stable as $$
 declare
     c_allowed constant text[] := rota._allowed_queues('operator');
     c_statuses constant text[] := array(
@@ -390,8 +387,7 @@ $$;
 create or replace function rota._act(
     act text, job_ids bigint[], arguments jsonb, out done bigint[], out conflicts jsonb,
     out before jsonb
-)
-    language plpgsql as $$
+) language plpgsql as $$
 declare
     -- What the act replaces by a value that is the same for all.
     c_replaced constant text := case act
@@ -504,8 +500,7 @@ end $$;
 create or replace function rota._sort_out(
     act text, job_ids bigint[], known jsonb, arguments jsonb, out done bigint[],
     out conflicts jsonb
-)
-    language plpgsql stable as $$
+) language plpgsql stable as $$
 declare
     v_refused jsonb;
 begin
@@ -585,8 +580,7 @@ end $$;
 create or replace function rota._act_singly(
     act text, job_ids bigint[], arguments jsonb, out done bigint[], out conflicts jsonb,
     out before jsonb
-)
-    language plpgsql as $$
+) language plpgsql as $$
 declare
     v_id bigint;
     v_one record;
@@ -613,8 +607,7 @@ end $$;
 /* Why an act cannot be done to a job, which was locked unless it is null; null if it can. */
 create or replace function rota._conflict(
     act text, job_id bigint, locked jsonb, arguments jsonb
-)
-    returns jsonb language plpgsql stable as $$
+) returns jsonb language plpgsql stable as $$
 declare
     v_xmax xid;
     v_pid integer;

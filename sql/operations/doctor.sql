@@ -11,11 +11,9 @@
  */
 
 create or replace function rota.doctor()
-    returns table (severity text, finding text, evidence text, remedy text)
-    language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
+    returns table (severity text, finding text, evidence text, remedy text) language plpgsql
+    stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+    set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 begin
     perform rota._check_sees_all('doctor()');
     return query select f.severity, f.finding, rota._printable(f.evidence), f.remedy
@@ -29,8 +27,8 @@ comment on function rota.doctor is
     'only reads, and waits for no lock.';
 
 create or replace function rota._findings()
-    returns table (severity text, finding text, evidence text, remedy text)
-    language plpgsql stable as $$
+    returns table (severity text, finding text, evidence text, remedy text) language plpgsql
+    stable as $$
 declare
     -- What the server counts for itself, and who is connected to it.
     c_not_of_standby constant text[] := '{workers,horizon,vacuum,notifications}'::text[];
@@ -180,8 +178,8 @@ $$;
 
 /* The first due jobs of each lane of these queues, 500 of each of the first 200 lanes. */
 create or replace function rota._due_sample(queues text[])
-    returns table (queue text, id bigint, job_type text, run_at timestamptz)
-    language plpgsql stable as $$
+    returns table (queue text, id bigint, job_type text, run_at timestamptz) language plpgsql
+    stable as $$
 declare
     c_now constant timestamptz := rota.now();
 begin
@@ -236,11 +234,9 @@ $$;
 create or replace function rota.untaken_jobs(queues text[])
     returns table (
         queue text, job_type text, due_jobs bigint, due_since timestamptz, job_id bigint
-    )
-    language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
+    ) language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set jit = off as $$
 begin
     perform rota._check_names('queues', queues);
     perform rota._check_queues('worker', queues);
@@ -257,8 +253,7 @@ comment on function rota.untaken_jobs is
 create or replace function rota._untaken_jobs(queues text[])
     returns table (
         queue text, job_type text, due_jobs bigint, due_since timestamptz, job_id bigint
-    )
-    language sql stable as $$
+    ) language sql stable as $$
     select t.queue, t.job_type, t.due_jobs, t.due_since, t.job_id
     from (
         select d.queue, d.job_type, count(*) as due_jobs, min(d.run_at) as due_since,
@@ -455,8 +450,7 @@ $$;
  * call is a transaction of its own, as claims need it; so it wants none around it. */
 create or replace function rota._act_statement(
     act text, filter jsonb, arguments jsonb, jobs bigint
-)
-    returns text language plpgsql stable as $$
+) returns text language plpgsql stable as $$
 declare
     c_body constant text := format('declare v_after_id bigint := 0; begin '
         'while v_after_id is not null loop '

@@ -113,8 +113,7 @@ $$;
 
 /* What differs from the manifest: as it should be, null if it should not be; and as it is. */
 create or replace function rota._differences()
-    returns table (kind text, name text, expected text, actual text)
-    language sql stable as $$
+    returns table (kind text, name text, expected text, actual text) language sql stable as $$
     select coalesce(m.kind, o.kind), coalesce(m.name, o.name), m.definition, o.definition
     from (select i.* from rota.manifest as i where i.definition is not null) as m
     full join rota._objects() as o on o.kind = m.kind and o.name = m.name
@@ -266,8 +265,7 @@ end $$;
 
 create or replace function rota._set_column(
     table_name text, column_name text, expected jsonb, actual jsonb
-)
-    returns text language sql immutable as $$
+) returns text language sql immutable as $$
     select format('alter table %s %s;', table_name, concat_ws(', ',
         case when expected - o.own <> actual - o.own
             then format('alter column %s type %s', column_name,

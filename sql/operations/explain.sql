@@ -10,11 +10,9 @@
  */
 
 create or replace function rota.explain_job(job_id bigint)
-    returns table (ordinal integer, reason text, explanation text, remedy text)
-    language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
+    returns table (ordinal integer, reason text, explanation text, remedy text) language plpgsql
+    stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+    set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 declare
     v_found record;
 begin
@@ -281,15 +279,13 @@ end $$;
 /* The statement that raises a setting of a limit, with others that it has to name. */
 create or replace function rota._raise_limit_statement(
     about text, setting text, value integer, others jsonb
-)
-    returns text language plpgsql stable as $$
+) returns text language plpgsql stable as $$
 begin
     return format('select rota.set_limit(%s, %s => %s%s);', about, setting, value, (
         select string_agg(format(', %s => %L', o.key, o.value), '' order by o.key)
         from jsonb_each_text(others - setting) as o
     ));
-end;
-$$;
+end $$;
 
 /* The jobs that it depends on, those first that will never end well by themselves. */
 create or replace function rota._explain_parents(job rota.jobs)

@@ -11,17 +11,15 @@ create or replace function rota.job_stats(
     since timestamptz default null, until timestamptz default null, step text default 'hour',
     queues text[] default null, job_types text[] default null,
     group_by text[] default '{queue,job_type}'
-)
-    returns table (
+) returns table (
         starts_at timestamptz, queue text, job_type text, attempts bigint, succeeded bigint,
         failures bigint, dead bigint, cancelled bigint, average_wait interval,
         wait_p50 interval, wait_p95 interval, wait_p99 interval, longest_wait interval,
         average_run interval, run_p50 interval, run_p95 interval, run_p99 interval,
         longest_run interval
-    ) language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set enable_bitmapscan = off set jit = off set work_mem = '16MB'
-as $$
+    ) language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
+    set work_mem = '16MB' as $$
 #variable_conflict use_column
 declare
     c_visible constant text[] := rota._allowed_queues('observer');
@@ -192,8 +190,7 @@ create or replace function rota.rising_failures()
     returns table (
         queue text, job_type text, attempts bigint, failures bigint, usual_failures numeric,
         failed_share numeric, usual_share numeric
-    ) language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
+    ) language plpgsql stable security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_column
 declare

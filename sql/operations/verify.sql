@@ -9,10 +9,9 @@
 
 create or replace function rota.verify(max_rows integer default 10000)
     returns table (promise text, examined bigint, violations bigint, example text)
-    language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
+    language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set jit = off as $$
 declare
     c_now constant timestamptz := rota.now();
 begin

@@ -159,8 +159,7 @@ $$;
  * gets another payload. */
 create or replace function rota._retry_statement(
     ended_id bigint, with_dependants boolean default false
-)
-    returns text language sql stable as $$
+) returns text language sql stable as $$
     select case
         when h.id is null and exists (
             select from rota.finished_jobs as f

@@ -10,8 +10,7 @@
 /* The first match at or after *wall*, which is a whole second; null beyond the year 9998. */
 create or replace function rota._next_wall(
     parsed rota.parsed_schedule, wall timestamp without time zone
-)
-    returns timestamp without time zone language plpgsql immutable as $$
+) returns timestamp without time zone language plpgsql immutable as $$
 declare
     v_today constant date := wall::date;
     v_second integer := rota._next_second(parsed,
@@ -58,8 +57,7 @@ end $$;
 /* The days that match in a month that begins on weekday *first* (0 is Sunday). */
 create or replace function rota._days_of_month(
     parsed rota.parsed_schedule, first integer, length integer
-)
-    returns bigint language plpgsql immutable as $$
+) returns bigint language plpgsql immutable as $$
 declare
     c_each_week constant bigint := 270549121::bigint;  -- bits 0, 7, 14, 21, 28
     v_month constant bigint := (2::bigint << length) - 2;

@@ -23,8 +23,7 @@ create or replace function rota.schedule_job(
     catch_up_max integer default 100, overlap text default 'allow', jitter interval default '0',
     starts_at timestamptz default null, ends_at timestamptz default null,
     source text default null, time_limit interval default null, headers jsonb default null
-)
-    returns table (outcome text, next_run_at timestamptz) language plpgsql security definer
+) returns table (outcome text, next_run_at timestamptz) language plpgsql security definer
     set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('name', name);
@@ -140,8 +139,7 @@ $$;
 /* Make the definition *old*, whose row the caller holds, say what *new* says. */
 create or replace function rota._change_definition(
     new rota.job_definitions, old rota.job_definitions, changed_at timestamptz
-)
-    returns timestamptz language plpgsql as $$
+) returns timestamptz language plpgsql as $$
 declare
     v_has_new_times constant boolean :=
         (new.schedule, new.time_zone, new.starts_at, new.ends_at)
@@ -182,8 +180,7 @@ begin
 end $$;
 
 create or replace function rota.unschedule_job(name text)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._hold_definition(name);
     delete from rota.job_definitions as d where d.name = unschedule_job.name;
@@ -217,8 +214,7 @@ comment on function rota.enable_schedule is
     'any more, 22023.';
 
 create or replace function rota.disable_schedule(name text)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._hold_definition(name);
     update rota.job_definitions as d
@@ -245,8 +241,7 @@ begin
 end $$;
 
 create or replace function rota.run_schedule_now(name text)
-    returns bigint language plpgsql security definer
-    set search_path = pg_catalog, pg_temp as $$
+    returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_definition rota.job_definitions;
     v_parsed rota.parsed_schedule;
@@ -285,8 +280,7 @@ comment on function rota.run_schedule_now is
 /* Now, or the first moment after it that is not a planned time and has no job yet. */
 create or replace function rota._free_time(
     definition rota.job_definitions, parsed rota.parsed_schedule
-)
-    returns timestamptz language plpgsql stable as $$
+) returns timestamptz language plpgsql stable as $$
 declare
     v_free timestamptz := rota.now();
 begin

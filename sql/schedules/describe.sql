@@ -52,8 +52,7 @@ end $$;
 /* Evenly spaced: every 5 minutes from 09:00 to 17:55; few: at 09:00 and 17:30; else numbers. */
 create or replace function rota._describe_times(
     hours integer[], minutes integer[], seconds integer[]
-)
-    returns text language plpgsql immutable as $$
+) returns text language plpgsql immutable as $$
 declare
     v_format constant text := case seconds when '{0}' then 'HH24:MI' else 'HH24:MI:SS' end;
     v_starts constant integer[] := array(
@@ -93,8 +92,7 @@ end $$;
 /* Such as every 15 minutes of the hours 9, 12 and 15. */
 create or replace function rota._describe_numbers(
     hours integer[], minutes integer[], seconds integer[]
-)
-    returns text language plpgsql immutable as $$
+) returns text language plpgsql immutable as $$
 declare
     v_each_minute constant boolean := cardinality(minutes) = 60;
     v_each_hour constant boolean := cardinality(hours) = 24;

@@ -18,8 +18,7 @@
 create or replace function rota.next_run(
     schedule text, time_zone text default 'UTC', after timestamptz default null,
     starts_at timestamptz default null
-)
-    returns timestamptz language plpgsql stable security definer
+) returns timestamptz language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp as $$
 declare
     v_after constant timestamptz := coalesce(after, rota.now());
@@ -39,12 +38,10 @@ comment on function rota.next_run is
 create or replace function rota.upcoming_runs(
     schedule text default null, time_zone text default 'UTC', after timestamptz default null,
     max_runs integer default 10, name text default null
-)
-    returns table (
+) returns table (
         run_at timestamptz, local_time timestamp without time zone, utc_offset interval,
         clock_change text
-    ) language plpgsql stable security definer
-    set search_path = pg_catalog, pg_temp as $$
+    ) language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_after constant timestamptz := coalesce(after, rota.now());
     v_definition rota.job_definitions;
@@ -93,8 +90,7 @@ comment on function rota.upcoming_runs is
 /* Null, moved (its time is skipped that day), or first or second of a time that comes twice. */
 create or replace function rota._clock_note(
     parsed rota.parsed_schedule, time_zone text, run_at timestamptz
-)
-    returns text language plpgsql stable as $$
+) returns text language plpgsql stable as $$
 declare
     v_wall constant timestamp without time zone := run_at at time zone time_zone;
     v_change timestamptz;
@@ -115,8 +111,7 @@ end $$;
 /* The first time later than *after*. */
 create or replace function rota._next_occurrence(
     parsed rota.parsed_schedule, time_zone text, after timestamptz, anchored_at timestamptz
-)
-    returns timestamptz language plpgsql stable as $$
+) returns timestamptz language plpgsql stable as $$
 declare
     v_time timestamptz;
 begin
@@ -143,8 +138,7 @@ end $$;
 /* Of jobs of fixed time: once for each wall time named, and not before the clock is there. */
 create or replace function rota._next_fixed(
     parsed rota.parsed_schedule, time_zone text, after timestamptz
-)
-    returns timestamptz language plpgsql stable as $$
+) returns timestamptz language plpgsql stable as $$
 declare
     v_wall timestamp without time zone := interval '1 second'
         + date_trunc('second', after at time zone time_zone);
@@ -162,8 +156,7 @@ end $$;
 /* Of the others: whenever the wall clock shows what is named. */
 create or replace function rota._next_shown(
     parsed rota.parsed_schedule, time_zone text, after timestamptz
-)
-    returns timestamptz language plpgsql stable as $$
+) returns timestamptz language plpgsql stable as $$
 declare
     v_from timestamptz := date_trunc('second', after) + interval '1 second';
     v_last constant timestamp without time zone :=
@@ -197,8 +190,7 @@ end $$;
 create or replace function rota._occurrences_until(
     parsed rota.parsed_schedule, time_zone text, anchored_at timestamptz, first timestamptz,
     until timestamptz, max_times integer
-)
-    returns timestamptz[] language plpgsql stable as $$
+) returns timestamptz[] language plpgsql stable as $$
 declare
     v_times timestamptz[] := array[]::timestamptz[];
     v_until timestamptz := until;
@@ -220,8 +212,7 @@ end $$;
 create or replace function rota._last_occurrence(
     parsed rota.parsed_schedule, time_zone text, anchored_at timestamptz, first timestamptz,
     until timestamptz, back interval
-)
-    returns timestamptz language plpgsql stable as $$
+) returns timestamptz language plpgsql stable as $$
 declare
     v_low timestamptz := until - back;
     v_high timestamptz := until;

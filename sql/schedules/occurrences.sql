@@ -17,8 +17,8 @@
 
 create or replace function rota._enqueue_due_schedules(max_jobs integer)
     returns integer language plpgsql set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
-    as $$
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     v_now constant timestamptz := rota.now();
     v_names text[];
@@ -235,8 +235,7 @@ create or replace function rota._plan_occurrences(
     schedule text, time_zone text, anchored_at timestamptz, first timestamptz,
     ends_at timestamptz, catch_up text, catch_up_window interval, catch_up_max integer,
     due timestamptz
-)
-    returns table (occurrences timestamptz[], last_run_at timestamptz, next_run_at timestamptz)
+) returns table (occurrences timestamptz[], last_run_at timestamptz, next_run_at timestamptz)
     language plpgsql stable as $$
 declare
     v_parsed constant rota.parsed_schedule := rota._parse_schedule(schedule);
@@ -278,8 +277,7 @@ end $$;
 /* Put in the jobs of planned times that are theirs already. */
 create or replace function rota._make_jobs(
     names text[], times timestamptz[], ids bigint[], is_manual boolean, made_at timestamptz
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 declare
     v_blocked bigint[];
 begin
@@ -315,8 +313,7 @@ end $$;
 /* Write into the definitions what was dealt with, and what is next. */
 create or replace function rota._advance(
     names text[], lasts timestamptz[], nexts timestamptz[], made_names text[], made_ids bigint[]
-)
-    returns void language plpgsql as $$
+) returns void language plpgsql as $$
 begin
     with moved as (
         update rota.job_definitions as d

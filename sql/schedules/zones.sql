@@ -12,8 +12,7 @@
 /* The first instant after *after* and up to *until* with a new offset; null if none. */
 create or replace function rota._clock_change(
     time_zone text, after timestamptz, until timestamptz
-)
-    returns timestamptz language plpgsql stable as $$
+) returns timestamptz language plpgsql stable as $$
 declare
     v_offset constant interval := (after at time zone time_zone) - (after at time zone 'UTC');
     v_before integer := 0;

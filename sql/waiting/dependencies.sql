@@ -63,8 +63,7 @@ begin
         select b.id || ' all'
         from unnest(_block_children.blocks, _block_children.are_new) as b (id, is_new)
         where not b.is_new));
-end;
-$$;
+end $$;
 
 /* Refuse parts, found by their keys, that wait for anything themselves or did not succeed. */
 create or replace function rota._check_parts(
@@ -94,8 +93,7 @@ begin
                     else 'has an ordering key' end)
         end,
         hint = 'A part waits for nothing; make one of several steps a pipeline.';
-end;
-$$;
+end $$;
 
 /* How parents are or ended, all of one snapshot; null for one that is in neither table. */
 create or replace function rota._parent_statuses(parent_ids bigint[])
@@ -110,8 +108,7 @@ begin
         select h.status, h.ordering_key from rota.finished_jobs as h
         where h.id = p.id and j.id is null
     ) as f on true;
-end;
-$$;
+end $$;
 
 /* These jobs, without runs that go on, have ended: tell those that wait for them. */
 create or replace function rota._parents_ended(parent_ids bigint[], status text)
@@ -155,8 +152,7 @@ begin
         );
     end if;
     perform rota._add_checks('parent', v_many::text[]);
-end;
-$$;
+end $$;
 
 /* Open those that wait for nothing any more; returns those that are to be checked again. */
 create or replace function rota._open_children(job_ids bigint[])
@@ -206,13 +202,10 @@ begin
     return v_doubtful || array(
         select f.id from unnest(v_free) as f (id) where f.id <> all(v_ids)
     );
-end;
-$$;
+end $$;
 
-/*
- * Look at what a job waits for, from the newest parent on: 'id' as far as one that is still to
- * end, 'id all' and then 'id below' at all of them.  False if that is not to be known now.
- */
+/* Look at what a job waits for, from the newest parent on: 'id' as far as one that is still to
+ * end, 'id all' and then 'id below' at all of them.  False if that is not to be known now. */
 create or replace function rota._check_job(subject text)
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
@@ -278,13 +271,10 @@ begin
     end if;
     perform rota._add_checks('job', array[c_id::text], rota.now() + interval '50 ms');
     return true;
-end;
-$$;
+end $$;
 
-/*
- * Tell the children of an ended parent, 'id' and then 'id after', a chunk at a time.  Behind
- * that stands how it ended, where it may not be kept.
- */
+/* Tell the children of an ended parent, 'id' and then 'id after', a chunk at a time.  Behind
+ * that stands how it ended, where it may not be kept. */
 create or replace function rota._check_parent(subject text)
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
@@ -336,13 +326,10 @@ begin
             array[format('%s %s %s', c_id, v_seen[c_chunk], c_status)]);
     end if;
     return true;
-end;
-$$;
+end $$;
 
-/*
- * Cancel blocked jobs because of a parent that did not succeed; returns those that another
- * session has locked.  Their edges stay for a retry.
- */
+/* Cancel blocked jobs because of a parent that did not succeed; returns those that another
+ * session has locked.  Their edges stay for a retry. */
 create or replace function rota._cancel_children(job_ids bigint[], parent_id bigint)
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
@@ -371,15 +358,12 @@ begin
     where j.id = any(v_ids) and j.status = 'blocked';
     perform rota._end_jobs(v_ids, v_tokens, 'blocked', 'cancelled');
     return v_missed;
-end;
-$$;
+end $$;
 
-/*
- * Bring back those children of a job that were cancelled because of it, 'id after', a chunk at
+/* Bring back those children of a job that were cancelled because of it, 'id after', a chunk at
  * a time; and theirs in turn.  One whose idempotency key is taken, or that was erased, stays as
  * it is.  One that cannot come back now, as when a session has it locked, keeps no other: it is
- * asked for again by itself, 'id after one'.
- */
+ * asked for again by itself, 'id after one'. */
 create or replace function rota._check_retry(subject text)
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
@@ -416,8 +400,7 @@ begin
         perform rota._add_checks('retry', array[format('%s %s', c_id, v_seen[c_chunk])]);
     end if;
     return true;
-end;
-$$;
+end $$;
 
 create or replace function rota.retry_with_dependants(
     job_id bigint, force boolean default false
@@ -431,8 +414,7 @@ begin
     perform rota._audit('retry_with_dependants', null, array[job_id], null,
         jsonb_build_object('dependants', v_dependants));
     return 1 + v_dependants;
-end;
-$$;
+end $$;
 
 comment on function rota.retry_with_dependants is
     'Run a job again as retry_job() does, let maintenance restore the jobs that were cancelled '
@@ -461,13 +443,10 @@ begin
         select count(*)::integer - 1
         from (select from cancelled limit _cancelled_dependants.max_jobs + 1) as a
     );
-end;
-$$;
+end $$;
 
-/*
- * Delete up to max_rows edges of jobs that neither live nor are kept, and return how many.  A
- * call looks at a part of all, and goes on where the last of its session ended.
- */
+/* Delete up to max_rows edges of jobs that neither live nor are kept, and return how many.  A
+ * call looks at a part of all, and goes on where the last of its session ended. */
 create or replace function rota._purge_dependencies(max_rows integer)
     returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
@@ -505,14 +484,11 @@ begin
         perform rota._keep_scan_start('edges', coalesce(v_seen[c_jobs], 0)::text);
     end if;
     return v_deleted;
-end;
-$$;
+end $$;
 
-/*
- * Refuse that a job waits for one whose queue moves to another database.  To be called before
+/* Refuse that a job waits for one whose queue moves to another database.  To be called before
  * the caller looks how the parents are: what ends after that is kept by retention until this
- * transaction is over, since it sees the lock.
- */
+ * transaction is over, since it sees the lock. */
 create or replace function rota._check_parents_stay(parent_ids bigint[])
     returns void language plpgsql set enable_seqscan = off as $$
 begin
@@ -522,5 +498,4 @@ begin
     if not exists (select from rota.queue_moves) then return; end if;
     perform rota._check_stays(j.queue, 'a job that others wait for')
     from rota.jobs as j where j.id = any(_check_parents_stay.parent_ids);
-end;
-$$;
+end $$;

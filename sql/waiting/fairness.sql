@@ -94,13 +94,10 @@ begin
                 when v_kind.ageing is null then v_kind.priority else 0 end, v_kind.due_ids);
         end if;
     end loop;
-end;
-$$;
+end $$;
 
-/*
- * Hold those of these due jobs of one kind for which no capacity is to be expected soon: all
- * if jobs are held already, else all but as many as could start at once.
- */
+/* Hold those of these due jobs of one kind for which no capacity is to be expected soon: all
+ * if jobs are held already, else all but as many as could start at once. */
 create or replace function rota._hold_new(
     queue text, job_type text, limit_key text, lane integer, job_ids bigint[]
 ) returns void language plpgsql as $$
@@ -151,8 +148,7 @@ begin
         set hold = v_limit.limit_name, opened_for = null where j.id = any(v_ids[v_free + 1:]);
         v_ids := v_ids[:v_free];
     end loop;
-end;
-$$;
+end $$;
 
 /* Whether a limit has held jobs, or had when that was found out at some expense. */
 create or replace function rota._had_held(limit_name text)
@@ -171,8 +167,7 @@ begin
         -- At worst a job is held until the next tick, or found and held by a claim.
         case when v_has_held then interval '2 seconds' else '1 minute' end);
     return v_has_held;
-end;
-$$;
+end $$;
 
 /* The next places of a key in a lane, for so many jobs, apart from the places of these. */
 create or replace function rota._next_places(
@@ -215,8 +210,7 @@ begin
             + (v_jobs + p.ordinal - 1) / v_weight * interval '1 microsecond'
         from generate_series(1, _next_places.jobs) as p (ordinal)
     );
-end;
-$$;
+end $$;
 
 /* Jobs of keys wait in a queue: from now on all its jobs have places. */
 create or replace function rota._note_fair_queue(queue text)
@@ -229,8 +223,7 @@ begin
     -- With the lock no other session is about to write it, so this does not wait.
     insert into rota.fair_queues (queue) values (_note_fair_queue.queue) on conflict do nothing;
     perform rota._add_checks('queue', array[queue]);
-end;
-$$;
+end $$;
 
 /* The place of the first job of a lane, or now if it is empty. */
 create or replace function rota._first_place(queue text, lane integer)
@@ -257,17 +250,14 @@ begin
             rota._micros(v_place), '1 minute');
     end if;
     return v_place;
-end;
-$$;
+end $$;
 
-/*
- * Let up to max_jobs jobs whose time has come into their lanes; returns how many were looked
- * at.  If one cannot be let in the others are, one by one.
- */
+/* Let up to max_jobs jobs whose time has come into their lanes; returns how many were looked
+ * at.  If one cannot be let in the others are, one by one. */
 create or replace function rota._enter_due(max_jobs integer)
     returns integer language plpgsql set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
-    as $$
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     v_now constant timestamptz := rota.now();
     v_ids bigint[];
@@ -297,8 +287,7 @@ begin
     end;
     perform rota._notify_for(v_ids);
     return cardinality(v_ids);
-end;
-$$;
+end $$;
 
 /* Whether there is a job kept out of its lane whose time has come; remembers where it is. */
 create or replace function rota._has_later_due()
@@ -316,15 +305,12 @@ begin
     perform rota._keep_scan_from('later', v_now, v_start is null, c_index, v_walked,
         rota._micros(coalesce(v_first, v_now)));
     return v_first is not null;
-end;
-$$;
+end $$;
 
-/*
- * Give jobs of a queue their places anew, from one id on, a few thousand at a time; the subject
+/* Give jobs of a queue their places anew, from one id on, a few thousand at a time; the subject
  * is the queue, the id that the last step has come to, and the pass.  After the first pass it
  * waits until all transactions are over that may not have known the new setting.  A second pass
- * follows, and another as long as a session has one of the jobs locked, which may come back.
- */
+ * follows, and another as long as a session has one of the jobs locked, which may come back. */
 create or replace function rota._check_queue(subject text)
     returns boolean language plpgsql as $$
 declare
@@ -395,5 +381,4 @@ begin
             rota.now() + interval '5 seconds');
     end if;
     return true;
-end;
-$$;
+end $$;

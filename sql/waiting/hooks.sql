@@ -5,12 +5,10 @@
  * job coming or going begins here, and these are the only calls from jobs/ to waiting/.
  */
 
-/*
- * These jobs are new, or were retried.  Each of child_ids waits for the one of parent_ids at
+/* These jobs are new, or were retried.  Each of child_ids waits for the one of parent_ids at
  * the same place; and each of *blocks* for the one of *parts*, which *arguments* has named, and
  * of which those of are_new are new.  What waits for nothing starts, and the others leave their
- * checks.  Of a retried job that had halted its key, the key is given, and its jobs go on.
- */
+ * checks.  Of a retried job that had halted its key, the key is given, and its jobs go on. */
 create or replace function rota._jobs_came_in(
     job_ids bigint[], child_ids bigint[] default null, parent_ids bigint[] default null,
     blocks bigint[] default null, parts bigint[] default null, are_new boolean[] default null,
@@ -56,14 +54,11 @@ begin
     if v_keyed is not null then perform rota._enter_keys(v_keyed); end if;
     perform rota._add_checks('job', array_agg(w.id || ' all'))
     from unnest(v_waiting) as w (id) having count(*) > 0;
-end;
-$$;
+end $$;
 
-/*
- * _jobs_came_in() for one job that is still to be inserted, in the same transaction, with the
+/* _jobs_came_in() for one job that is still to be inserted, in the same transaction, with the
  * status and the place that are returned: so the row is written once.  With a limit key it is
- * due.
- */
+ * due. */
 create or replace function rota._job_comes_in(
     job_id bigint, ordering_key text, depends_on bigint[], queue text, limit_key text,
     priority integer, out status text, out place timestamptz
@@ -101,8 +96,7 @@ begin
             place := (rota._next_places(queue, limit_key, priority, '{}', 1))[1];
         end if;
     end if;
-end;
-$$;
+end $$;
 
 /*
  * Jobs wait for their time, for a retry or with another priority than before, or have come back
@@ -125,14 +119,11 @@ declare
 begin
     if left_limits <> '{}' then perform rota._leave_limits(left_limits); end if;
     if v_ids <> '{}' then perform rota._place_jobs(v_ids, keep_places); end if;
-end;
-$$;
+end $$;
 
-/*
- * These jobs have ended.  *parents* are those that others may wait for; *jobs* are the rows, as
+/* These jobs have ended.  *parents* are those that others may wait for; *jobs* are the rows, as
  * they were, of those that lead to something: to a next job of their key or schedule, to a
- * free slot, or, of those that had not started, to one that others may have now.
- */
+ * free slot, or, of those that had not started, to one that others may have now. */
 create or replace function rota._jobs_ended(
     parents bigint[], jobs jsonb, old_status text, new_status text
 ) returns void language plpgsql as $$
@@ -162,5 +153,4 @@ begin
         ));
     end if;
     if parents is not null then perform rota._parents_ended(parents, new_status); end if;
-end;
-$$;
+end $$;

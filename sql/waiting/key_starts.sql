@@ -32,8 +32,7 @@ begin
           and (_key_start.ago = '0' or s.written_at <= rota.now() - _key_start.ago)
         order by s.ordering_key desc, s.id desc limit 1
     ), 0);
-end;
-$$;
+end $$;
 
 /* From which id on blocked jobs of a key are looked for, if heads are from this one on. */
 create or replace function rota._settled_start(ordering_key text, start bigint)
@@ -41,8 +40,7 @@ create or replace function rota._settled_start(ordering_key text, start bigint)
 begin
     return case when start > 0 then least(start, rota._key_start(ordering_key, '1 second'))
         else start end;
-end;
-$$;
+end $$;
 
 /* The blocked job of a key with the lowest id, looked for from this one on. */
 create or replace function rota._first_blocked(ordering_key text, first_id bigint)
@@ -56,13 +54,10 @@ begin
           and j.ordering_key <= _first_blocked.ordering_key and j.status = 'blocked'
         order by j.ordering_key, j.id limit 1
     );
-end;
-$$;
+end $$;
 
-/*
- * Write that a key has no live job with a lower id than this, after a search that began at the
- * start that was told; not if that has changed or is young.  The caller has locked the key.
- */
+/* Write that a key has no live job with a lower id than this, after a search that began at the
+ * start that was told; not if that has changed or is young.  The caller has locked the key. */
 create or replace function rota._raise_start(
     ordering_key text, first_id bigint, searched_from bigint
 ) returns void language plpgsql as $$
@@ -73,8 +68,7 @@ begin
         insert into rota.key_starts (ordering_key, first_id)
         values (_raise_start.ordering_key, _raise_start.first_id);
     end if;
-end;
-$$;
+end $$;
 
 /* Let all search a key from its first entry again, as soon as this is committed. */
 create or replace function rota._reset_start(ordering_key text)
@@ -82,14 +76,11 @@ create or replace function rota._reset_start(ordering_key text)
 begin
     insert into rota.key_starts (ordering_key, first_id)
     values (_reset_start.ordering_key, 0);
-end;
-$$;
+end $$;
 
-/*
- * Whether a key has no blocked job below its start.  If it has one, a 0 is written, and false
+/* Whether a key has no blocked job below its start.  If it has one, a 0 is written, and false
  * is returned as where that is not to be known now: the key is to be looked at again.  A search
- * takes longer the more have ended, and is so rare that all take a twentieth of the time.
- */
+ * takes longer the more have ended, and is so rare that all take a twentieth of the time. */
 create or replace function rota._has_none_below_start(ordering_key text)
     returns boolean language plpgsql as $$
 declare
@@ -109,13 +100,10 @@ begin
         perform rota._reset_start(ordering_key);
     end if;
     return false;
-end;
-$$;
+end $$;
 
-/*
- * Delete up to so many old rows of key_starts, under the locks of their keys: of each key the
- * oldest, up to one, so that the newest that stays is the one that counts.
- */
+/* Delete up to so many old rows of key_starts, under the locks of their keys: of each key the
+ * oldest, up to one, so that the newest that stays is the one that counts. */
 create or replace function rota._purge_key_starts(max_rows integer)
     returns integer language plpgsql as $$
 declare
@@ -139,14 +127,11 @@ begin
         v_deleted := v_deleted + v_rows;
     end loop;
     return v_deleted;
-end;
-$$;
+end $$;
 
-/*
- * Try to lock a key until the end of this transaction; never waits.  A transaction takes no
+/* Try to lock a key until the end of this transaction; never waits.  A transaction takes no
  * more of them than the server keeps room for, and leaves the other keys to checks.  False too
- * where no statement can see what was committed before the lock.
- */
+ * where no statement can see what was committed before the lock. */
 create or replace function rota._try_lock_key(ordering_key text, max_locks integer)
     returns boolean language plpgsql as $$
 declare
@@ -159,5 +144,4 @@ begin
     end if;
     perform set_config('rota.locked_keys', (c_count + 1)::text, true);
     return true;
-end;
-$$;
+end $$;

@@ -103,8 +103,7 @@ begin
         perform rota._add_checks('limit', rota._key_limits(limit_key));
     end if;
     perform rota._add_checks('limit', array[v_limit_name]);
-end;
-$$;
+end $$;
 
 comment on function rota.set_limit is
     'Limit how many jobs of a queue, job_type or limit_key run at once or start in a time: '
@@ -136,8 +135,7 @@ begin
             perform rota._open_held(v_name, slots_given => v_given);
         end if;
     end loop;
-end;
-$$;
+end $$;
 
 /*
  * Let held jobs of a limit into their lanes, but for those that a session has locked, until
@@ -235,8 +233,7 @@ begin
             'kinds', v_kinds)::text);
     end if;
     return cardinality(v_opened);
-end;
-$$;
+end $$;
 
 /* How many jobs of a kind a limit has let into their lanes, up to so many, and the first. */
 create or replace function rota._opened(
@@ -254,8 +251,7 @@ begin
           and coalesce(j.own_lane, j.priority) <= _opened.last_lane
         order by j.id limit _opened.max_jobs
     ) as o;
-end;
-$$;
+end $$;
 
 /* The queues and types that have held jobs of a limit, at most so many. */
 create or replace function rota._held_kinds(limit_name text, max_kinds integer)
@@ -275,8 +271,7 @@ begin
         job_type := v_job_type;
         return next;
     end loop;
-end;
-$$;
+end $$;
 
 create or replace function rota._has_held(limit_name text)
     returns boolean language plpgsql stable as $$
@@ -286,15 +281,12 @@ begin
         where j.hold = _has_held.limit_name
           and j.hold <> 'time' and j.status in ('queued', 'failed')
     );
-end;
-$$;
+end $$;
 
-/*
- * Look again at a limit: jobs may be held that can start, or its setting has changed.  If its
+/* Look again at a limit: jobs may be held that can start, or its setting has changed.  If its
  * slots are taken, a second check is left, one at a time: when all transactions are over that
  * were there when it was first looked at, those that gave slots back and could not see the held
- * job have ended, and every job that runs now will see it at its end.
- */
+ * job have ended, and every job that runs now will see it at its end. */
 create or replace function rota._check_limit(limit_name text, is_second boolean)
     returns boolean language plpgsql as $$
 declare
@@ -365,8 +357,7 @@ begin
             rota.now() + interval '2100 milliseconds');
     end if;
     return v_is_backfilled;
-end;
-$$;
+end $$;
 
 /* Have a limit checked at that time at the latest, unless it is going to be. */
 create or replace function rota._check_later(limit_name text, due_at timestamptz)
@@ -379,8 +370,7 @@ begin
           and c.subject = _check_later.limit_name and c.due_at > '-infinity'
           and c.due_at > rota.now() and c.due_at <= _check_later.due_at
     );
-end;
-$$;
+end $$;
 
 /* Jobs of this kind will not take the slots they were let in for: have held ones checked. */
 create or replace function rota._check_held_of(job_type text, limit_key text)
@@ -390,8 +380,7 @@ begin
         select l.limit_name
         from rota._limits_of(_check_held_of.job_type, _check_held_of.limit_key) as l
     ));
-end;
-$$;
+end $$;
 
 /* The limit of a class changed: have each key looked at that has held jobs. */
 create or replace function rota._check_class(limit_name text)
@@ -410,8 +399,7 @@ begin
         v_names := v_names || v_name;
     end loop;
     perform rota._add_checks('limit', v_names);
-end;
-$$;
+end $$;
 
 /*
  * Let what runs already count for a limit that was set just now; false if that has to be asked
@@ -470,8 +458,7 @@ begin
         end
     where l.limit_name = v_limit.limit_name returning l.* into v_limit;
     return v_limit.is_backfilled and v_limit.backfill_xid is null;
-end;
-$$;
+end $$;
 
 /* What runs without a slot of this limit, or of these keys, though it counts for it. */
 create or replace function rota._uncounted(bound rota.limits, names text[] default null)
@@ -487,8 +474,7 @@ begin
           and bound.limit_name = any(rota._key_limits(j.limit_key))
           and not exists (select from rota.limits as l where l.limit_name = n.name)))
       and (n.name = any(j.held_limits)) is not true;
-end;
-$$;
+end $$;
 
 /* Under which name a job with this key counts for a limit: for that of a class by its key. */
 create or replace function rota._counted_name(bound rota.limits, limit_key text)
@@ -556,14 +542,11 @@ begin
             perform rota._adjust_slots(rota._bound(v_name));
         end if;
     end loop;
-end;
-$$;
+end $$;
 
-/*
- * Bring what is issued of a limit in line with its setting; false if that is not done yet.
+/* Bring what is issued of a limit in line with its setting; false if that is not done yet.
  * While it is not, nothing starts under the limit.  What is too much is taken from parts that
- * were not issued, then from free slots, and else from those that are given back later.
- */
+ * were not issued, then from free slots, and else from those that are given back later. */
 create or replace function rota._adjust_slots(bound rota.limits)
     returns boolean language plpgsql as $$
 declare
@@ -624,13 +607,10 @@ begin
     set max_running = bound.max_running
     where p.limit_name = bound.limit_name and p.max_running <> bound.max_running;
     return true;
-end;
-$$;
+end $$;
 
-/*
- * Delete what no limit needs any more: starts of long ago and, if it may hold the locks that
- * takes, the slots of keys that are out of use and of limits that were taken away.
- */
+/* Delete what no limit needs any more: starts of long ago and, if it may hold the locks that
+ * takes, the slots of keys that are out of use and of limits that were taken away. */
 create or replace function rota._purge_limits(max_rows integer, with_slots boolean)
     returns integer language plpgsql as $$
 declare
@@ -658,8 +638,7 @@ begin
         v_rows := v_rows + rota._purge_slots(v_name);
     end loop;
     return v_rows;
-end;
-$$;
+end $$;
 
 /* Take back all that was issued of a limit, if nothing of it is in use. */
 create or replace function rota._purge_slots(limit_name text)
@@ -692,5 +671,4 @@ begin
         perform rota._add_checks('limit', array[limit_name]);
     end if;
     return cardinality(v_rows);
-end;
-$$;
+end $$;

@@ -30,8 +30,7 @@ begin
     -- One after the other: below the start is searched for what came before the head was seen.
     if not rota._check_order(ordering_key) then return false; end if;
     return rota._has_none_below_start(ordering_key);
-end;
-$$;
+end $$;
 
 /* Open the first job of a key, if that has no head; false if it is not to be known now. */
 create or replace function rota._check_order(ordering_key text)
@@ -42,8 +41,7 @@ begin
     -- Without the lock of the key, which is only needed to open it.
     if v_head_id is not null then return rota._still_to_end(array[v_head_id]) <> '{}'; end if;
     return rota._open_head(ordering_key, null, 1000);
-end;
-$$;
+end $$;
 
 /* The head of a key, from this id on; from the newest down, for what has ended is below. */
 create or replace function rota._key_head(ordering_key text, first_id bigint)
@@ -55,14 +53,11 @@ begin
         where j.ordering_key = _key_head.ordering_key and - j.id <= - _key_head.first_id
           and j.status <> 'blocked' order by - j.id limit 1
     );
-end;
-$$;
+end $$;
 
-/*
- * Make the first job of a key its head, if the key has none; false where it has to be checked
+/* Make the first job of a key its head, if the key has none; false where it has to be checked
  * again, because another session is at it.  The transaction that has just ended the head, of
- * that id, owns its place; any other takes the lock of the key for it, at most so many.
- */
+ * that id, owns its place; any other takes the lock of the key for it, at most so many. */
 create or replace function rota._open_head(
     ordering_key text, ended_id bigint, max_locks integer
 ) returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
@@ -115,8 +110,7 @@ begin
     end if;
     perform rota._open_jobs(array[v_job_id]);
     return true;
-end;
-$$;
+end $$;
 
 /* Let blocked jobs, which the caller has locked, start when they are due. */
 create or replace function rota._open_jobs(job_ids bigint[])
@@ -139,8 +133,7 @@ begin
     where o.id < s.first_id;
     perform rota._enter_lanes(job_ids);
     perform rota._notify_for(job_ids);
-end;
-$$;
+end $$;
 
 /* New blocked jobs: make those heads whose keys have no other job, leave a check for others. */
 create or replace function rota._enter_keys(job_ids bigint[])
@@ -164,8 +157,7 @@ begin
 
     if v_heads <> '{}' then perform rota._open_jobs(v_heads); end if;
     if v_behind <> '{}' then perform rota._add_checks('order', v_behind); end if;
-end;
-$$;
+end $$;
 
 /* Whether this job may become the head of its key, which no other session makes then. */
 create or replace function rota._may_be_head(ordering_key text, job_id bigint)
@@ -199,8 +191,7 @@ begin
         perform rota._raise_start(ordering_key, job_id, v_start);
     end if;
     return true;
-end;
-$$;
+end $$;
 
 /* Whether a key is not halted and has no head, nor a job in front of this one. */
 create or replace function rota._is_key_idle(ordering_key text, job_id bigint, start bigint)
@@ -216,8 +207,7 @@ begin
     ) is null and coalesce(
         rota._first_blocked(ordering_key, rota._settled_start(ordering_key, start)) >= job_id,
         true);
-end;
-$$;
+end $$;
 
 /* Jobs ended, given as rows: a dead head halts its key, behind others the next is the head. */
 create or replace function rota._leave_keys(jobs jsonb, old_status text, new_status text)
@@ -248,8 +238,7 @@ begin
         end if;
     end loop;
     if v_behind <> '{}' then perform rota._add_checks('order', v_behind); end if;
-end;
-$$;
+end $$;
 
 create or replace function rota.resume_ordering_key(ordering_key text)
     returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -273,8 +262,7 @@ begin
     -- A job that came in meanwhile saw that the key was halted.
     perform rota._add_checks('order', array[ordering_key]);
     return v_job_id;
-end;
-$$;
+end $$;
 
 comment on function rota.resume_ordering_key is
     'Let the jobs behind the dead job of an ordering key run without it and return its id; '
@@ -288,14 +276,11 @@ begin
         select d.parent_id from rota.dependencies as d where d.job_id = _newest_parent.job_id
         order by d.parent_id desc limit 1
     );
-end;
-$$;
+end $$;
 
-/*
- * The live jobs that no session is ending: one that does so later looks for what waits for them
+/* The live jobs that no session is ending: one that does so later looks for what waits for them
  * with a snapshot that sees all that is committed now.  A job that carries the mark of a lock
- * is locked for a moment, until the end of this function.
- */
+ * is locked for a moment, until the end of this function. */
 create or replace function rota._still_to_end(job_ids bigint[])
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
@@ -320,5 +305,4 @@ begin
         end;
     end if;
     return v_free;
-end;
-$$;
+end $$;

@@ -59,19 +59,16 @@ begin
         job_type = excluded.job_type, queue = excluded.queue, priority = excluded.priority,
         max_attempts = excluded.max_attempts, lease = excluded.lease,
         time_limit = excluded.time_limit, backoff = excluded.backoff;
-end;
-$$;
+end $$;
 
 comment on function rota.define_pipeline is
     'Set the stages of a pipeline, given as objects in their order; runs under way continue by '
     'stage name, and from a stage that is left out with the next that is still there; raises '
     '22023 for a bad stage, naming it, RT016 if its queue moves to another database.';
 
-/*
- * Lock a pipeline, and refuse one that leads through queues that an operator is kept from.  Two
+/* Lock a pipeline, and refuse one that leads through queues that an operator is kept from.  Two
  * definitions at once would make one of both.  Calls that start, finish or claim jobs read the
- * stages, and take no lock.
- */
+ * stages, and take no lock. */
 create or replace function rota._lock_pipeline(pipeline text)
     returns void language plpgsql as $$
 begin
@@ -80,8 +77,7 @@ begin
         select p.queue from rota.pipeline_stages as p
         where p.pipeline = _lock_pipeline.pipeline and p.ordinal is not null
     ));
-end;
-$$;
+end $$;
 
 create or replace function rota.drop_pipeline(pipeline text)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -93,8 +89,7 @@ begin
     if not found then
         perform rota._refuse('pipeline', format('%L is not defined', pipeline));
     end if;
-end;
-$$;
+end $$;
 
 comment on function rota.drop_pipeline is
     'Let no new run of a pipeline begin; those under way continue to their end; raises 22023 '
@@ -131,8 +126,7 @@ begin
             if_parent_dead, 'limit_key', limit_key, 'pipeline', v_stage.pipeline, 'stage',
             v_stage.stage, 'status', case when depends_on is not null then 'blocked' end)),
         unique_for, 'keep', null, null, depends_on, blocks);
-end;
-$$;
+end $$;
 
 comment on function rota.start_pipeline is
     'Begin a run of a pipeline and return the id of its job, or of the job that has its '
@@ -195,18 +189,15 @@ begin
     raise exception using errcode = 'RT014',
         message = format('job %s: its run of the pipeline is under way', job_id),
         hint = 'Wait for its end, or cancel it first.';
-end;
-$$;
+end $$;
 
 comment on function rota.restart_pipeline is
     'Restore an ended job of a pipeline, to continue from a stage with the latest result of a '
     'stage before it, and return its id; raises RT001 if the job or that result is not there '
     'any more, RT014 if it is under way, RT007 if its idempotency_key is taken, 22023.';
 
-/*
- * What a stage is given if an ended job goes on from there: the latest result of a stage before
- * it, or what it was given itself if that was later.
- */
+/* What a stage is given if an ended job goes on from there: the latest result of a stage before
+ * it, or what it was given itself if that was later. */
 create or replace function rota._stage_input(job rota.finished_jobs, stage rota.pipeline_stages)
     returns jsonb language plpgsql stable as $$
 declare
@@ -232,8 +223,7 @@ begin
             hint = 'Retention has removed it; restart the run from its first stage.';
     end if;
     return v_input;
-end;
-$$;
+end $$;
 
 /* One stage of a pipeline by its name, or the first. */
 create or replace function rota._pipeline_stage(pipeline text, stage text)
@@ -256,8 +246,7 @@ begin
             pipeline, left(stage, 80)));
     end if;
     return v_stage;
-end;
-$$;
+end $$;
 
 create or replace function rota._is_defined(pipeline text)
     returns boolean language plpgsql stable as $$
@@ -266,8 +255,7 @@ begin
         select from rota.pipeline_stages as p
         where p.pipeline = _is_defined.pipeline and p.ordinal is not null
     );
-end;
-$$;
+end $$;
 
 /* The objects as typed rows. */
 create or replace function rota._stages(stages jsonb)
@@ -308,5 +296,4 @@ begin
     perform rota._refuse(format('stages[%s].stage', max(s.ordinal)),
         format('%L is there twice', s.stage))
     from rota._stages(_check_stages.stages) as s group by s.stage having count(*) > 1;
-end;
-$$;
+end $$;
