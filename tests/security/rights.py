@@ -130,6 +130,9 @@ _READS = """
     job_definitions       .       .         x         x
     job_errors            .       .         x         x
     job_runs              .       .         x         x
+    _runs                 .       .         .         .
+    _visible_dead         .       .         .         .
+    _visible_runs         .       .         .         .
     jobs                  .       .         .         .
     id_timeline           .       .         .         .
     jobs_id_seq           .       .         .         .
