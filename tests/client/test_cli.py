@@ -21,6 +21,7 @@ from rota import Client
 from rota.__main__ import main
 from rota.cli.output import NAMES
 from rota.cli.parser import make_parser
+from rota.cli.top import brief, figure
 from support.clock import Clock
 
 
@@ -147,6 +148,13 @@ def test_status_and_top_tell_what_ended(
     mail = next(line for line in shown.splitlines() if line.startswith("mail "))
     assert mail.split("  ")[-1].strip() == "3 s"
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_figures_of_top_have_no_exponent() -> None:
+    lengths = [timedelta(seconds=seconds) for seconds in (0.0123, 0.99981, 61.34)]
+
+    assert [*map(brief, lengths)] == ["12.3 ms", "1000 ms", "61.3 s"]
+    assert [*map(figure, (0.5, 999.4, 999.5, 123456.7))] == ["0.5", "999", "1000", "123457"]
 
 
 @pytest.mark.slow

@@ -160,6 +160,7 @@ def test_no_other_function_takes_an_advisory_lock(
         "_take_starts",
         "_note_fair_queue",
         "_lock_ticker",
+        "report_worker",
         "_notify",
         "_notify_slots",
         "_notify_for",

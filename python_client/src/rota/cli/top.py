@@ -110,7 +110,7 @@ def screen(parts: dict[str, list[dict[str, Any]]], database: str) -> list[str]:
         f"rota in {database}, {parts['now'][0]['now']:%Y-%m-%d %H:%M:%S %Z}",
         f"ready {total['ready']}, oldest {span(oldest or timedelta()) or '0 s'}; "
         f"running {total['running']}; dead {total['dead']}; "
-        f"{per_minute:.3g} attempts a minute; workers {len(parts['workers'])}",
+        f"{figure(per_minute)} attempts a minute; workers {len(parts['workers'])}",
         "",
     ]
     shown: list[list[dict[str, Any]]] = [
@@ -139,13 +139,18 @@ def rate(row: dict[str, Any]) -> float:
     return float(row["attempts"] / max(row["minutes"], 1.0))
 
 
+def figure(number: float) -> str:
+    """Return a number with three digits, or all that it has before its point."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
+
+
 def brief(length: timedelta | None) -> str:
     """Return a length of time in its largest unit."""
     if length is None:
         return ""
     seconds = length.total_seconds()
     if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
+        return f"{figure(seconds * 1000)} ms"
     return f"{seconds:.3g} s" if seconds < 100 else span(length)
 
 
@@ -156,7 +161,7 @@ def share(row: dict[str, Any]) -> str:
 
 def _times(row: dict[str, Any] | None) -> dict[str, Any]:
     return {
-        "a min": f"{rate(row):.3g}" if row else "",
+        "a min": figure(rate(row)) if row else "",
         "failed": share(row) if row else "",
         "wait p95": brief(row["wait_p95"]) if row else "",
         "run p95": brief(row["run_p95"]) if row else "",

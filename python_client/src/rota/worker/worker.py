@@ -383,12 +383,13 @@ class Worker:
             notifying.cancel()
         self._executor.close()
         waits_for_all = self._is_retiring and not self._is_told.is_set()
-        grace_period = inf if waits_for_all else self._grace_period
         wait = ""
         if running := self._executor.running:
             jobs = f"{running} running job{'s' if running > 1 else ''}"
             way_out = "; a second signal ends the wait" if self._has_signals else ""
-            wait = f": waits up to {grace_period:g} s for {jobs}{way_out}"
+            wait = f": waits up to {self._grace_period:g} s for {jobs}{way_out}"
+            if waits_for_all:
+                wait = f": waits for {jobs}"
         logger.info("worker %s stops%s", self.name, wait)
         self._executor.give_back_held()
         # A claim or a tick may hang behind a lock; a claim that still comes through is undone.
