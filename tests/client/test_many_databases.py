@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ import pytest
 
 from rota import AsyncJob, Registry
 from rota.cli import main, many
+from rota.cli.health import serve_health
 from rota.testing.server import EmbeddedPostgres
 from rota.worker import completer, heartbeat
 from rota.worker.executor import Places, Share
@@ -354,6 +356,26 @@ def test_a_worker_that_is_idle_has_two_connections_to_each_database(make, tmp_pa
             worker.send_signal(signal.SIGTERM)
 
     assert max(took) < 10
+
+
+@pytest.mark.parametrize(
+    ("are_ready", "code"), [([True, True], 200), ([False, True], 200), ([False, False], 503)]
+)
+def test_a_worker_is_ready_while_it_reaches_one_of_its_databases(are_ready, code, caplog):
+    """So that one which is down holds up no deployment for the others."""
+    caplog.set_level(logging.INFO, "rota")
+    workers: Any = [SimpleNamespace(is_ready=is_ready) for is_ready in are_ready]
+
+    async def ask() -> bytes:
+        async with serve_health("127.0.0.1", 0, workers):
+            port = int(re.findall(r":([0-9]+)/ready", caplog.text)[-1])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /ready HTTP/1.1\r\n\r\n")
+            answer = await reader.readline()
+            writer.close()
+            return answer
+
+    assert asyncio.run(ask()).split()[1] == str(code).encode()
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 ``/live`` answers as long as the event loop turns, with the database or without: to kill all
 workers because the database is down would only make its return harder.  ``/ready`` says whether
-jobs are asked for.  ``/metrics`` has what prometheus_client knows, ours and the user's own.
+jobs are asked for, of one database at least: one that is down shall not hold up a deployment
+for the others.  ``/metrics`` has what prometheus_client knows, ours and the user's own.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ async def serve_health(host: str, port: int, workers: Sequence[Worker]) -> Async
             case "/live":
                 return 200, TEXT, "live\n"
             case "/ready":
-                is_ready = all(worker.is_ready for worker in workers)
+                is_ready = any(worker.is_ready for worker in workers)
                 return (200, TEXT, "ready\n") if is_ready else (503, TEXT, "not ready\n")
             case "/metrics" if metrics is not None:
                 return (200, *metrics())
