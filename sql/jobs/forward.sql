@@ -424,14 +424,22 @@ declare
         order by j.id for update skip locked
     );
 begin
-    return array(
-        select l.id from unnest(v_locked) as l (id)
-        where not exists (
-            select from unnest(v_line) as b (id) where b.id < l.id and b.id <> all(v_locked)
-        )
+    return rota._beginning(v_line, v_locked);
+end $$;
+
+/* Of the jobs of a line those that are locked, up to the first that is not.  That one is looked
+ * for once: for each of a thousand it would take a second. */
+create or replace function rota._beginning(line bigint[], locked bigint[])
+    returns bigint[] language sql immutable as $$
+    select array(
+        select l.id from unnest(locked) as l (id)
+        where l.id < all(array(
+            select b.id from unnest(line) as b (id)
+            except select o.id from unnest(locked) as o (id)
+        ))
         order by l.id
     );
-end $$;
+$$;
 
 /* Leave here what has a key and is for a queue that moves to the same database: those of its
  * key that move are before it, also where that database has not heard of the move. */

@@ -758,13 +758,7 @@ begin
     ) then
         return '{}'::bigint[];
     end if;
-    return array(
-        select l.id from unnest(v_locked) as l (id)
-        where not exists (
-            select from unnest(v_line) as b (id) where b.id < l.id and b.id <> all(v_locked)
-        )
-        order by l.id
-    );
+    return rota._beginning(v_line, v_locked);
 end $$;
 
 /* Insert those that have no row in arrivals, or none and say why.  An error that may pass is

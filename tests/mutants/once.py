@@ -207,7 +207,9 @@ v_row ->> 'pause_name',
         "moved-past-a-held-one",
         "A job moves before the one in front of it, which somebody holds.",
         "sql/maintenance/test_moves.py",
-        sql("maintenance/moves", "where b.id < l.id and b.id <> all(v_locked)", "where false"),
+        sql(
+            "maintenance/moves", "return rota._beginning(v_line, v_locked);", "return v_locked;"
+        ),
     ),
     mutant(
         "moved-past-a-running-one",
@@ -276,7 +278,7 @@ v_row ->> 'pause_name',
         "taken-past-a-held-one",
         "A job travels before the one in front of it, which somebody holds.",
         "sql/jobs/test_forward.py",
-        sql("jobs/forward", "where b.id < l.id and b.id <> all(v_locked)", "where false"),
+        sql("jobs/forward", "return rota._beginning(v_line, v_locked);", "return v_locked;"),
     ),
     mutant(
         "refused-for-a-while",
