@@ -110,19 +110,29 @@ comment on function rota.tick is
     'raises 25006.';
 
 /* Whether there is anything to do: most ticks find nothing, and to ask first costs a third of
- * looking at each part. */
-create or replace function rota._has_maintenance()
+ * looking at each part.  A *patient* session asks for what can wait only each five seconds. */
+create or replace function rota._has_maintenance(patient boolean default false)
     returns boolean language plpgsql stable set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
-    return rota._has_stale_leases() or rota._has_expired() or exists (
+    if rota._has_stale_leases() or rota._has_expired() or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
-    ) or rota._has_checks(true) or rota._has_later_due() or rota._has_uncounted(true)
-      or exists (select from rota.breakers) or exists (
+    ) or rota._has_checks(true) or rota._has_later_due() or exists (select from rota.breakers)
+      or exists (
         select from rota.retry_budgets as b where rota._first_retries(b.queue, 1) <> '{}'
-    ) or rota._has_count_due() or exists (
+    ) then
+        return true;
+    end if;
+    if patient then
+        if not rota._is_full_scan_due(rota._scan_start('patient')::bigint, v_now) then
+            return false;
+        end if;
+        perform rota._keep_scan_start('patient',
+            rota._micros(v_now + interval '5 seconds')::text);
+    end if;
+    return rota._has_uncounted(true) or rota._has_count_due() or exists (
         select from rota.maintenance as u join rota.maintenance as r on r.task = 'retention'
         where u.task = 'tick'
           and (r.has_more or u.done_at not between v_now - case

@@ -70,7 +70,7 @@ begin
     -- One worker of a queue polls as often as it was told, the others less often.
     look_again_in := rota._look_again_in(
         wait_for_jobs.queues[1:100], v_now,
-        v_now + wait_for_jobs.poll_interval * (0.75 + random() / 4) * case
+        v_now + wait_for_jobs.poll_interval * (0.9 + random() / 10) * case
             when is_active or 0 = any(v_slots) then 1
             when (select min(s.slot) from unnest(v_slots) as s (slot) where s.slot >= 0) < 4
                 then 2
@@ -80,7 +80,7 @@ begin
     if is_active then look_again_in := least(look_again_in, '10 ms'); end if;
     -- The first worker ticks without being asked to where it does not ask each second.
     has_maintenance := v_is_first and (is_active or wait_for_jobs.poll_interval > '1 second')
-        or rota._has_maintenance();
+        or rota._has_maintenance(patient => true);
     return next;
 end $$;
 

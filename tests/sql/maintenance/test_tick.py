@@ -335,8 +335,8 @@ def note_ticks(db: Db, answer: str = "0") -> None:
             has_lock boolean
         );
         grant select, insert on public.ticks to public;
-        create or replace function rota._has_maintenance() returns boolean
-            language sql
+        create or replace function rota._has_maintenance(patient boolean default false)
+            returns boolean language sql
         as 'select true';
         create or replace function rota._enqueue_due_schedules(max_jobs integer) returns integer
             language plpgsql security definer
@@ -348,8 +348,8 @@ def note_ticks(db: Db, answer: str = "0") -> None:
             );
             return {answer};
         end $$;
-        create or replace function rota._has_maintenance() returns boolean
-            language plpgsql stable security definer
+        create or replace function rota._has_maintenance(patient boolean default false)
+            returns boolean language plpgsql stable security definer
         as $$ begin return true; end $$;
         """  # type: ignore[arg-type]
     )

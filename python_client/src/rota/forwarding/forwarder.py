@@ -44,7 +44,7 @@ logger = logging.getLogger("rota")
 WAKE_PATIENCE = 0.02
 """Seconds after the last job until a scout waits to be notified, and looks by itself before."""
 LOOK_INTERVAL = 0.002
-QUIET_FACTOR = 5
+QUIET_FACTOR = 10
 """So many times less often looks a scout that is notified of all that it could find."""
 ACTIVE_INTERVAL = 0.005
 """Seconds between two looks while a worker that lends its notifier is active."""

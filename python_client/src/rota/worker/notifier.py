@@ -49,7 +49,9 @@ SILENCE = 1.0
 PROBE_PATIENCE = 1.0
 PROBE_INTERVAL = 300.0
 """Seconds until it is tried again whether messages arrive."""
-EARLIEST = 0.75
+TIMER_ERROR = 0.001
+"""Seconds that a timer of the event loop may be early."""
+EARLIEST = 0.9
 """Of an interval, the part before which it is not asked again whether anything is due."""
 MAX_QUEUES = 100
 """Of more queues wait_for_jobs() notifies nobody."""
@@ -182,7 +184,7 @@ class Notifier:
                 async with time_limit(PATIENCE):
                     if must_move:
                         await self._move(connection, self._wanted)
-                    elif time.monotonic() >= self._look_at:
+                    elif time.monotonic() >= self._look_at - TIMER_ERROR:
                         await self._move(connection, Place.IDLE, claimed=False)
                     else:
                         await connection.execute("select")
