@@ -110,7 +110,8 @@ comment on function rota.tick is
     'raises 25006.';
 
 /* Whether there is anything to do: most ticks find nothing, and to ask first costs a third of
- * looking at each part.  A *patient* session asks for what can wait only each five seconds. */
+ * looking at each part.  A *patient* session that found nothing looks for what can wait after
+ * five seconds only. */
 create or replace function rota._has_maintenance(patient boolean default false)
     returns boolean language plpgsql stable set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
@@ -125,20 +126,21 @@ begin
     ) then
         return true;
     end if;
-    if patient then
-        if not rota._is_full_scan_due(rota._scan_start('patient')::bigint, v_now) then
-            return false;
-        end if;
-        perform rota._keep_scan_start('patient',
-            rota._micros(v_now + interval '5 seconds')::text);
-    end if;
-    return rota._has_uncounted(true) or rota._has_count_due() or exists (
+    if patient and not rota._is_full_scan_due(rota._scan_start('patient')::bigint, v_now) then
+        return false;
+    elsif rota._has_uncounted(true) or rota._has_count_due() or exists (
         select from rota.maintenance as u join rota.maintenance as r on r.task = 'retention'
         where u.task = 'tick'
           and (r.has_more or u.done_at not between v_now - case
               when r.done_at between v_now - interval '1 minute' and v_now
               then interval '10 seconds' else '5 minutes' end and v_now)
-    );
+    ) then
+        return true;
+    elsif patient then
+        perform rota._keep_scan_start('patient',
+            rota._micros(v_now + interval '5 seconds')::text);
+    end if;
+    return false;
 end $$;
 
 /* A function or procedure with a setting of its own cannot commit, so this one runs as its

@@ -278,7 +278,7 @@ MAINTENANCE = (
         "stale-lease-not-looked-for",
         "A tick does not see that there is something to take back.",
         "sql/maintenance/test_tick.py sql/maintenance/test_wakeups.py",
-        sql("maintenance/tick", "return rota._has_stale_leases() or", "return"),
+        sql("maintenance/tick", "if rota._has_stale_leases() or", "if"),
     ),
     mutant(
         "expired-not-looked-for",

@@ -336,7 +336,7 @@ def test_the_first_worker_is_asked_to_tick_where_it_asks_seldom(db, connect, clo
 def test_wait_for_jobs_says_whether_a_tick_would_do_anything(db, connect, clock):
     first = Sleeper(connect())
     clock.set("2031-03-01 12:00+00")
-    sleeper = Sleeper(db)
+    sleeper = Sleeper(connect())
     fresh = sleeper.wait().has_maintenance
     one(db, "tick")
     done = sleeper.wait().has_maintenance
@@ -345,6 +345,24 @@ def test_wait_for_jobs_says_whether_a_tick_would_do_anything(db, connect, clock)
 
     assert (fresh, done, sleeper.wait().has_maintenance) == (True, False, True)
     assert first.wait().has_maintenance
+
+
+def test_what_can_wait_is_looked_for_each_five_seconds(db, connect, clock):
+    clock.set("2031-03-01 12:00+00")
+    call(db, "tick")
+    clock.advance("20 seconds")
+    call(db, "tick")
+    sleeper = Sleeper(connect(), poll_interval="1 s")
+    before = sleeper.wait().has_maintenance
+    call(db, "finish_job", **owner(running(db)))
+    answers = []
+    for _ in range(3):
+        clock.advance("2 seconds")
+        answers.append(sleeper.wait().has_maintenance)
+
+    assert not before
+    assert answers == [False, False, True]  # what ended is to be counted
+    assert one(db, "tick").has_more is False
 
 
 def test_wait_for_jobs_takes_no_transaction_id_and_writes_nothing(db):
