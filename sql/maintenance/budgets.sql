@@ -23,6 +23,8 @@ declare
     v_budget rota.retry_budgets;
     v_state record;
     v_max_jobs integer;
+    v_due bigint[];
+    v_locked bigint[];
     v_ids bigint[];
     v_let_in integer := 0;
 begin
@@ -37,17 +39,26 @@ begin
         v_state := rota._budget_state(v_budget);
         v_max_jobs := least(floor(v_state.tokens), 1000)::integer;
         -- More than may begin: another session may have locked the first ones for long.
-        v_ids := rota._first_retries(v_queue, v_max_jobs + 1000);
-        v_ids := array(
-            select j.id from rota.jobs as j
-            where j.id = any(v_ids) and j.hold = 'retries ' || v_queue and j.hold <> 'time'
-              and j.status in ('queued', 'failed')
-            order by array_position(v_ids, j.id) limit v_max_jobs for update skip locked
-        );
+        v_due := rota._first_retries(v_queue, v_max_jobs + 1000);
+        v_ids := '{}';
+        loop
+            v_locked := array(
+                select j.id from rota.jobs as j
+                where j.id = any(v_due) and j.hold = 'retries ' || v_queue
+                  and j.hold <> 'time' and j.status in ('queued', 'failed')
+                order by array_position(v_due, j.id)
+                limit v_max_jobs - cardinality(v_ids) for update skip locked
+            );
+            exit when v_locked = '{}';
+            -- In place of those that cannot be let in the next ones are.
+            v_ids := v_ids || rota._let_in(v_locked);
+            v_due := array(
+                select d.id from unnest(v_due) with ordinality as d (id, place)
+                where d.id <> all(v_locked) order by d.place);
+        end loop;
         update rota.retry_budgets as b
         set tokens = v_state.tokens - cardinality(v_ids), filled_at = rota.now()
         where b.queue = v_queue;
-        update rota.jobs as j set hold = null where j.id = any(v_ids);
         perform rota._enter_lanes(v_ids);
         perform rota._notify_for(v_ids);
         v_let_in := v_let_in + cardinality(v_ids);

@@ -13,6 +13,7 @@ from sql.helpers import (
     enqueue,
     one,
     owner,
+    poison,
     refused,
     rows,
     run,
@@ -275,3 +276,13 @@ def test_explain_doctor_and_the_log_tell_of_a_budget(db, clock):
     ]
     db.execute(told.remedy)
     assert [job.job_id for job in claim(db)] == [last]
+
+
+def test_a_retry_that_cannot_be_let_in_keeps_no_other_waiting(db, clock):
+    clock.set("2031-03-01 12:00+00")
+    for queue in ("default", "other"):
+        budget(db, per_minute=1, queue=queue)
+    ids = [*fail(db, 2), *fail(db, 1, queue="other")]
+    poison(db, ids[0])
+
+    assert let_in(db, ["default", "other"]) == ids[1:]
