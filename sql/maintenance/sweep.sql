@@ -81,17 +81,28 @@ declare
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_first timestamptz;
 begin
-    -- A worker looks for a server that is away every half second.
-    if v_now - pg_postmaster_start_time() between interval '0' and interval '3 seconds' then
-        return false;
-    end if;
     select j.locked_until into v_first from rota.jobs as j
     where j.status = 'running' and j.locked_until < v_now
       and j.locked_until >= rota._from_micros(v_since)
     order by j.locked_until limit 1;
     perform rota._keep_scan_from('sweep', v_now, v_since is null, c_index, v_walked,
         rota._micros(coalesce(v_first, v_now)) - 10000, '1 minute');
-    return v_first is not null;
+    -- A worker looks for a server that is away every half second.
+    return v_first is not null
+      and v_now - rota._server_start() not between interval '0' and interval '3 seconds';
+end $$;
+
+/* When the server let sessions in.  It falls down and comes back under the same postmaster when
+ * a backend is killed, and a replay or a standby that is promoted takes longer than its start:
+ * the writer of the log begins after all of these.  Who may not read all statistics does not
+ * see it. */
+create or replace function rota._server_start()
+    returns timestamptz language plpgsql stable as $$
+begin
+    return greatest(pg_postmaster_start_time(), (
+        select max(a.backend_start) from pg_stat_activity as a
+        where a.backend_type = 'walwriter'
+    ));
 end $$;
 
 /* The lease ended through no fault of the job's code, as far as is known, and the job has

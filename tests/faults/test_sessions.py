@@ -217,19 +217,50 @@ def test_nothing_that_was_answered_is_lost_in_a_crash_of_the_server(
 
         os.kill(victim.info.backend_pid, signal.SIGKILL)
 
-        def reconnect() -> psycopg.Connection[Any] | None:
-            try:
-                return psycopg.connect(url, autocommit=True)
-            except psycopg.OperationalError:
-                return None
-
         with pytest.raises(psycopg.OperationalError):
             wait_until(lambda: other.execute("select 1") is None, "the crash")
         victim.close()
         other.close()
-        with wait_until(reconnect, "the recovery") as again:
+        with wait_until(lambda: _connected(url), "the recovery") as again:
             assert runs(again) == [("succeeded", 1)] + [("running", 1)] * 9
             answers = [again.execute(*call("finish_job", **ref)).fetchone() for ref in refs]
             check_invariants(again)
 
     assert answers == [("already_finished",)] + [("finished",)] * 9
+
+
+@pytest.mark.slow
+def test_a_server_that_fell_down_sweeps_nothing_before_its_workers_come_back(
+    psql: Psql, sql_dir: Path
+) -> None:
+    """kill -9 of a backend: the server comes back under a postmaster that started long ago."""
+    with EmbeddedPostgres() as server:
+        with psycopg.connect(server.url("postgres"), autocommit=True) as connection:
+            connection.execute("create database crash")
+        url = server.url("crash")
+        psql(url, "-f", sql_dir / "install.sql")
+        with psycopg.connect(url, autocommit=True) as victim:
+            victim.execute(
+                "select pg_sleep_until(pg_postmaster_start_time() + interval '3 seconds')"
+            )
+            victim.execute(*call("enqueue", job_type="t"))
+            (job,) = victim.execute(
+                *call("claim_jobs", worker="w", lease="1 millisecond")
+            ).fetchall()
+            os.kill(victim.info.backend_pid, signal.SIGKILL)
+            with pytest.raises(psycopg.OperationalError):
+                wait_until(lambda: victim.execute("select 1") is None, "the crash")
+
+        with wait_until(lambda: _connected(url), "the recovery") as again:
+            swept = again.execute(*call("sweep_stale_leases")).fetchall()
+            ref = {"job_id": job[0], "lease_token": job[1]}
+            answer = again.execute(*call("finish_job", **ref)).fetchone()
+
+    assert (swept, answer) == ([(0,)], ("finished",))
+
+
+def _connected(url: str) -> psycopg.Connection[Any] | None:
+    try:
+        return psycopg.connect(url, autocommit=True)
+    except psycopg.OperationalError:
+        return None

@@ -290,8 +290,18 @@ begin
         "client/test_away.py",
         sql(
             "maintenance/sweep",
-            "interval '3 seconds'\n",
-            "interval '0'\n",
+            "interval '3 seconds';\n",
+            "interval '0';\n",
+        ),
+    ),
+    mutant(
+        "sweep-after-a-crash-by-the-start-of-the-postmaster",
+        "Leases that ended while the server fell down are taken back before workers return.",
+        "faults/test_sessions.py",
+        sql(
+            "maintenance/sweep",
+            "where a.backend_type = 'walwriter'\n",
+            "where false\n",
         ),
     ),
     mutant(
