@@ -9,9 +9,11 @@
  * proportion, and a thousand jobs that come back together do not hammer it.
  *
  * No claim, enqueue or end of a job writes the row of a budget, and a tick that finds it locked
- * goes on without it.  While no retry is due nothing is counted and nothing written.  The row
- * stays when the budget is taken away: a transaction that has not seen that may still commit
- * jobs that are held.
+ * goes on without it.  One that may hold it for long leaves budgets, as it leaves limits, for
+ * three seconds to ticks that are alone in their transaction.  A job that cannot be let in
+ * keeps no other.  While no retry is due nothing is counted and nothing written.  The row stays
+ * when the budget is taken away: a transaction that has not seen that may still commit jobs
+ * that are held.
  */
 
 /* Let in what the budgets allow; returns how many jobs. */
@@ -19,51 +21,67 @@ create or replace function rota._spend_budgets()
     returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set jit = off as $$
 declare
-    v_queue text;
+    c_leaves constant boolean := rota._leaves_limits();
+    v_budget rota.retry_budgets;
+    v_first bigint[];
+    v_let_in integer := 0;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
+    for v_budget in select b.* from rota.retry_budgets as b order by b.queue loop
+        v_first := rota._first_retries(v_budget.queue, 1);
+        continue when v_first = '{}' or rota._is_paused(v_budget.queue, rota.now())
+          or c_leaves and rota.now() - interval '3 seconds' < greatest(v_budget.filled_at,
+            (select j.run_at from rota.jobs as j where j.id = any(v_first)));
+        begin
+            v_let_in := v_let_in + rota._spend_budget(v_budget.queue);
+        exception
+            when others then
+                raise warning 'retries of queue % stay for now: %', v_budget.queue, sqlerrm;
+        end;
+    end loop;
+    return v_let_in;
+end $$;
+
+/* Let in what the budget of a queue allows; returns how many jobs. */
+create or replace function rota._spend_budget(queue text)
+    returns integer language plpgsql as $$
+declare
     v_budget rota.retry_budgets;
     v_state record;
     v_max_jobs integer;
     v_due bigint[];
     v_locked bigint[];
-    v_ids bigint[];
-    v_let_in integer := 0;
+    v_ids bigint[] := '{}'::bigint[];
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
-    for v_queue in select b.queue from rota.retry_budgets as b order by b.queue loop
-        continue when rota._first_retries(v_queue, 1) = '{}'
-          or rota._is_paused(v_queue, rota.now());
-        select b.* into v_budget from rota.retry_budgets as b where b.queue = v_queue
-        for update skip locked;
-        continue when not found;
-
-        v_state := rota._budget_state(v_budget);
-        v_max_jobs := least(floor(v_state.tokens), 1000)::integer;
-        -- More than may begin: another session may have locked the first ones for long.
-        v_due := rota._first_retries(v_queue, v_max_jobs + 1000);
-        v_ids := '{}';
-        loop
-            v_locked := array(
-                select j.id from rota.jobs as j
-                where j.id = any(v_due) and j.hold = 'retries ' || v_queue
-                  and j.hold <> 'time' and j.status in ('queued', 'failed')
-                order by array_position(v_due, j.id)
-                limit v_max_jobs - cardinality(v_ids) for update skip locked
-            );
-            exit when v_locked = '{}';
-            -- In place of those that cannot be let in the next ones are.
-            v_ids := v_ids || rota._let_in(v_locked);
-            v_due := array(
-                select d.id from unnest(v_due) with ordinality as d (id, place)
-                where d.id <> all(v_locked) order by d.place);
-        end loop;
-        update rota.retry_budgets as b
-        set tokens = v_state.tokens - cardinality(v_ids), filled_at = rota.now()
-        where b.queue = v_queue;
-        perform rota._enter_lanes(v_ids);
-        perform rota._notify_for(v_ids);
-        v_let_in := v_let_in + cardinality(v_ids);
+    select b.* into v_budget from rota.retry_budgets as b where b.queue = _spend_budget.queue
+    for update skip locked;
+    if not found then return 0; end if;
+    v_state := rota._budget_state(v_budget);
+    v_max_jobs := least(floor(v_state.tokens), 1000)::integer;
+    -- More than may begin: another session may have locked the first ones for long.
+    v_due := rota._first_retries(queue, v_max_jobs + 1000);
+    loop
+        v_locked := array(
+            select j.id from rota.jobs as j
+            where j.id = any(v_due) and j.hold = 'retries ' || _spend_budget.queue
+              and j.hold <> 'time' and j.status in ('queued', 'failed')
+            order by array_position(v_due, j.id)
+            limit v_max_jobs - cardinality(v_ids) for update skip locked
+        );
+        exit when v_locked = '{}';
+        -- In place of those that cannot be let in the next ones are.
+        v_ids := v_ids || rota._let_in(v_locked);
+        v_due := array(
+            select d.id from unnest(v_due) with ordinality as d (id, place)
+            where d.id <> all(v_locked) order by d.place
+        );
     end loop;
-    return v_let_in;
+    update rota.retry_budgets as b
+    set tokens = v_state.tokens - cardinality(v_ids), filled_at = rota.now()
+    where b.queue = _spend_budget.queue;
+    perform rota._enter_lanes(v_ids);
+    perform rota._notify_for(v_ids);
+    return cardinality(v_ids);
 end $$;
 
 /* How many retries of a queue may begin in a minute as it is now, and how many at once. */

@@ -108,7 +108,7 @@ MAINTENANCE = (
         "sql/maintenance/test_budgets.py",
         sql(
             "maintenance/budgets",
-            "or rota._is_paused(v_queue, rota.now())",
+            "or rota._is_paused(v_budget.queue, rota.now())",
             "or false",
         ),
     ),
@@ -123,6 +123,32 @@ MAINTENANCE = (
         "A retry that another session has locked keeps all others of its queue.",
         "sql/maintenance/test_budgets.py",
         sql("maintenance/budgets", "v_max_jobs + 1000);", "v_max_jobs);"),
+    ),
+    mutant(
+        "budget-held-by-an-open-tick",
+        "A tick that is not committed keeps all retries of the queue from beginning.",
+        "sql/maintenance/test_budgets.py",
+        sql("maintenance/budgets", "boolean := rota._leaves_limits();", "boolean := false;"),
+    ),
+    mutant(
+        "budget-left-for-ever",
+        "No tick that is not alone lets a retry begin, while one was alone lately.",
+        "sql/maintenance/test_budgets.py",
+        sql(
+            "maintenance/budgets",
+            "interval '3 seconds' < greatest(",
+            "interval '3 hours' < greatest(",
+        ),
+    ),
+    mutant(
+        "retry-that-fails-stops-all",
+        "A retry that cannot be let in keeps those behind it.",
+        "sql/maintenance/test_budgets.py",
+        sql(
+            "maintenance/budgets",
+            "v_ids := v_ids || rota._let_in(v_locked);",
+            "v_ids := rota._let_in(v_locked);\n        exit;",
+        ),
     ),
     mutant(
         "worker-waits-for-another",

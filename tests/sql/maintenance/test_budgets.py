@@ -188,6 +188,46 @@ def test_two_ticks_at_once_let_in_as_many_as_one(db, clock, connect):
     assert let_in(db) == ids[:3]
 
 
+def test_a_tick_that_stays_open_keeps_no_retries_of_others(db, clock, connect):
+    clock.set("2026-01-01 00:00+00")
+    settle(db)
+    budget(db, per_minute=60)
+    first, *others = fail(db, 12)
+    with connect(autocommit=False) as other:
+        call(other, "tick")
+
+        assert let_in(db) == [first, *others[:9]]
+        clock.advance("2 s")
+        assert let_in(db) == others[9:]
+
+
+def test_retries_begin_also_where_no_tick_is_alone_for_a_while(db, clock, connect):
+    clock.set("2026-01-01 00:00+00")
+    settle(db)
+    budget(db, per_minute=60)
+    ids = fail(db, 2)
+    other = connect(autocommit=False)
+    call(other, "tick")
+    other.commit()
+    assert claim(db) == []
+    clock.advance("4 s")
+    call(other, "tick")
+    other.commit()
+
+    assert [job.job_id for job in claim(db, max_jobs=9)] == ids
+
+
+def test_a_retry_that_cannot_be_let_in_keeps_no_others(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    budget(db, queue="a")
+    budget(db, queue="b")
+    first, second = fail(db, 2, queue="a")
+    (third,) = fail(db, 1, queue="b")
+    poison(db, first)
+
+    assert let_in(db, ("a", "b")) == [second, third]
+
+
 def test_an_operator_and_a_cancel_go_past_the_budget(db, clock):
     clock.set("2026-01-01 00:00+00")
     budget(db, per_minute=1)
@@ -276,13 +316,3 @@ def test_explain_doctor_and_the_log_tell_of_a_budget(db, clock):
     ]
     db.execute(told.remedy)
     assert [job.job_id for job in claim(db)] == [last]
-
-
-def test_a_retry_that_cannot_be_let_in_keeps_no_other_waiting(db, clock):
-    clock.set("2031-03-01 12:00+00")
-    for queue in ("default", "other"):
-        budget(db, per_minute=1, queue=queue)
-    ids = [*fail(db, 2), *fail(db, 1, queue="other")]
-    poison(db, ids[0])
-
-    assert let_in(db, ["default", "other"]) == ids[1:]
