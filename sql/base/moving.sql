@@ -35,6 +35,39 @@ begin
         hint = 'Until it has settled, enqueue jobs with a key there: they come too.';
 end $$;
 
+/* Whether a waiting job can leave: nothing here depends on it, and it on nothing. */
+create or replace function rota._may_go(job rota.jobs)
+    returns boolean language plpgsql stable as $$
+begin
+    return job.status <> 'running' and num_nonnulls(job.pipeline, job.definition) = 0
+        and not exists (
+            select from rota.dependencies as d join rota.jobs as j on j.id = d.job_id
+            where d.parent_id = job.id
+        )
+        and not (job.status = 'blocked'
+            and exists (select from rota.dependencies as d where d.job_id = job.id));
+end $$;
+
+/* Refuse jobs that an operator brings to a queue, or back: those that would wait for one that
+ * leaves or has left; in a queue that leaves those that cannot go with it, and would stay for
+ * ever; in one that comes those that would be before others of their key. */
+create or replace function rota._check_brought(job_ids bigint[])
+    returns void language plpgsql as $$
+begin
+    perform rota._raise_moved(d.parent_id) from rota.dependencies as d
+    where d.job_id = any(_check_brought.job_ids)
+      and not exists (select from rota.jobs as p where p.id = d.parent_id);
+    if not exists (select from rota.queue_moves) then return; end if;
+    perform rota._check_stays(p.queue, 'a job that others wait for')
+    from rota.dependencies as d join rota.jobs as p on p.id = d.parent_id
+    where d.job_id = any(_check_brought.job_ids);
+    perform rota._check_stays(j.queue, 'a job of a schedule or pipeline, or that waits for '
+        'another or is waited for,')
+    from rota.jobs as j where j.id = any(_check_brought.job_ids) and not rota._may_go(j);
+    perform rota._check_arrived(j.queue, coalesce(j.ordering_key, j.idempotency_key))
+    from rota.jobs as j where j.id = any(_check_brought.job_ids);
+end $$;
+
 /* For a job that is not here: tell where it went, if it did. */
 create or replace function rota._raise_moved(job_id bigint)
     returns void language plpgsql as $$

@@ -158,6 +158,7 @@ begin
     from unnest(v_blocked) as h (id) where v_halted ? h.id::text;
     perform rota._jobs_came_in(array_agg(b.id)) from unnest(v_blocked) as b (id)
     where not v_halted ? b.id::text having count(*) > 0;
+    perform rota._check_brought(v_ids);
     perform rota._notify_for(v_ids);
     return v_ids;
 end $$;

@@ -68,8 +68,14 @@ begin
         union all
         (select 'dependencies', format('job %s of it is waited for by job %s', d.parent_id,
                 d.job_id), format('select * from rota.explain_job(%s);', d.job_id)
-        from rota.dependencies as d join rota.jobs as p on p.id = d.parent_id
-        join rota.jobs as j on j.id = d.job_id where p.queue = plan_queue_move.queue limit 1)
+        from rota.dependencies as d join rota.jobs as j on j.id = d.job_id
+        where exists (
+            select from rota.jobs as p
+            where p.id = d.parent_id and p.queue = plan_queue_move.queue
+            union all
+            select from rota.finished_jobs as p
+            where p.id = d.parent_id and p.queue = plan_queue_move.queue
+        ) limit 1)
         union all
         (select 'pipelines', format('stage %s of pipeline %s is in it%s', s.stage, s.pipeline,
                 case when s.ordinal is null then ', of which runs are under way' end),
@@ -707,16 +713,6 @@ begin
     return v_ids;
 end $$;
 
-/* Whether a waiting job can leave: nothing here depends on it, and it on nothing. */
-create or replace function rota._may_go(job rota.jobs)
-    returns boolean language plpgsql stable as $$
-begin
-    return job.status <> 'running' and num_nonnulls(job.pipeline, job.definition) = 0
-        and not exists (select from rota.dependencies as d where d.parent_id = job.id)
-        and not (job.status = 'blocked'
-            and exists (select from rota.dependencies as d where d.job_id = job.id));
-end $$;
-
 /* The beginning of a line that can go: up to the first that is held, or of another queue. */
 create or replace function rota._line_to_go(ordering_key text, queue text, max_jobs integer)
     returns bigint[] language plpgsql as $$
@@ -824,6 +820,8 @@ begin
                 where a.move_id = move.move_id and a.job_id = v_job.id;
                 exit;
             end loop;
+            -- What it left open, when it was here before, has gone on where it was since.
+            delete from rota.effects as f where f.job_id = v_job.id and f.completed_at is null;
             insert into rota.effects
             select f.*
             from jsonb_path_query(nullif(v_job.effects, 'null'), '$[*]') as e
@@ -912,6 +910,16 @@ create or replace function rota._move_obstacle(move rota.queue_moves)
             from rota.jobs as j join rota.jobs as o on o.ordering_key = j.ordering_key
             where j.queue = move.queue and j.status = 'blocked'
               and o.queue <> j.queue and o.status <> 'blocked' limit 1
+        ), (
+            select format('job %s, for which job %s waits', d.parent_id, d.job_id)
+            from rota.dependencies as d join rota.jobs as j on j.id = d.job_id
+            left join rota.jobs as p on p.id = d.parent_id
+            where p.queue = move.queue or j.queue = move.queue and j.status = 'blocked' limit 1
+        ), (
+            select format('job %s, which is of %s', j.id, coalesce('schedule ' || j.definition,
+                'pipeline ' || j.pipeline))
+            from rota.jobs as j
+            where j.queue = move.queue and num_nonnulls(j.definition, j.pipeline) > 0 limit 1
         ))
     end;
 $$;

@@ -444,6 +444,7 @@ begin
                 own_lane = case when j.status <> 'running' then j.own_lane end,
                 own_place = case when j.status <> 'running' then j.own_place end
             where j.id = any(done);
+            if act = 'move' then perform rota._check_brought(done); end if;
             perform rota._enter_lanes(done);
             if act <> 'set_priority' then perform rota._notify_for(done); end if;
         when 'purge' then perform rota._purge_ended(done);

@@ -481,7 +481,7 @@ create or replace function rota._examine_effects()
     where not exists (
         select from rota.jobs as j
         where j.id = u.job_id and j.lease_token = u.lease_token and j.status = 'running'
-    )
+    ) and not exists (select from rota.moved_jobs as t where t.job_id = u.job_id)
     having count(*) > 0;
 $$;
 

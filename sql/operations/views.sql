@@ -302,7 +302,9 @@ where e.completed_at is null
   and not exists (
       select from rota.jobs as j
       where j.id = e.job_id and j.lease_token = e.lease_token and j.status = 'running'
-  );
+  )
+  -- The record of a job that has moved goes on where that is.
+  and not exists (select from rota.moved_jobs as t where t.job_id = e.job_id);
 
 comment on view rota.unknown_effects is
     'Effects that may or may not have happened, with the job that recorded them; '

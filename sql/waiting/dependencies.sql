@@ -389,7 +389,8 @@ begin
             perform rota._restore_jobs(array[v_child_id]);
             perform rota._add_checks('retry', array[v_child_id || ' 0']);
         exception
-            when sqlstate 'RT007' or sqlstate 'RT014' or invalid_parameter_value then null;
+            when sqlstate 'RT007' or sqlstate 'RT014' or sqlstate 'RT016'
+              or invalid_parameter_value then null;
             when others then
                 if c_chunk = 1 then raise; end if;
                 perform rota._add_checks('retry',

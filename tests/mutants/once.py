@@ -157,6 +157,41 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "effect-as-before-it-went",
+        "What a job did where its queue was meanwhile is done again when it is back.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "            delete from rota.effects as f where f.job_id = v_job.id"
+            " and f.completed_at is null;\n",
+            "",
+        ),
+    ),
+    mutant(
+        "brought-to-a-queue-that-moves",
+        "A job is brought to a queue that moves which cannot go with it, and runs nowhere.",
+        "sql/maintenance/test_moves.py",
+        sql("jobs/control", "    perform rota._check_brought(v_ids);\n", ""),
+        sql(
+            "operations/acts",
+            "            if act = 'move' then perform rota._check_brought(done); end if;\n",
+            "",
+        ),
+    ),
+    mutant(
+        "waits-for-one-that-went",
+        "A job comes back and waits for one that is in another database.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "base/moving", "    perform rota._raise_moved(d.parent_id) from", "    perform from"
+        ),
+        sql(
+            "base/moving",
+            "    perform rota._check_stays(p.queue, 'a job that others wait for')\n    from",
+            "    perform from",
+        ),
+    ),
+    mutant(
         "ended-under-a-mover",
         "A late job is taken out while an operator ends the move, and no mover ever sends it.",
         "sql/maintenance/test_moves.py",
@@ -218,7 +253,7 @@ v_row ->> 'pause_name',
         sql(
             "maintenance/moves", "and j.status = 'running'\n    ) then", "and false\n    ) then"
         ),
-        sql("maintenance/moves", "return job.status <> 'running' and", "return"),
+        sql("base/moving", "return job.status <> 'running' and", "return"),
     ),
     mutant(
         "key-taken-while-it-comes",

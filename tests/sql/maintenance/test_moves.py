@@ -370,6 +370,54 @@ def test_effects_go_with_their_job(db, there):
     )  # fmt: skip
 
 
+def come_back(db: Db, there: Db) -> None:
+    """Let the queue that has gone to the other database move here again."""
+    for database in (db, there):
+        value(database, "end_queue_move", queue="q")
+    move_id = value(there, "begin_queue_move", queue="q", database=5)
+    value(db, "open_arrival", move_id=move_id, from_database=6, queue="q")
+    settle(there, db, move_id)
+
+
+def test_effects_that_were_open_come_back_as_they_are_by_then(db, there):
+    """What was done there is not done again, and what was withdrawn there is not lost."""
+    enqueue(db, queue="q")
+    (job,) = claim(db, queues=["q"])
+    owner = {"job_id": job.job_id, "lease_token": job.lease_token}
+    for key in "12":
+        one(db, "record_effect", scope="mail", key=key, **owner)
+    value(db, "fail_job", **owner, error="no", retry_in="0")
+    settle(db, there, begin(db, there))
+    (job,) = claim(there, queues=["q"])
+    owner = {"job_id": job.job_id, "lease_token": job.lease_token}
+    for key in "12":
+        assert value(there, "record_effect", scope="mail", key=key, **owner, if_unknown="again")
+    value(there, "complete_effect", scope="mail", key="1", **owner)
+    value(there, "withdraw_effect", scope="mail", key="2", **owner)
+    value(there, "fail_job", **owner, error="no", retry_in="0")
+    come_back(db, there)
+
+    (job,) = claim(db, queues=["q"])
+
+    owner = {"job_id": job.job_id, "lease_token": job.lease_token}
+    assert not value(db, "record_effect", scope="mail", key="1", **owner, if_unknown="again")
+    assert value(db, "record_effect", scope="mail", key="2", **owner, if_unknown="skip")
+
+
+def test_an_effect_of_a_job_that_went_is_not_unknown_here(db, there):
+    job = running(db, queue="q")
+    owner = {"job_id": job.job_id, "lease_token": job.lease_token}
+    one(db, "record_effect", scope="mail", key="1", **owner)
+    value(db, "fail_job", **owner, error="no", retry_in="0")
+
+    settle(db, there, begin(db, there))
+
+    unknown = "select count(*) from rota.unknown_effects"
+    examined = "select count(*) from rota._examine_effects()"
+    for query in (unknown, examined):
+        assert [scalar(database, query) for database in (db, there)] == [0, 1]
+
+
 REFUSED = {
     "dependencies": """select rota.enqueue('c',
         depends_on => array[rota.enqueue('p', queue => 'q')])""",
@@ -541,6 +589,92 @@ def test_no_job_comes_to_wait_for_one_that_moves(db, there):
         enqueue(db, depends_on=[parent])
 
 
+def brought(db: Db, act: str, job_id: int) -> Any:
+    given = '{"queue": "q"}' if act == "move" else "{}"
+    wanted = json.dumps({"ids": [job_id]})
+    return one(db, "act_on_jobs", act=act, filter=wanted, arguments=given)
+
+
+def test_what_cannot_go_is_not_brought_to_a_queue_that_moves(db, there):
+    """It would run nowhere, and the move would never end."""
+    call(db, "schedule_job", name="s", schedule="@yearly", job_type="x", queue="q")
+    value(db, "run_schedule_now", name="s")
+    (job,) = claim(db, queues=["q"])
+    value(db, "fail_job", job_id=job.job_id, lease_token=job.lease_token, error="no",
+        fatal=True)  # fmt: skip
+    call(db, "schedule_job", name="s", schedule="@yearly", job_type="x", queue="r")
+    of_schedule = value(db, "run_schedule_now", name="s")
+    parent = enqueue(db, queue="r")
+    child = enqueue(db, queue="r", depends_on=[parent])
+    free = enqueue(db, queue="r")
+    move_id = begin(db, there)
+
+    with raises("RT016"):
+        call(db, "retry_job", job_id=job.job_id)
+    for job_id in (of_schedule, parent, child):
+        report = brought(db, "move", job_id)
+        assert (report.changed, len(report.conflicts)) == (0, 1)
+    assert brought(db, "move", free).changed == 1
+    settle(db, there, move_id)
+    assert [job[0] for job in jobs(there)] == [free]
+
+
+def test_a_job_whose_dependant_has_ended_goes_and_is_not_waited_for_again(db, there):
+    job = running(db, queue="q")
+    parent = job.job_id
+    child = enqueue(db, queue="r", depends_on=[parent])
+    value(db, "fail_job", job_id=parent, lease_token=job.lease_token, error="no", fatal=True)
+    call(db, "tick")
+    assert run(db, child).status == "cancelled"
+    value(db, "retry_job", job_id=parent)
+    move_id = begin(db, there)
+
+    with raises("RT016"):
+        call(db, "retry_job", job_id=child)
+    settle(db, there, move_id)
+
+    assert [job[0] for job in jobs(there)] == [parent]
+    for database in (db, there):
+        value(database, "end_queue_move", queue="q")
+    with raises("RT016"):
+        call(db, "retry_job", job_id=child)
+
+
+def test_a_dead_job_that_is_waited_for_is_told_before(db, there):
+    parent = enqueue(db, queue="q")
+    enqueue(db, queue="r", depends_on=[parent], if_parent_dead="wait")
+    (job,) = claim(db, queues=["q"])
+    value(db, "fail_job", job_id=parent, lease_token=job.lease_token, error="no", fatal=True)
+
+    assert [row.finding for row in call(db, "plan_queue_move", queue="q", database=6)] == [
+        "dependencies"
+    ]
+
+
+def test_what_came_in_without_seeing_the_move_is_told(connect, db, there):
+    with connect() as other, other.transaction():
+        parent = enqueue(other, queue="q")
+        child = enqueue(other, queue="q", depends_on=[parent])
+        move_id = begin(db, there)
+    assert carry(db, there, move_id) == "moving"
+
+    waits = one(db, "queue_move_status", queue="q").obstacle
+    value(db, "cancel_job", job_id=child)
+    settle(db, there, move_id)
+
+    assert waits == f"job {parent}, for which job {child} waits"
+    assert [job[0] for job in jobs(there)] == [parent]
+
+
+def test_no_job_with_a_key_is_brought_to_a_queue_that_comes(db, there):
+    job_id = enqueue(there, queue="r", ordering_key="k")
+    settled = begin(db, there)
+    assert brought(there, "move", job_id).changed == 0
+    settle(db, there, settled)
+
+    assert brought(there, "move", job_id).changed == 1
+
+
 def test_a_move_ends_when_nothing_is_left(db, there):
     enqueue(db, queue="q")
     (runs,) = claim(db, queues=["q"])
@@ -637,11 +771,7 @@ def test_a_job_that_came_back_and_is_gone_is_not_said_to_be_elsewhere(db, there,
     """Each of the two databases would lead to the other one."""
     job_id = enqueue(db, queue="q")
     settle(db, there, begin(db, there))
-    for database in (db, there):
-        value(database, "end_queue_move", queue="q")
-    move_id = value(there, "begin_queue_move", queue="q", database=5)
-    value(db, "open_arrival", move_id=move_id, from_database=6, queue="q")
-    settle(there, db, move_id)
+    come_back(db, there)
     assert told(there, job_id) == ("RT016", f"5 {job_id}")
 
     (job,) = claim(db, queues=["q"])
