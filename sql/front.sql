@@ -559,8 +559,8 @@ create or replace function rota_front.ask_keys(shard integer, asked bigint)
     returns setof jsonb language plproxy as $$
     cluster 'rota_shards';
     run on shard;
-    select jsonb_build_object('job_type', r.job_type, 'idempotency_key', r.idempotency_key,
-        'ordering_key', r.ordering_key)
+    select jsonb_build_object('job_type', r.job_type, 'pipeline', r.pipeline,
+        'idempotency_key', r.idempotency_key, 'ordering_key', r.ordering_key)
     from rota.job_runs as r
     where r.id = asked and coalesce(r.idempotency_key, r.ordering_key) is not null
       and r.status in ('succeeded', 'dead', 'cancelled');

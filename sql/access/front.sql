@@ -170,7 +170,9 @@ begin
                 where n in ('job_type', 'queue', 'pipeline', 'idempotency_key', 'ordering_key',
                     'limit_key', 'depends_on', 'blocks', 'headers')
             ))
-            when v_function.names[1] = 'job_id' and v_function.name <> 'wait_for_result'
+            when v_function.names[1] = 'job_id'
+              -- Which keys come back with the dependants the front cannot know.
+              and v_function.name not in ('wait_for_result', 'retry_with_dependants')
               and not v_function.access && '{worker}'
             then 'rota_front.shard_of_job(job_id)'
             when v_function.name in ('next_run', 'upcoming_runs', 'describe_schedule',

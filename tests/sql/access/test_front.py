@@ -281,6 +281,7 @@ def test_what_goes_to_no_single_database_is_refused(shared):
         "select * from rota.claim_jobs('w')", "select rota.finish_job(1025, 1)",
         "select * from rota.tick()", "call rota.tick_loop()", "select rota.pause_all()",
         "select * from rota.act_on_jobs('retry', '{}')", "select rota.set_queue('q')",
+        "select rota.retry_with_dependants(1025)",
         "select rota.set_limit(limit_key => 'account 7', max_running => 5)",
     ):  # fmt: skip
         with raises("0A000", "does not go through a front"):
@@ -420,6 +421,27 @@ def test_a_job_that_ended_does_not_come_back_beside_a_live_one(front):
     value(front.db, "cancel_job", job_id=new)
     value(front.db, "retry_job", job_id=old)
     assert value(front.db, "enqueue", job_type="x", idempotency_key=key) == old
+
+
+@pytest.mark.slow
+def test_a_run_that_ended_does_not_come_back_beside_a_live_one(front):
+    for number in (1, 2):
+        stages = '[{"stage": "a", "job_type": "x"}]'
+        value(front.shards[number], "define_pipeline", pipeline="p", stages=stages)
+    key = key_of(front, 1)
+    old = value(front.db, "start_pipeline", pipeline="p", idempotency_key=key)
+    value(front.db, "cancel_job", job_id=old)
+    front.db.execute(
+        "update rota_front.slots set number = 2, earlier = '{1}'"
+        " where slot = rota_front.slot_of(%s)", [key],
+    )  # fmt: skip
+    new = value(front.db, "start_pipeline", pipeline="p", idempotency_key=key)
+
+    assert (old & 1023, new & 1023) == (1, 2)
+    with raises("RT007", "is live in another database"):
+        value(front.db, "retry_job", job_id=old)
+    with raises("RT007", "is live in another database"):
+        value(front.db, "restart_pipeline", job_id=old, stage="a")
 
 
 @pytest.mark.slow
@@ -720,6 +742,23 @@ def test_the_command_makes_a_front_and_tells_of_it(front, tmp_path, capsys):
     assert main(words) == 1
     assert "different versions" in capsys.readouterr().err
     assert main(["front", "status", "--front", front.url]) == 1
+
+
+@pytest.mark.slow
+def test_a_front_is_made_of_services_which_only_this_machine_knows(
+    front, tmp_path, monkeypatch, capsys
+):
+    words = {number: conninfo_to_dict(url) for number, url in front.urls.items()}
+    lines = [
+        line for number, word in words.items()
+        for line in (f"[shop{number}]", *(f"{key}={value}" for key, value in word.items()))
+    ]  # fmt: skip
+    (tmp_path / "services").write_text("\n".join(lines) + "\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    named = [word for n in front.urls for word in ("--database", f"service=shop{n}")]
+
+    assert main(["front", "make", "--front", front.url, *named]) == 0
+    assert "a front of 4 databases" in capsys.readouterr().out
 
 
 @pytest.mark.slow
