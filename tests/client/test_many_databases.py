@@ -538,6 +538,16 @@ def test_a_command_tells_of_each_database_and_fails_if_one_does(make, server):
 
 
 @pytest.mark.slow
+def test_databases_are_told_apart_by_their_services(capsys):
+    words = [word for name in "ab" for word in ("--database", f"service=no_such_{name}")]
+
+    assert main(["status", *words]) == 1
+
+    told = capsys.readouterr()
+    assert "== no_such_a: no answer\n== no_such_b: no answer" in told.out
+    assert "2 of 2 databases: no_such_a, no_such_b" in told.err
+
+
 def test_json_of_many_databases_is_one_document(make, server):
     url = make("many13")
     enqueue(url, 7, 3)

@@ -84,12 +84,18 @@ def _shards(databases: list[str]) -> list[dict[str, Any]]:
         with connect(database, "rota front") as connection:
             client = Client(connection)
             number, versions[name] = client.database_number(), client.version()
+            # The front knows neither the services of this machine nor its PGHOST.
+            words = {
+                option.keyword.decode(): option.val.decode()
+                for option in connection.pgconn.info
+                if option.val and option.keyword != b"hostaddr"
+            }
         if number is None:
             raise CommandError(
                 f"{name} has no number", "Give each its own: select rota.set_database_number(N)"
             )
-        words = conninfo_to_dict(database)
-        shards.append({"number": number} | {k: str(words[k]) for k in KNOWN if words.get(k)})
+        words |= {key: str(value) for key, value in conninfo_to_dict(database).items()}
+        shards.append({"number": number} | {k: words[k] for k in KNOWN if words.get(k)})
     if len(set(versions.values())) > 1:
         told = ", ".join(f"{name} {version}" for name, version in versions.items())
         raise CommandError(f"the databases have different versions: {told}", "rota install")

@@ -44,7 +44,9 @@ def name_of(database: str) -> str:
     """Return what tells a database from others, without a password."""
     words = conninfo_to_dict(database)
     place = ":".join(str(words[key]) for key in ("host", "port") if words.get(key))
-    return f"{place}/{words.get('dbname', '')}" if place else str(words.get("dbname", ""))
+    # Of a service libpq alone knows the database.
+    name = str(words.get("dbname") or words.get("service") or "")
+    return f"{place}/{name}" if place else name
 
 
 def settings(conninfo: str, name: str) -> dict[str, Any]:

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ..client.connecting import named, one_line
+from ..client.connecting import name_of, named, one_line
 from . import queries
 from .app import HERE, app
 from .database import Row, TooSlowError, UnreachableError
@@ -48,7 +47,7 @@ def apps(dsns: Sequence[str], **options: Any) -> Starlette:
     """
     pages = [app(dsn, **options) for dsn in dsns]
     sites: list[Site] = [page.state.site for page in pages]
-    names = [_name(dsn) for dsn in dsns]
+    names = [name_of(named(dsn)) for dsn in dsns]
     for number, site in enumerate(sites):
         site.place_name = f"{number} {names[number]}"
 
@@ -105,10 +104,3 @@ async def _state(number: int, name: str, site: Site) -> State:
             for name in ("ready", "running", "retrying", "dead")
         }
     return state
-
-
-def _name(dsn: str) -> str:
-    """Return what tells a database from others, without a password."""
-    words = conninfo_to_dict(named(dsn))
-    place = ":".join(str(words[key]) for key in ("host", "port") if words.get(key))
-    return f"{place}/{words.get('dbname', '')}" if place else str(words.get("dbname", ""))
