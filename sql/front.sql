@@ -540,20 +540,22 @@ create or replace function rota_front.ask_live_keys(
         rota.find_live_keys(jobs, with_moves => true) as may_be_live;
 $$;
 
-create or replace function rota_front.ask_version(shard integer)
+create or replace function rota_front.ask_version(shard integer, number integer)
     returns text language plproxy as $$
     cluster 'rota_shards';
     run on shard;
-    select rota.version();
+    select case when rota.database_number() = number then rota.version() else 'its number is '
+        || coalesce(rota.database_number()::text, 'null') end;
 $$;
 
 create or replace function rota_front.version_of(number integer)
     returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-    return rota_front.ask_version(rota_front.shard_of_number('number', number));
+    return rota_front.ask_version(rota_front.shard_of_number('number', number), number);
 end $$;
 comment on function rota_front.version_of is
-    'The version of a database behind this front, which it answers itself; raises 22023.';
+    'The version of a database behind this front, which it answers itself, or the number that '
+    'it has in place of that one, as a copy of another; raises 22023.';
 
 create or replace function rota_front.ask_keys(shard integer, asked bigint)
     returns setof jsonb language plproxy as $$

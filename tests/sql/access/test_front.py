@@ -734,6 +734,10 @@ def test_the_command_makes_a_front_and_tells_of_it(front, tmp_path, capsys):
     (tmp_path / "words").write_text("shop:secret\nann secret\n")
     assert main([*words, "--passwords", str(tmp_path / "words")]) == 2
     assert "line 2 of" in capsys.readouterr().err
+    front.shards[4].execute("alter sequence rota.jobs_id_seq start with 2051")
+    assert main(["front", "status", "--front", front.url]) == 1
+    assert "its number is 3" in capsys.readouterr().out
+    front.shards[4].execute("alter sequence rota.jobs_id_seq start with 2052")
     front.db.execute("drop user mapping for current_user server rota_shards")
     assert main(words) == 1
     assert "does not reach database 1" in capsys.readouterr().out
