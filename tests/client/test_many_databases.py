@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 import signal
 import socket
@@ -517,9 +518,9 @@ def test_a_database_that_is_away_keeps_no_run_from_its_end(make, monkeypatch, ca
     assert waiting(url) == 0
 
 
-def rota(*words: str) -> subprocess.CompletedProcess[str]:
+def rota(*words: str, stdin: int | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rota", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
@@ -714,6 +715,36 @@ def test_a_command_for_one_database_refuses_several(make):
     assert (settled.returncode, live.returncode) == (2, 2)
     assert "takes one database" in settled.stderr
     assert "--once or --json" in live.stderr
+
+
+@pytest.mark.slow
+def test_schedules_are_switched_and_removed_in_each_database(make):
+    urls = [make(f"many{n}") for n in (30, 31)]
+    for url in urls:
+        with psycopg.connect(url) as db:
+            db.execute("select rota.schedule_job('s', '@daily', 'x')")
+
+    off = rota("schedule", "disable", "s", *named(*urls))
+    gone = rota("schedule", "remove", "s", "--yes", "--json", *named(*urls))
+
+    assert (off.returncode, off.stdout.count("is disabled")) == (0, 2)
+    assert [each["answer"]["outcome"] for each in json.loads(gone.stdout)] == ["removed"] * 2
+
+
+@pytest.mark.slow
+def test_a_question_is_seen_and_is_no_part_of_the_document(make):
+    urls = [make(f"many{n}") for n in (32, 33)]
+    for url in urls:
+        enqueue(url, 0, 1)
+    terminal, given = os.openpty()
+    os.write(terminal, b"y\ny\n")
+
+    done = rota("cancel", "--queue", "default", "--json", *named(*urls), stdin=given)
+
+    assert [each["answer"]["changed"] for each in json.loads(done.stdout)] == [1, 1]
+    assert done.stderr.count("cancel 1 job? [y/N]") == 2
+    for end in (terminal, given):
+        os.close(end)
 
 
 @pytest.mark.slow

@@ -379,9 +379,9 @@ def test_disable_enable_remove(run: Run, clock: Clock, monkeypatch: pytest.Monke
     )
     assert "--yes" in run("schedule", "remove", "nightly", code=2)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda _: "n")
+    monkeypatch.setattr("rota.cli.schedules.agreed", lambda _: False)
     assert main(["schedule", "remove", "nightly"]) == 1
-    monkeypatch.setattr("builtins.input", lambda _: "y")
+    monkeypatch.setattr("rota.cli.schedules.agreed", lambda _: True)
     assert "nightly is removed" in run("schedule", "remove", "nightly")
     assert run("schedule", "list").endswith("(none)\n")
     for words in (["remove", "x", "--yes"], ["enable", "x"], ["run", "x"], ["show", "x"]):

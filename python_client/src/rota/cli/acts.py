@@ -24,6 +24,7 @@ from .output import (
     UnknownOutcomeError,
     UsageError,
     acting,
+    agreed,
     connected,
     print_json,
     print_list,
@@ -200,7 +201,7 @@ def _jobs(number: int) -> str:
 def _confirm(what: str, found: int) -> None:
     if not sys.stdin.isatty():
         raise UsageError(f"this would {what} {_jobs(found)}: confirm it with --yes")
-    if input(f"{what} {_jobs(found)}? [y/N] ").strip().lower() not in ("y", "yes"):
+    if not agreed(f"{what} {_jobs(found)}?"):
         raise CommandError("nothing was done")
 
 

@@ -35,7 +35,7 @@ from .output import CommandError, UnknownOutcomeError, print_json
 FAILED = 1
 ACTS = {
     *("retry", "cancel", "discard", "reschedule", "priority", "move", "purge", "erase"),
-    *("pause", "resume", "import"),
+    *("pause", "resume", "import", "remove", "enable", "disable"),
 }
 """Commands that act on one database after the other."""
 LONGEST = 60.0

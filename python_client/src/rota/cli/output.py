@@ -217,6 +217,12 @@ def acting(connection: Connection[Any]) -> Iterator[Client]:
         yield Client(connection)
 
 
+def agreed(question: str) -> bool:
+    """Ask on stderr, which is no document and not kept back, and return whether it is a yes."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return input().strip().lower() in ("y", "yes")
+
+
 def set_up_log(log_format: str = "text", log_level: str = "info") -> None:
     """Let the process write its log to stderr."""
     handler = logging.StreamHandler(PlainText(sys.stderr))

@@ -36,6 +36,7 @@ FOR_MANY = {
     *("status", "doctor", "verify", "explain", "job", "jobs", "errors", "limits", "tick"),
     *("retry", "cancel", "discard", "reschedule", "priority", "move", "purge", "erase"),
     *("pause", "resume", "import", "audit", "effects", "top", "list", "show", "next"),
+    *("remove", "enable", "disable"),
 }
 """Commands that take several databases, and are run on each."""
 OWN_MANY = {"worker", "forward", "web", "make", "queue move"}

@@ -10,6 +10,7 @@ from .output import (
     CommandError,
     UsageError,
     acting,
+    agreed,
     connected,
     print_json,
     print_list,
@@ -105,7 +106,7 @@ def _is_wanted(arguments: argparse.Namespace, what: str) -> bool:
         else:
             print(f"this would {what}, with {told} (dry run: nothing was done)")
         return False
-    if input(f"{what}, with {told}? [y/N] ").strip().lower() not in ("y", "yes"):
+    if not agreed(f"{what}, with {told}?"):
         raise CommandError("nothing was done")
     return True
 

@@ -28,6 +28,7 @@ from .output import (
     CommandError,
     UsageError,
     acting,
+    agreed,
     committing,
     connected,
     hint_for,
@@ -106,8 +107,7 @@ def remove(arguments: argparse.Namespace) -> int:
         if not arguments.yes:
             if not sys.stdin.isatty():
                 raise UsageError(f"this forgets the schedule {name}: confirm it with --yes")
-            answer = input(f"Forget the schedule {name}? [y/N] ")
-            if answer.strip().lower() not in ("y", "yes"):
+            if not agreed(f"Forget the schedule {name}?"):
                 print("nothing was done")
                 return 1
         with acting(connection) as client:

@@ -7,7 +7,7 @@ import sys
 
 from ..client.sync_client import Client
 from ..schema import run_script, script_text
-from .output import CommandError, UsageError, connected, print_json
+from .output import CommandError, UsageError, agreed, connected, print_json
 
 
 def install(arguments: argparse.Namespace) -> None:
@@ -40,8 +40,7 @@ def uninstall(arguments: argparse.Namespace) -> int:
         if not arguments.yes:
             if not sys.stdin.isatty():
                 raise UsageError("uninstall deletes all jobs: confirm it with --yes")
-            answer = input(f"Delete rota and all its jobs from {database}? [y/N] ")
-            if answer.strip().lower() not in ("y", "yes"):
+            if not agreed(f"Delete rota and all its jobs from {database}?"):
                 print("nothing was done")
                 return 1
         run_script(connection, "uninstall.sql", {})
