@@ -311,6 +311,21 @@ def test_functions_of_on_end_hear_how_each_attempt_ended(
     assert caplog.text.count("fail_itself, of on_end, failed") == len(jobs)
 
 
+def test_an_object_that_is_async_hears_of_ends(client: Client, drain: Drain) -> None:
+    class Note:
+        async def __call__(self, job: AnyJob, end: JobEnd) -> None:
+            seen.append(job.job_id)
+
+    registry, seen = Registry(), []
+    registry.add("plain", lambda job: None)
+    registry.on_end(Note())
+
+    job = client.enqueue("plain")
+    drain(registry)
+
+    assert seen == [job.job_id]
+
+
 def test_a_function_of_on_end_ends_no_worker(
     client: Client, drain: Drain, caplog: pytest.LogCaptureFixture
 ) -> None:

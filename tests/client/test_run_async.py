@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+import rota
 from rota import AsyncJob, Client, Job, Registry, RotaError, Worker
 from rota.worker.executor import Places
 
@@ -169,3 +171,31 @@ def test_a_worker_that_is_stopped_before_it_runs_leaves() -> None:
             await worker.run_async()
 
     asyncio.run(run())
+
+
+def test_a_worker_runs_where_tasks_begin_at_once(client: Client, dsn: str) -> None:
+    if sys.version_info < (3, 12):
+        pytest.skip("asyncio.eager_task_factory is of Python 3.12")
+    registry, ended = Registry(), []
+
+    @registry.handler("quick")
+    async def quick(job: AsyncJob) -> None:
+        await job.set_progress(50)
+
+    @registry.on_end
+    async def note(job: AsyncJob, end: rota.JobEnd) -> None:
+        ended.append(end.outcome)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+        worker = Worker(dsn, registry, concurrency=1)
+        working = asyncio.create_task(worker.run_async())
+        for number in range(1, 4):
+            client.enqueue("quick")
+            await _until(lambda number=number: len(ended) == number)
+        worker.stop()
+        await working
+
+    asyncio.run(main())
+
+    assert ended == ["succeeded"] * 3

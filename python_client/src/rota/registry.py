@@ -29,7 +29,7 @@ AsyncHandler = TypeVar("AsyncHandler", bound=Callable[[AsyncJob], Coroutine[Any,
 S = TypeVar("S")
 Resources = Callable[[], AsyncIterator[Mapping[str, Any] | None]]
 Middleware = Callable[[Any], Iterator[None]]
-EndFunction = Callable[[Any, JobEnd], object]
+EndFunction = Callable[[Any, JobEnd], Any]
 L = TypeVar("L", bound=Resources)
 M = TypeVar("M", bound=Middleware)
 E = TypeVar("E", bound=EndFunction)
@@ -348,10 +348,10 @@ class Registry:
         return len(self._handlers)
 
 
-def is_async(handler: Handler) -> bool:
-    """Whether calling a handler gives a coroutine."""
-    call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async one
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+def is_async(function: object) -> bool:
+    """Whether calling a handler, or a function of `Registry.on_end`, gives a coroutine."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object may have an async one
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _raise_if_error(result: object) -> object:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import logging
 from collections import deque
@@ -16,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..job import BaseJob, JobEnd
-from ..registry import EndFunction
+from ..registry import EndFunction, is_async
 
 logger = logging.getLogger("rota")
 
@@ -84,32 +83,29 @@ class Ends:
         log_job(event, job, duration or None, exception, next_run=next_run, **details)
         if self._functions:
             self._pending.append((job, JobEnd(event, duration, exception, next_run)))
-            if self._telling is None:
+            if self._telling is None or self._telling.done():
                 # In a context of its own: this may be called in that of a job.
                 self._telling = asyncio.create_task(self._tell(), context=Context())
 
     async def close(self) -> None:
         """Wait until the functions know of all."""
-        if self._telling is not None:
+        if self._telling is not None and not self._telling.done():
             await self._telling
 
     async def _tell(self) -> None:
-        try:
-            while self._pending:
-                job, end = self._pending.popleft()
-                for function in self._functions:
-                    try:
-                        if inspect.iscoroutinefunction(function):
-                            await function(job, end)
-                        else:
-                            await asyncio.to_thread(function, job, end)
-                    except BaseException as error:  # one that raises SystemExit ends no worker
-                        if _is_cancelled(error):
-                            raise
-                        name = getattr(function, "__qualname__", repr(function))
-                        logger.exception("job %s: %s, of on_end, failed", job.job_id, name)
-        finally:
-            self._telling = None
+        while self._pending:
+            job, end = self._pending.popleft()
+            for function in self._functions:
+                try:
+                    if is_async(function):
+                        await function(job, end)
+                    else:
+                        await asyncio.to_thread(function, job, end)
+                except BaseException as error:  # one that raises SystemExit ends no worker
+                    if _is_cancelled(error):
+                        raise
+                    name = getattr(function, "__qualname__", repr(function))
+                    logger.exception("job %s: %s, of on_end, failed", job.job_id, name)
 
 
 def _is_cancelled(error: BaseException) -> bool:
