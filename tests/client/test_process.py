@@ -1,6 +1,8 @@
-"""The event loop of a worker: uvloop's where that is installed."""
+"""The process of a worker: uvloop's loop where that is installed, and what is forked there."""
 
 import asyncio
+import multiprocessing
+import signal
 import sys
 import threading
 from typing import Any
@@ -43,3 +45,27 @@ def test_without_uvloop_it_is_the_one_of_asyncio(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "uvloop", None)
 
     assert loop_factory() is None
+
+
+def test_a_job_can_terminate_a_process_that_it_has_forked(
+    client: rota.Client, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    registry = rota.Registry()
+
+    @registry.handler("forks")
+    def forks(job: rota.Job) -> int | None:
+        forking = multiprocessing.get_context("fork")
+        is_begun = forking.Event()
+        process = forking.Process(target=lambda: (is_begun.set(), signal.pause()))
+        process.start()
+        is_begun.wait(10)
+        process.terminate()
+        process.join(10)
+        process.kill()
+        return process.exitcode
+
+    client.enqueue("forks")
+    rota.Worker(dsn, registry, poll_interval=0.05).run(drain=True)
+
+    ended = "select result from rota.finished_jobs"
+    assert db.execute(ended).fetchone() == (-signal.SIGTERM,)

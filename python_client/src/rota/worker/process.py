@@ -79,10 +79,14 @@ def stop_on_signals(stop: Callable[[bool], None]) -> Iterator[bool]:
     # A terminal was closed; after nohup that is nothing to the process.
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signals.append(signal.SIGHUP)
-    count = 0
+    count, owner = 0, os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal count
+        if os.getpid() != owner and number == signal.SIGTERM:
+            # Of a process that a job has forked, as by multiprocessing, which terminates it.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         count += 1
         stop(count > 1)
         if count > 1:
