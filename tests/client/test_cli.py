@@ -391,6 +391,9 @@ def test_worker_command(
     ("spec", "message"),
     [
         ("no_such.module:registry", "(Run it where `import no_such` works, or set PYTHONPATH)"),
+        ("shop/jobs:registry", "(Name a module and no file, as an import statement does: "),
+        ("./jobs:registry", "(Name a module and no file, as an import statement does: "),
+        ("jobs.py", "(Name a module and no file, as an import statement does: "),
         ("json:registry", "rota: json has no attribute registry\n"),
         ("json", "rota: json has no attribute registry\n"),
         ("json:dumps", "rota: json:dumps is not a rota.Registry\n"),
@@ -424,13 +427,20 @@ def test_worker_settings_out_of_range(
     assert error.startswith(f"rota: {message}")
 
 
+@pytest.mark.parametrize(
+    ("module", "line"), [("misspelt", "registry = rota.Registri()"), ("ends", "sys.exit(0)")]
+)
 def test_worker_says_where_the_handlers_fail_to_load(
-    run: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    line: str,
 ) -> None:
-    (tmp_path / "broken_jobs.py").write_text("import rota\nregistry = rota.Registri()\n")
+    (tmp_path / f"{module}.py").write_text(f"import rota, sys\n{line}\n")
     monkeypatch.syspath_prepend(tmp_path)
 
-    assert "broken_jobs.py:2" in run("worker", "broken_jobs:registry", code=2)
+    assert f"{module}.py:2" in run("worker", f"{module}:registry", code=2)
 
 
 def test_used_wrongly(run: Callable[..., str]) -> None:

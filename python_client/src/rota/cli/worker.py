@@ -169,7 +169,7 @@ def load_registry(spec: str) -> Registry:
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = "" if "importlib" in frame.filename else f" ({frame.filename}:{frame.lineno})"
         kind = type(error).__name__
@@ -183,7 +183,9 @@ def load_registry(spec: str) -> Registry:
     return found
 
 
-def _import_hint(module_name: str, error: Exception) -> str | None:
+def _import_hint(module_name: str, error: BaseException) -> str | None:
+    if "/" in module_name or module_name.endswith(".py"):
+        return "Name a module and no file, as an import statement does: shop.jobs:registry"
     top, _, _ = module_name.partition(".")
     if isinstance(error, ModuleNotFoundError) and error.name == top:
         return f"Run it where `import {top}` works, or set PYTHONPATH"
