@@ -115,6 +115,34 @@ def test_an_exception_inside_rolls_back_and_fails(
     assert status(job_id) == "failed"
 
 
+def test_a_rollback_inside_leaves_the_job_to_its_handler(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("plain")
+    def plain(job: Job) -> bool:
+        with job.transaction() as connection:
+            connection.execute("insert into public.marks values (%s)", [job.job_id])
+            raise psycopg.Rollback
+        return job.is_finished
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> bool:
+        async with job.transaction() as connection:
+            await connection.execute("insert into public.marks values (%s)", [job.job_id])
+            raise psycopg.Rollback
+        return job.is_finished
+
+    client.enqueue("plain")
+    client.enqueue("async")
+    drain(registry)
+
+    assert _marks_of(db) == []
+    rows = db.execute("select status, result from rota.finished_jobs").fetchall()
+    assert rows == [("succeeded", False)] * 2
+
+
 def test_an_exception_after_it_changes_nothing(
     client: Client, db: psycopg.Connection[Any], status: Status, drain: Drain
 ) -> None:

@@ -228,12 +228,13 @@ class BaseJob:
         """
         self._check_unfinished()
         before = self.state  # an end that was put there before may still be committed, or not
+        put_at = self._put_at
         try:
             yield
         except BaseException:
             self.state = before
             raise
-        if commits:
+        if commits and self._put_at != put_at:  # else the block was left by psycopg.Rollback
             self.state = State.FINISHED
 
     @contextmanager
