@@ -240,3 +240,24 @@ def test_rights_of_our_roles_are_compared_where_the_roles_are(db):
         assert only(db).remedy == "revoke delete on table rota.effects from rota_worker;"
     finally:
         db.execute("drop owned by rota_worker; drop role rota_worker")
+
+
+def test_rights_that_a_restore_has_left_out_are_one_finding(
+    db, dsn, psql, sql_dir, monkeypatch
+):
+    for granted in scalar(
+        db,
+        "select array_agg(format('grant execute on routine %s to public', p.oid::regprocedure))"
+        " from pg_proc as p where p.pronamespace = 'rota'::regnamespace",
+    ):
+        db.execute(granted)
+    db.execute("grant delete on rota.effects to pg_monitor")
+
+    found = [row for row in doctor(db) if row.finding == "drift"]
+
+    assert len(found) == 2
+    assert re.match(r"[0-9]+ rights are not as installed", found[0].evidence)
+    assert found[1].remedy == "revoke delete on table rota.effects from pg_monitor;"
+    monkeypatch.setenv("PGOPTIONS", f"-c role={scalar(db, OWNER)}")
+    psql(dsn, "-f", sql_dir / "install.sql")
+    assert only(db) == found[1]
