@@ -42,6 +42,13 @@ begin
         end,
         jsonb_strip_nulls(jsonb_build_object('name', c_row -> 'name', 'queue', c_row -> 'queue',
             'job_type', c_row -> 'job_type', 'limit_key', c_row -> 'limit_key')),
-        null, jsonb_strip_nulls(v_before), jsonb_strip_nulls(v_after));
+        null, rota._without_nulls(v_before), rota._without_nulls(v_after));
     return null;
 end $$;
+
+/* Without the columns that are null; what is null in a payload stays. */
+create or replace function rota._without_nulls(setting jsonb)
+    returns jsonb language sql immutable as $$
+    select jsonb_object_agg(e.key, e.value) from jsonb_each(setting) as e
+    where e.value <> 'null';
+$$;

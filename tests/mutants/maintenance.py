@@ -645,6 +645,23 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "missing-rights-one-by-one",
+        "After a restore without rights the doctor tells of hundreds, and of nothing else.",
+        "sql/operations/test_drift.py",
+        sql("operations/drift", "where r.rights > 20\n", "where false\n"),
+        sql("operations/drift", "    where r.rights <= 20 or not f.is_replayed;", ";"),
+    ),
+    mutant(
+        "record-without-nulls",
+        "What was null in the payload of a schedule is gone when a change of it is undone.",
+        "web/test_acts.py",
+        sql(
+            "base/audit",
+            "_without_nulls(v_before)",
+            "_without_nulls(jsonb_strip_nulls(v_before))",
+        ),
+    ),
+    mutant(
         "grants-by-hand-reported",
         "The doctor takes a grant by hand to a role of ours for drift.",
         "sql/operations/test_drift.py",

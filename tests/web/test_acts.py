@@ -138,7 +138,7 @@ def test_what_a_setting_was_before_it_is_again(http: httpx.Client, db_of_page: D
         "select rota.schedule_job(name => 'undone', schedule => '0 2 * * *',"
         " job_type => 'clean', queue => 'acts', payload => %s)"
     )
-    db_of_page.execute(schedule, [f'{{"n": {BIG}}}'])
+    db_of_page.execute(schedule, [f'{{"n": {BIG}, "none": null, "in": {{"none": null}}}}'])
     db_of_page.execute(
         "select rota.set_limit(job_type => 'undone', max_running => 3, max_starts => 9)"
     )
@@ -183,6 +183,20 @@ def test_what_a_setting_was_before_it_is_again(http: httpx.Client, db_of_page: D
     finally:
         db_of_page.execute("select rota.resume_all()")
         db_of_page.execute("select rota.resume_queue('acts')")
+
+
+def test_no_later_change_is_taken_back_with_a_schedule(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    put = "select rota.schedule_job('moved', '0 2 * * *', 'clean', queue => %s)"
+    db_of_page.execute(put, ["acts"])
+    form = fields_of(http.get("/act/schedule_job?name=moved").text)
+    answer = act(http, "/act/schedule_job?name=moved", **{**form, "schedule": "0 3 * * *"})
+    (path,) = re.findall(r'href="(/undo[^"]*)"', answer.text)
+    assert "There is nothing to take back" not in http.get(path).text
+    db_of_page.execute(put.replace("2", "3"), ["elsewhere"])
+
+    assert "There is nothing to take back" in http.get(path).text
 
 
 def test_no_undo_is_offered_where_there_is_none(http: httpx.Client, db_of_page: Db) -> None:

@@ -385,7 +385,10 @@ UNDOABLE: LiteralString = """
         ) as after,
         a.job_ids is null and exists (
             select from rota.audit_log as l
-            where l.id > a.id and l.job_ids is null and l.filter is not distinct from a.filter
+            where l.id > a.id and l.job_ids is null
+              -- A schedule is the same in another queue, too.
+              and coalesce(l.filter -> 'name', l.filter)
+                is not distinct from coalesce(a.filter -> 'name', a.filter)
               and case l.act when 'unschedule' then 'schedule' when 'resume' then 'pause'
                 else l.act end = case a.act when 'unschedule' then 'schedule'
                 when 'resume' then 'pause' else a.act end
