@@ -4,7 +4,8 @@
  *     psql -f sql/uninstall.sql
  *
  * The pg_cron entry and its log go first, because they live outside the schema.  The roles
- * stay: they belong to the whole cluster, and another database may use them.
+ * stay: they belong to the whole cluster, and another database may use them.  What of others
+ * uses tables or functions of rota would go with them, so then nothing is done.
  */
 
 \set ON_ERROR_STOP on
@@ -40,6 +41,8 @@ begin
             hint = 'Nothing was removed.';
     end if;
 end $$;
+
+\ir upgrades/refuse_others.sql
 
 drop schema if exists rota cascade;
 commit;

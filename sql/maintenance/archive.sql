@@ -39,7 +39,7 @@ begin
 
     if c_rows_owner is null then
         execute format('create table %I.rota_rows (source text not null, '
-            'archived_at timestamptz not null default rota.now(), row_as jsonb not null)',
+            'archived_at timestamptz not null, row_as jsonb not null)',
             schema);
     end if;
     insert into rota.archive (schema) values (set_archive.schema)
@@ -67,7 +67,8 @@ declare
 begin
     if c_archive is null then return statement; end if;
     return format('with gone as (%s returning to_jsonb(f) as row_as) '
-        'insert into %I.rota_rows (source, row_as) select %L, g.row_as from gone as g',
+        'insert into %I.rota_rows (source, archived_at, row_as) '
+        'select %L, rota.now(), g.row_as from gone as g',
         statement, c_archive, name);
 end $$;
 
@@ -78,8 +79,8 @@ declare
     c_archive constant text := rota._archive_of(name);
 begin
     if c_archive is null then return; end if;
-    execute format('insert into %I.rota_rows (source, row_as) '
-        'select %L, to_jsonb(f) from rota.%I as f where f.%I = any($1)', c_archive, name, name,
-        id_column)
+    execute format('insert into %I.rota_rows (source, archived_at, row_as) '
+        'select %L, rota.now(), to_jsonb(f) from rota.%I as f where f.%I = any($1)',
+        c_archive, name, name, id_column)
     using job_ids;
 end $$;

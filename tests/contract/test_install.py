@@ -154,6 +154,42 @@ def test_uninstall_leaves_nothing(empty: str, psql: Any, dump: Dump, sql_dir: Pa
     assert dump(empty) == before
 
 
+def test_uninstall_takes_nothing_of_others_away(
+    empty: str, psql: Any, dump: Dump, sql_dir: Path
+) -> None:
+    psql(empty, "-f", sql_dir / "install.sql")
+    psql(
+        empty, "-c", "create schema mine create view mine.dead as select id from rota.dead_jobs"
+    )
+    psql(empty, "-c", "create table mine.log (at timestamptz default rota.now())")
+    before = dump(empty)
+
+    done = psql(empty, "-f", sql_dir / "uninstall.sql", check=False)
+
+    assert done.returncode == 3
+    assert "these use tables or functions of rota" in done.stderr
+    assert "mine.dead" in done.stderr
+    assert "mine.log" in done.stderr
+    assert dump(empty) == before
+
+
+def test_uninstall_leaves_the_archive(empty: str, psql: Any, dump: Dump, sql_dir: Path) -> None:
+    psql(empty, "-f", sql_dir / "install.sql")
+    psql(
+        empty,
+        *("-c", "create schema history", "-c", "select rota.set_archive('history')"),
+        *("-c", "create table rota.finished_jobs_done_20010101 partition of"
+          " rota.finished_jobs_done for values from ('2001-01-01') to ('2001-01-02')"),
+        *("-c", "update rota.stats_progress set complete_until = now()"),
+        *("-c", "select rota._drop_partitions()"),
+    )  # fmt: skip
+
+    psql(empty, "-f", sql_dir / "uninstall.sql")
+
+    psql(empty, "-c", "select from history.finished_jobs_done_20010101, history.rota_rows")
+    psql(empty, "-f", sql_dir / "install.sql")
+
+
 def test_uninstall_leaves_a_foreign_schema_of_that_name(
     empty: str, psql: Any, sql_dir: Path
 ) -> None:

@@ -42,10 +42,10 @@ MAINTENANCE = (
     ),
     mutant(
         "upgrade-over-foreign-objects",
-        "Views of others go with the schema of 0.1.0.",
-        "releases/test_from_0_1_0.py",
+        "Views of others go with the schema of 0.1.0, or with rota.",
+        "contract/test_install.py",
         sql(
-            "upgrades/from_0_1_0/set_aside",
+            "upgrades/refuse_others",
             "if v_others is not null then",
             "if false then",
         ),

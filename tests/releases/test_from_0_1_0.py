@@ -211,7 +211,7 @@ def test_an_upgrade_leaves_what_others_have_built_on_0_1_0(
     done = psql(old, "-f", sql_dir / "install.sql", check=False)
 
     assert done.returncode == 3
-    assert "these use tables or functions of rota 0.1.0, which are made anew" in done.stderr
+    assert "these use tables or functions of rota, and would go with them" in done.stderr
     assert "shop.mine" in done.stderr
     assert dump(server, old) == before
 
