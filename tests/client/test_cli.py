@@ -321,6 +321,13 @@ def test_observer_may_ask_for_the_status(
         shown = run("status", "-d", url)
         assert rota.__version__ in shown
         assert "last tick" in shown
+        client.enqueue("x", queue="mine")
+        client.grant_queue(role, "mine", "observer")
+        shown = run("status", "-d", url)
+        assert "untold  no right to doctor(), which is about all queues" in shown
+        assert "mine   1" in shown
+        told = json.loads(run("status", "--json", "-d", url))
+        assert (told["verdict"], told["findings"]) == (None, None)
     finally:
         db.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))
 

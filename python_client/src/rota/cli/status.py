@@ -7,8 +7,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, LiteralString
 
+import psycopg
+from psycopg import Connection
+
 from .._version import __version__
+from ..client.connecting import one_line
 from ..client.sync_client import Client
+from ..rows import Finding
 from .output import connected, print_findings, print_json, print_list, short, span
 from .top import MAX_ROWS, brief, share, worst_of
 
@@ -67,23 +72,27 @@ TITLES = {"disabled_schedules": "schedules disabled by an error"}
 def status(arguments: argparse.Namespace) -> int:
     """Show on one screen how it stands; return 2 if the doctor finds something critical."""
     with connected(arguments) as connection:
-        client = Client(connection)
         overview = {
             "database": connection.info.dbname,
-            "version": client.version(),
+            "version": Client(connection).version(),
             "client": __version__,
         }
-        wrong = [row for row in client.doctor() if row.severity != "ok"]
+        wrong, untold = _wrong(connection)
         parts = {name: connection.execute(part).fetchall() for name, part in PARTS.items()}
     worst = wrong[0].severity if wrong else "ok"
     if arguments.json:
-        verdict = {"verdict": worst, "findings": [asdict(row) for row in wrong]}
+        verdict = {
+            "verdict": None if untold else worst,
+            "findings": None if untold else [asdict(row) for row in wrong],
+        }
         print_json({**overview, **verdict, **parts})
     else:
         print("rota {version} in {database}, seen by client {client}".format(**overview))
         print_findings(
             [(row.severity, row.evidence, row.remedy) for row in wrong[:3]]
-            or [("ok", "the doctor found nothing", None)]
+            or [
+                ("untold", untold, None) if untold else ("ok", "the doctor found nothing", None)
+            ]
         )
         if len(wrong) > 3:
             print(f"and {len(wrong) - 3} more: rota doctor")
@@ -94,6 +103,17 @@ def status(arguments: argparse.Namespace) -> int:
                 if len(rows) > MAX_ROWS:
                     print(f"the worst of {len(rows)}; all: rota status --json")
     return CRITICAL if worst == "critical" else 0
+
+
+def _wrong(connection: Connection[Any]) -> tuple[list[Finding], str | None]:
+    """Return what the doctor finds, or why it tells this role nothing."""
+    try:
+        with connection.transaction():
+            found = Client(connection).doctor()
+    except psycopg.errors.InsufficientPrivilege as error:
+        # Who is confined to some queues sees these.
+        return [], one_line(error)
+    return [row for row in found if row.severity != "ok"], None
 
 
 def _queue(row: dict[str, Any]) -> dict[str, Any]:
