@@ -612,7 +612,13 @@ create or replace function rota._examine_partitions()
         where exists (select from rota.finished_jobs_done_default)
         union all
         select 'rota.job_errors_default' where exists (select from rota.job_errors_default)
-    ) as d;
+    ) as d
+    union all
+    select 'warning', format('old rows are not purged, because the archive has no table '
+            '%I.rota_rows any more', a.schema),
+        format('create schema if not exists %I authorization %I; '
+            'select rota.set_archive(%L);', a.schema, current_user, a.schema)
+    from rota.archive as a where to_regclass(format('%I.rota_rows', a.schema)) is null;
 $$;
 
 /* Healthy listeners read at once, so that the queue of the whole server is all but empty. */

@@ -670,6 +670,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "archive-gone-untold",
+        "The archive is gone, nothing is purged any more, and the doctor says nothing.",
+        "sql/maintenance/test_archive.py",
+        sql(
+            "operations/doctor",
+            "from rota.archive as a where to_regclass",
+            "from rota.archive as a where false and to_regclass",
+        ),
+    ),
+    mutant(
         "archive-of-another",
         "The archive takes a table of another role, and runs its triggers.",
         "sql/maintenance/test_archive.py",

@@ -8,6 +8,7 @@ from psycopg.types.json import Jsonb
 from sql.helpers import claim, one, owner, refused, rows, scalar, settle, value
 from sql.maintenance.test_retention import end, tick_until_done
 from sql.operations.test_acts import act, dead
+from sql.operations.test_doctor import doctor
 
 KEPT = """
     select count(*) from (
@@ -60,6 +61,24 @@ def test_rows_that_are_deleted_one_by_one_go_to_its_table(db, clock, history):
             " where source like 'finished%%'",
         )
     } == ids  # fmt: skip
+
+
+def test_an_archive_that_is_gone_is_told_and_mended(db, clock, history):
+    value(db, "set_queue", queue="short", keep_finished="1 minute")
+    end(db, "succeeded", "short")
+    db.execute("drop schema history cascade")
+    clock.advance("1 hour")
+    tick_until_done(db, clock)
+    assert scalar(db, "select count(*) from rota.finished_jobs") == 1
+
+    (found,) = [row for row in doctor(db) if row.finding == "partitions"]
+
+    assert (found.severity, "history.rota_rows" in found.evidence) == ("warning", True)
+    db.execute(found.remedy)
+    clock.advance("6 minutes")
+    tick_until_done(db, clock)
+    assert scalar(db, "select count(*) from history.rota_rows") == 1
+    assert [row for row in doctor(db) if row.finding == "partitions"] == []
 
 
 def test_what_an_operator_purges_goes_there_too(db, history):
