@@ -37,6 +37,7 @@ begin
             when 'limits' then 'set_limit'
             when 'retry_rules' then 'set_retry_rule'
             when 'breakers' then 'set_breaker'
+            when 'archive' then 'set_archive'
             when 'pauses' then case when v_after is null then 'resume' else 'pause' end
             else case when v_after is null then 'unschedule' else 'schedule' end
         end,

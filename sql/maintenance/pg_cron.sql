@@ -29,6 +29,8 @@ begin
     perform cron.schedule('rota tick', v_schedule, v_command);
     insert into rota.maintenance (task, done_at) values ('pg_cron', rota.now())
     on conflict (task) do nothing;
+    perform rota._audit('start_ticker', null, null, null,
+        jsonb_build_object('schedule', v_schedule, 'command', v_command));
     return format('pg_cron %s runs "%s" at "%s" as %s', v_version, v_command, v_schedule,
         current_user);
 end $$;
@@ -46,7 +48,9 @@ begin
     perform cron.unschedule(j.jobid) from cron.job as j
     where j.jobname in ('rota tick', 'rota tick log')
       and j.database = current_database() and j.username = current_user;
-    return found;
+    if not found then return false; end if;
+    perform rota._audit('stop_ticker', null);
+    return true;
 end $$;
 
 comment on function rota.stop_ticker is

@@ -269,6 +269,8 @@ begin
     set last_job_id = v_job_id,
         next_run_at = case when v_parsed.kind <> 'after' then d.next_run_at end
     where d.name = v_definition.name;
+    perform rota._audit('run_schedule_now', jsonb_build_object('name', v_definition.name,
+        'queue', v_definition.queue, 'job_type', v_definition.job_type), array[v_job_id]);
     return v_job_id;
 end $$;
 

@@ -46,6 +46,8 @@ create trigger job_definitions_audited
     on rota.job_definitions for each row execute function rota._audit_setting();
 create trigger retry_rules_audited after insert or update or delete on rota.retry_rules
     for each row execute function rota._audit_setting();
+create trigger archive_audited after insert or delete or update of schema on rota.archive
+    for each row execute function rota._audit_setting();
 -- Not how they stand.
 create trigger retry_budgets_audited
     after insert or delete or update of per_minute, percent

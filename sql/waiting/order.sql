@@ -261,6 +261,8 @@ begin
     end if;
     -- A job that came in meanwhile saw that the key was halted.
     perform rota._add_checks('order', array[ordering_key]);
+    perform rota._audit('resume_ordering_key',
+        jsonb_build_object('ordering_key', ordering_key), array[v_job_id]);
     return v_job_id;
 end $$;
 

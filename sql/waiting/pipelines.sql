@@ -20,6 +20,7 @@ create or replace function rota.define_pipeline(pipeline text, stages jsonb)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_stages text[];
+    v_before jsonb;
 begin
     perform rota._check_name('pipeline', pipeline);
     perform rota._check_stages(stages);
@@ -31,6 +32,7 @@ begin
     from rota._stages(define_pipeline.stages) as s;
 
     perform rota._lock_pipeline(pipeline);
+    v_before := rota._stages_of(pipeline);
     -- Take it apart, and let the stages that do not come again lead to those that do.
     with recursive ways (stage, next_stage) as (
         select p.stage, p.next_stage from rota.pipeline_stages as p
@@ -59,6 +61,10 @@ begin
         job_type = excluded.job_type, queue = excluded.queue, priority = excluded.priority,
         max_attempts = excluded.max_attempts, lease = excluded.lease,
         time_limit = excluded.time_limit, backoff = excluded.backoff;
+    if v_before is distinct from rota._stages_of(pipeline) then
+        perform rota._audit('define_pipeline', jsonb_build_object('pipeline', pipeline), null,
+            v_before, rota._stages_of(pipeline));
+    end if;
 end $$;
 
 comment on function rota.define_pipeline is
@@ -79,16 +85,35 @@ begin
     ));
 end $$;
 
+/* The stages of a pipeline as they are defined, for the record; null if it is not. */
+create or replace function rota._stages_of(pipeline text)
+    returns jsonb language plpgsql stable as $$
+begin
+    return (
+        select jsonb_build_object('stages', jsonb_agg(
+            jsonb_strip_nulls(to_jsonb(p) - '{pipeline,ordinal,next_stage}'::text[])
+            order by p.ordinal))
+        from rota.pipeline_stages as p
+        where p.pipeline = _stages_of.pipeline and p.ordinal is not null
+        having count(*) > 0
+    );
+end $$;
+
 create or replace function rota.drop_pipeline(pipeline text)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_before jsonb;
 begin
     perform rota._check_name('pipeline', pipeline);
     perform rota._lock_pipeline(pipeline);
+    v_before := rota._stages_of(pipeline);
     update rota.pipeline_stages as p
     set ordinal = null where p.pipeline = drop_pipeline.pipeline and p.ordinal is not null;
     if not found then
         perform rota._refuse('pipeline', format('%L is not defined', pipeline));
     end if;
+    perform rota._audit('drop_pipeline', jsonb_build_object('pipeline', pipeline), null,
+        v_before);
 end $$;
 
 comment on function rota.drop_pipeline is
@@ -181,6 +206,9 @@ begin
         where f.id = v_job.id and f.lease_token = v_job.lease_token;
         if found then
             perform rota._restore_jobs(array[v_job.id]);
+            perform rota._audit('restart_pipeline', null, array[v_job.id],
+                jsonb_build_object('status', v_job.status, 'stage', v_job.stage),
+                jsonb_build_object('stage', v_stage.stage));
             return v_job.id;
         end if;
     end loop;
