@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -86,8 +87,11 @@ def test_retry_of_a_group_counts_asks_and_edits(run: Run, client: Client, db: Db
     assert statuses(db, ids) == ["queued"] * 3 + ["dead"]
     jobs = client.claim_jobs("w", max_jobs=5)
     assert [job.payload for job in jobs] == [{"cents": 6, "currency": "EUR"}] * 3
-    seen = run("retry", *map(str, ids[:2]), "--dry-run")
-    assert "2 jobs could not be changed:\n" in seen
+    seen = run("retry", *map(str, ids[1:]), "--dry-run")
+    assert re.fullmatch(
+        rf"1 job would be changed, such as\n.*\n{ids[3]} .*\n2 jobs could not be .*\n.*\n.*\n",
+        seen,
+    )
     assert "running" in seen
 
 

@@ -41,6 +41,8 @@ DONE = {
     "purge": "deleted",
     "erase": "erased",
 }
+NOT_FOUND = "not found"
+"""Why an id conflicts of which there is no job, and so none that was counted."""
 AT_ONCE = 1000
 MAX_SHOWN = 20
 
@@ -221,7 +223,9 @@ def _tell_count(
             }
         )
         return 0
-    print(f"{_jobs(found)} would be changed{', such as' if samples else ''}")
+    refused = {conflict["job_id"] for conflict in conflicts if conflict["reason"] != NOT_FOUND}
+    samples = [sample for sample in samples if sample["job_id"] not in refused]
+    print(f"{_jobs(found - len(refused))} would be changed{', such as' if samples else ''}")
     if samples:
         names = ("job_id", "status", "queue", "job_type", "last_error")
         print_list([{name: sample[name] for name in names} for sample in samples])
