@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -199,3 +200,26 @@ def test_a_worker_runs_where_tasks_begin_at_once(client: Client, dsn: str) -> No
     asyncio.run(main())
 
     assert ended == ["succeeded"] * 3
+
+
+@pytest.mark.parametrize("by", [Worker.stop, None], ids=["stop", "cancel"])
+def test_a_worker_leaves_while_its_database_does_not_answer(
+    by: Callable[[Worker], None] | None,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        conninfo = f"host=127.0.0.1 port={silent.getsockname()[1]} dbname=x"
+        worker = Worker(conninfo, _registry(threading.Event()))
+
+        async def run() -> None:
+            task = asyncio.create_task(worker.run_async())
+            accepted, _ = await asyncio.to_thread(silent.accept)
+            with accepted:
+                if by is None:
+                    task.cancel()
+                else:
+                    by(worker)
+                await asyncio.wait([task], timeout=10)
+            assert task.cancelled() == (by is None)
+            assert by is None or task.result() is None
+
+        asyncio.run(run())

@@ -393,8 +393,8 @@ WORKER = (
         "client/test_run_async.py",
         client(
             "worker/worker",
-            "            self._claim_no_more()\n            stopping.cancel()\n",
-            "            stopping.cancel()\n",
+            "            self._stop.set()\n            self._fetcher.wake()\n",
+            "",
         ),
         client("worker/worker", "        await end_task(fetching)\n", ""),
     ),

@@ -47,7 +47,7 @@ SHORTEST_WAIT = (0.01, 1.0)
 class Fetcher:
     """Claims over one connection; *claim* is the call for a number of jobs.
 
-    Before each claim *is_over* says whether the worker is to leave by itself.
+    Before each claim *is_over* says whether there shall be no more.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class Fetcher:
         notifier.on_maintenance = self._hurry_maintenance
         self._retry = Retry("claim", connection.state)
         self._wake = asyncio.Event()
-        self._is_stopping = False
         self._looks_since: float | None = None
         self._has_found = False
 
@@ -92,14 +91,10 @@ class Fetcher:
         """Claim at once: the database is back."""
         self._poller.come()
 
-    def stop(self) -> None:
-        """Claim no more; call `wake` in the loop's thread after it."""
-        self._is_stopping = True
-
     async def run(self, executor: Executor, *, drain: bool, once: bool) -> None:
         """Claim until stopped, or until nothing is due, or once and wait for the end."""
         may_claim = True
-        while not (self._is_stopping or self._is_over()):
+        while not self._is_over():
             self._wake.clear()
             await self._maintenance.run_due(
                 is_idle=executor.is_idle,
@@ -113,7 +108,7 @@ class Fetcher:
             if was_idle and drain and not self._retry.failures:
                 self._poller.claim_at = 0.0  # whether more is due is asked at once
             wanted = executor.wanted if may_claim else 0
-            if wanted and self._poller.is_due() and not self._is_stopping:
+            if wanted and self._poller.is_due() and not self._is_over():
                 is_patient = not (drain or once)
                 has_claimed = await self._claim_for(executor, wanted, is_patient=is_patient)
                 may_claim = not (once and has_claimed)

@@ -30,7 +30,7 @@ from ..exceptions import RotaError, to_duration
 from ..job import BaseJob, JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
-from .connection import Connection, ConnectionState, Retry, end_task, wait_for
+from .connection import Connection, ConnectionState, Retry, end_task
 from .executor import MAX_BATCH, Executor, Places, Prefetch, Share
 from .fetcher import Fetcher
 from .heartbeat import Heartbeat
@@ -176,6 +176,21 @@ class Worker:
             raise RuntimeError("a Worker runs once: make another one")
         self._is_begun = True
         self._context.loop = asyncio.get_running_loop()
+        running = asyncio.create_task(self._run(drain=drain, once=once))
+        cancelled: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError as error:
+                self.stop(now=self._is_told.is_set())
+                cancelled = error
+        try:
+            running.result()
+        finally:
+            if cancelled is not None:
+                raise cancelled
+
+    async def _run(self, *, drain: bool, once: bool) -> None:
         limit = asyncio.timeout(None)
         ending = asyncio.create_task(_expire_on(self._stop, limit))
         resources = self._registry.open_resources()
@@ -186,6 +201,7 @@ class Worker:
                 try:
                     await self._work(drain=drain, once=once)
                 finally:
+                    await self._connection.close()
                     ending = asyncio.create_task(self._limit_close(limit))
         except TimeoutError:
             if not limit.expired():
@@ -208,14 +224,13 @@ class Worker:
         await _expire_on(self._stop_now, limit, LAST_WORDS)
 
     async def _work(self, *, drain: bool, once: bool) -> None:
-        try:
-            await self._introduce(is_patient=self._is_patient and not (drain or once))
-        except BaseException:
-            await self._connection.close()
-            raise
-        if self._stop.is_set() and not self._state.is_up:
-            await self._connection.close()
+        is_patient = self._is_patient and not (drain or once)
+        introducing = asyncio.create_task(self._introduce(is_patient=is_patient))
+        await self._wait_unless_stopped(introducing)
+        await end_task(introducing)
+        if introducing.cancelled():
             return
+        introducing.result()
         self._heartbeat.start()
         logger.info(  # one that runs nothing may be told from it
             "worker %s started database=%s queues=%s job_types=%s concurrency=%s",
@@ -225,27 +240,30 @@ class Worker:
         fetching = asyncio.create_task(
             self._fetcher.run(self._executor, drain=drain, once=once)
         )
-        stopping = asyncio.create_task(self._stop.wait())
         notifying: asyncio.Task[None] | None = None
         if self._listens and not (drain or once):
             notifying = asyncio.create_task(self._notifier.run())
         self._ready.set()
         try:
-            await asyncio.wait([fetching, stopping], return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            self._is_told.set()
-            raise
+            await self._wait_unless_stopped(fetching)
         finally:
-            self._claim_no_more()
-            stopping.cancel()
-            await self._finish(asyncio.create_task(self._leave(fetching, notifying)))
+            self._stop.set()
+            self._fetcher.wake()
+            await self._leave(fetching, notifying)
         if not fetching.cancelled():
             fetching.result()  # raises what ended the loop
+
+    async def _wait_unless_stopped(self, task: asyncio.Task[None]) -> None:
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
 
     async def _introduce(self, *, is_patient: bool) -> None:
         """Reach the database; if the worker is patient, try again until it is there."""
         retry = Retry(None, self._state)
-        while not self._stop.is_set():
+        while True:
             try:
                 await self._compare_versions()
                 await self._presence.report()
@@ -258,7 +276,7 @@ class Worker:
                     logger.warning(text, self._database, one_line(error))
                 # Who waits for all to be ready waits for those only that are there.
                 self._ready.set()
-                await wait_for(self._stop, retry.fail(error))
+                await retry.wait(error)
 
     async def wait_until_ready(self) -> None:
         """Wait until the worker has reached the database and asks for jobs, or has ended."""
@@ -273,15 +291,8 @@ class Worker:
 
         With *now* they get no grace period.  May be called from any thread.
         """
-        self._claim_no_more()
-        self._call(self._is_told.set)
-        if now:
-            self._call(self._stop_now.set)
-
-    def _claim_no_more(self) -> None:
-        self._fetcher.stop()
-        self._call(self._fetcher.wake)
-        self._call(self._stop.set)
+        for event in (self._stop, self._is_told, *([self._stop_now] if now else [])):
+            self._call(event.set)
 
     @property
     def is_ready(self) -> bool:
@@ -345,11 +356,13 @@ class Worker:
             )
 
     def _is_over(self) -> bool:
-        """Leave when it is time for another process; what runs may end, however long."""
+        """Whether to claim no more, also since it is time for another process."""
+        if self._stop.is_set() or self._is_retiring:
+            return True
         if (reason := self._reason_to_retire()) is None:
             return False
         logger.info("worker %s makes room for another: %s", self.name, reason)
-        self._is_retiring = True
+        self._is_retiring = True  # what runs may end, however long
         return True
 
     def _reason_to_retire(self) -> str | None:
@@ -361,20 +374,6 @@ class Worker:
         if self._max_memory is not None and (used := peak_memory()) >= self._max_memory:
             return f"{used:.0f} MB of memory were in use"
         return None
-
-    async def _finish(self, leaving: asyncio.Task[None]) -> None:
-        """Wait until the worker has left, however often the caller is cancelled meanwhile."""
-        cancelled: asyncio.CancelledError | None = None
-        while not leaving.done():
-            try:
-                await asyncio.shield(leaving)
-            except asyncio.CancelledError as error:
-                cancelled = error
-                is_first = self._is_retiring and not self._is_told.is_set()
-                (self._is_told if is_first else self._stop_now).set()
-        if cancelled is not None:
-            raise cancelled
-        leaving.result()
 
     async def _leave(
         self, fetching: asyncio.Task[None], notifying: asyncio.Task[None] | None
@@ -404,7 +403,6 @@ class Worker:
         await _try(self._executor.ends.close(), "functions of on_end have not ended")
         self._heartbeat.stop()
         await _try(self._presence.leave())
-        await self._connection.close()
         if notifying is not None:
             await asyncio.wait([notifying], timeout=LEAVE_TIMEOUT)
         self._connections.close()
