@@ -62,7 +62,8 @@ begin
         held_limits = null, run_at = least(j.run_at, rota.now()),
         expires_at = case when j.expires_at > rota.now() and j.rerun_payload is null
             then j.expires_at end,
-        attempts = least(j.attempts, j.max_attempts - 1),
+        attempts = case when j.rerun_payload is null
+            then least(j.attempts, j.max_attempts - 1) else 0 end,
         payload = coalesce(j.rerun_payload, j.payload),
         priority = coalesce(j.rerun_priority, j.priority), rerun_payload = null,
         rerun_run_at = null, rerun_priority = null,

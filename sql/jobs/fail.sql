@@ -99,7 +99,7 @@ begin
         select v_job.id, v_job.lease_token, v_job.attempts, v_job.queue, v_job.job_type,
             coalesce(v_job.locked_by, ''), coalesce(v_job.started_at, c.now), c.now,
             v_error_type, left(_fail_running.errors[v_n], 10000),
-            left(_fail_running.stacks[v_n], 20000), v_job.run_at
+            left(_fail_running.stacks[v_n], 20000), greatest(v_job.run_at, v_job.created_at)
         from (select rota.now() as now offset 0) as c returning failed_at into v_now;
 
         v_is_rerun := status = 'failed' and v_job.rerun_payload is not null;
@@ -272,7 +272,9 @@ begin
         run_at = greatest(
             coalesce(_give_back.run_ats[array_position(_give_back.job_ids, j.id)], j.run_at),
             j.rerun_run_at),
-        attempts = j.attempts - 1, payload = coalesce(j.rerun_payload, j.payload),
+        -- The next attempt may also be the run that was asked for meanwhile.
+        attempts = case when j.rerun_payload is null then j.attempts - 1 else 0 end,
+        payload = coalesce(j.rerun_payload, j.payload),
         expires_at = case when j.rerun_payload is null then j.expires_at
             else rota._default_expiry(j.job_type, j.queue, j.rerun_run_at) end,
         priority = coalesce(j.rerun_priority, j.priority), rerun_payload = null,

@@ -72,7 +72,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     ),
     "an attempt that is given back and counts": (
         "I6",
-        [("_give_back", "attempts = j.attempts - 1", "attempts = j.attempts")],
+        [("_give_back", "j.attempts - 1 else", "j.attempts else")],
     ),
     "a job that does not die": (
         "I6",

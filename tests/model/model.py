@@ -214,7 +214,7 @@ class Model(Keys):
         if job.rerun:  # the next try is also the run that somebody asked for
             job.payload, when, job.priority = job.rerun
             job.run_at = max(job.run_at, when)
-            job.rerun, job.attempts = None, 0 if status == "failed" else job.attempts
+            job.rerun, job.attempts = None, 0
 
     # Each ending of a batch is answered by itself.
 

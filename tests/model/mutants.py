@@ -37,7 +37,7 @@ MUTANTS: dict[str, list[Mutation]] = {
     ],
     "an attempt too many": [("_fail_running", LEFT, LEFT.replace(">=", ">"))],
     "an attempt that is used by giving back": [
-        ("_give_back", "attempts = j.attempts - 1,", "")
+        ("_give_back", "j.attempts - 1 else", "j.attempts else")
     ],
     "a lease that ends a moment too early": [
         ("_sweep", "and j.locked_until < v_now", "and j.locked_until <= v_now"),

@@ -142,7 +142,7 @@ begin
             "case when v_is_rerun then 0 else j.attempts end",
             "j.attempts + 1",
         ),
-        sql("jobs/fail", "attempts = j.attempts - 1,", "attempts = j.attempts,"),
+        sql("jobs/fail", "j.attempts - 1 else", "j.attempts else"),
     ),
     mutant(
         "one-attempt-more",
@@ -213,7 +213,24 @@ begin
         "snooze-uses-an-attempt",
         "A job that is put off or given back has lost an attempt.",
         "sql/jobs/test_fail.py",
-        sql("jobs/fail", "attempts = j.attempts - 1,", "attempts = j.attempts,"),
+        sql("jobs/fail", "j.attempts - 1 else", "j.attempts else"),
+    ),
+    mutant(
+        "rerun-with-the-attempts-of-before",
+        "What was asked for while the job ran has only the attempts that were left to that.",
+        "sql/jobs/test_keys.py",
+        sql("jobs/fail", "j.attempts - 1 else 0 end", "j.attempts - 1 else j.attempts - 1 end"),
+        sql(
+            "jobs/control",
+            "else 0 end,\n        payload",
+            "else j.attempts end,\n        payload",
+        ),
+    ),
+    mutant(
+        "failure-waited-before-its-job",
+        "A failed attempt has waited since a time at which its job was not there.",
+        "sql/maintenance/test_statistics.py",
+        sql("jobs/fail", "greatest(v_job.run_at, v_job.created_at)", "v_job.run_at"),
     ),
     mutant(
         "give-back-forgets-the-cancel",

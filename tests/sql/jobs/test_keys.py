@@ -105,6 +105,7 @@ def test_enqueue_rerun_of_a_running_job_runs_it_exactly_once_more_with_the_newes
 def test_a_job_that_comes_back_takes_the_rerun_along(db, clock, ending):
     clock.set("2026-01-01 00:00+00")
     first = enqueue(db, payload={"v": 1}, **RERUN)
+    one(db, "fail_job", **owner(claim(db)[0]), error="e", retry_in="0")
     (job,) = claim(db)
     enqueue(db, payload={"v": 2}, priority=5, **RERUN)
 
@@ -120,6 +121,7 @@ def test_a_job_that_comes_back_takes_the_rerun_along(db, clock, ending):
     clock.advance("1 hour")
     (again,) = claim(db, max_jobs=9)
     assert (again.job_id, again.payload, again.priority) == (first, {"v": 2}, 5)
+    assert again.attempt == 1
     finish(db, again)
     assert live(db) == []
 

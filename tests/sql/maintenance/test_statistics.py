@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -87,6 +88,17 @@ def test_ends_are_counted_by_minute_type_and_outcome(db, clock):
         ("12 12:00", "b", "failed"): 1,
         ("12 12:01", "a", "succeeded"): 1,
     }
+
+
+@pytest.mark.parametrize("how", ["succeeded", "failed"])
+def test_no_attempt_has_waited_before_its_job_was_there(db, clock, how):
+    clock.set(NOON)
+    end(db, how, run_at="1970-01-02 00:00+00")
+
+    look(db, clock)
+
+    waits = rows(db, "select longest_wait from rota.job_stats where outcome = %s", how)
+    assert [row.longest_wait for row in waits] == [timedelta()]
 
 
 @pytest.mark.slow
