@@ -232,10 +232,11 @@ begin
     );
     select coalesce(array_agg(s.parent_id order by s.parent_id desc)
             filter (where s.status in ('blocked', 'queued', 'running', 'failed')), '{}'),
+        -- One that is not kept any more cannot be retried, so none waits for that.
         array_agg(s.parent_id) filter (where s.status = 'succeeded'
-            or v_rule = 'run' and s.is_bad),
+            or v_rule = 'run' and s.is_bad or v_rule = 'wait' and s.status is null),
         min(s.parent_id) filter (where v_rule = 'cancel' and s.is_bad),
-        coalesce(v_rule = 'wait' and bool_or(s.is_bad), false)
+        coalesce(v_rule = 'wait' and bool_or(s.status in ('dead', 'cancelled')), false)
     into v_live, v_done, v_dead, v_is_left
     from (
         select p.parent_id, p.status,

@@ -589,6 +589,12 @@ v_row ->> 'pause_name',
         sql("waiting/dependencies", "if c_chunk = 1 then raise; end if;", "raise;"),
     ),
     mutant(
+        "parent-that-is-not-kept",
+        "A job that is retried waits for ever for one that retention has removed.",
+        "sql/waiting/test_dependencies.py",
+        sql("waiting/dependencies", " or v_rule = 'wait' and s.status is null),", "),"),
+    ),
+    mutant(
         "dead-parent-is-well",
         "A job runs although one that it waits for is dead.",
         "sql/waiting/test_dependencies.py",

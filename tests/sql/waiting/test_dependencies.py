@@ -414,6 +414,27 @@ def test_a_retry_of_a_cancelled_child_waits_for_its_dead_parent(db):
     assert claimed(db) == [child]
 
 
+def test_a_retry_of_a_cancelled_child_waits_for_no_parent_that_is_not_kept(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    settle(db)
+    clock.set("2026-01-02 23:59:59+00")
+    a, b = enqueue(db), enqueue(db, queue="other")
+    child = enqueue(db, depends_on=[a, b])
+    value(db, "cancel_job", job_id=a)
+    clock.set("2026-01-03 00:00+00")
+    settle(db)
+    assert run(db, child).status == "cancelled"
+    clock.set("2026-01-10 00:00+00")
+    settle(db)
+    assert rows(db, "select from rota.job_runs where id = %s", a) == []
+
+    assert value(db, "retry_job", job_id=child) == "blocked"
+    settle(db)
+    assert run(db, child).status == "blocked"
+    value(db, "finish_job", **owner(claim(db, queues=["other"])[0]))
+    assert claimed(db) == [child]
+
+
 def test_a_job_that_this_very_call_makes_is_unknown_to_it(db):
     """A producer can guess the ids that come next, and two jobs would wait for each other."""
     first = enqueue(db)
