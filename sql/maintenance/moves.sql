@@ -169,15 +169,33 @@ begin
                 )))
             order by p.pause_name
         ),
-        'settings', (
-            select to_jsonb(q) - '{created_at,updated_at}'::text[] from rota.queues as q
-            where q.queue = queue_move_facts.queue
-        ));
+        'settings', rota._settings_of(queue));
 end $$;
 
 comment on function rota.queue_move_facts is
     'What the database to which a queue is to move has to know, for receive_plan(); raises '
     '22023, 42501.';
+
+/* What is set for a queue, and does not move with it; null if nothing is. */
+create or replace function rota._settings_of(queue text)
+    returns jsonb language sql stable as $$
+    select nullif(jsonb_strip_nulls(coalesce((
+            select to_jsonb(q) - '{queue,created_at,updated_at}'::text[] from rota.queues as q
+            where q.queue = _settings_of.queue
+        ), '{}') || jsonb_build_object('retry_budget', (
+            select jsonb_build_object('per_minute', b.per_minute, 'percent', b.percent)
+            from rota.retry_budgets as b
+            where b.queue = _settings_of.queue and b.per_minute is not null
+        ), 'retry_rules', (
+            select jsonb_agg(to_jsonb(r) - '{queue,updated_at}'::text[]
+                order by r.error_type, r.job_type)
+            from rota.retry_rules as r where r.queue = _settings_of.queue
+        ), 'breakers', (
+            select jsonb_agg(to_jsonb(b) - '{queue,counts_from,times_opened,retry_at,probed_at,'
+                'updated_at}'::text[] order by b.job_type)
+            from rota.breakers as b where b.queue = _settings_of.queue
+        ))), '{}');
+$$;
 
 create or replace function rota.receive_plan(queue text, facts jsonb)
     returns table (severity text, finding text, evidence text, remedy text) language plpgsql
@@ -212,7 +230,9 @@ begin
         format('limit %s is not set in the other database', l.name),
         'set it there with set_limit(), by its part'
     from (select f #>> '{}' from jsonb_path_query(facts, '$.limits[*]') as f) as l (name)
-    where not exists (select from rota.limits as i where i.limit_name = l.name)
+    -- That of a key may be set by its class.
+    cross join lateral rota._bound(l.name) as b
+    where num_nonnulls(b.max_running, b.max_starts) = 0
     union all
     -- Once it is under way, who resumes it there wants it to run.
     select 'refused', 'pauses', format('%s is paused by an operator, and would run in the '
@@ -225,15 +245,10 @@ begin
         )
     union all
     select 'info', 'settings', format('the settings differ: %s here, %s in the other database',
-        facts -> 'settings', coalesce(s.settings::text, 'none')),
-        'set them there with set_queue()'
-    from (
-        select (
-            select to_jsonb(q) - '{created_at,updated_at}'::text[] from rota.queues as q
-            where q.queue = receive_plan.queue
-        ) as settings
-    ) as s
-    where coalesce(s.settings, 'null') <> coalesce(facts -> 'settings', 'null');
+        coalesce(facts ->> 'settings', 'none'), coalesce(s.settings::text, 'none')),
+        'set them there with set_queue(), set_retry_rule() and set_breaker()'
+    from rota._settings_of(receive_plan.queue) as s (settings)
+    where s.settings is distinct from nullif(facts -> 'settings', 'null');
 end $$;
 
 comment on function rota.receive_plan is

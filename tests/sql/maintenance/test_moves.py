@@ -496,6 +496,35 @@ def test_what_is_missing_there_is_told_before(db, there):
     assert call(db, "plan_queue_move", queue="q", database=6) == []
 
 
+def test_a_limit_of_a_key_is_that_of_its_class_there(db, there):
+    for database in (db, there):
+        value(database, "set_limit", limit_key="shop:*", max_running=3)
+    enqueue(db, queue="q", limit_key="shop:7")
+    facts = value(db, "queue_move_facts", queue="q")
+
+    assert call(there, "receive_plan", queue="q", facts=facts) == []
+    value(there, "set_limit", limit_key="shop:7", weight=2)
+    (found,) = call(there, "receive_plan", queue="q", facts=facts)
+    assert found.evidence == "limit key shop:7 is not set in the other database"
+
+
+def test_what_is_set_for_failures_is_told_before(db, there):
+    def told() -> list[str]:
+        facts = value(db, "queue_move_facts", queue="q")
+        return [row.finding for row in call(there, "receive_plan", queue="q", facts=facts)]
+
+    settings = [
+        ("set_queue", {"retry_budget": '{"per_minute": 5}'}),
+        ("set_retry_rule", {"error_type": "E", "retry_in": "1 hour"}),
+        ("set_breaker", {"job_type": "x", "max_failures": 5}),
+    ]
+    for function, arguments in settings:
+        value(db, function, queue="q", **arguments)
+        assert told() == ["settings"]
+        value(there, function, queue="q", **arguments)
+        assert told() == []
+
+
 PAUSES = {
     "queue q": ("pause_queue", {"queue": "q"}),
     "type x": ("pause_type", {"job_type": "x"}),
