@@ -170,6 +170,10 @@ begin
         -- A record whose lease is held is still needed.
         when 'effects' then return rota._purge_rows('effects', 'expires_at', v_now, max_rows,
             'f.completed_at is not null or not rota._is_leased(f.job_id, f.lease_token)');
+        -- Until the queue has settled what is known to be here may be sent again.
+        when 'arrivals' then return rota._purge_rows('arrivals', 'arrived_at',
+            v_now - interval '30 days', max_rows, 'not exists (select from rota.queue_moves '
+                'as m where m.move_id = f.move_id and m.state <> ''settled'')');
         when 'limits' then return rota._purge_limits(max_rows, not rota._leaves_limits());
         when 'cron_runs' then return rota._purge_cron_runs(max_rows);
         when 'key_starts' then return rota._purge_key_starts(max_rows);
@@ -185,7 +189,6 @@ begin
             ('workers', 'workers', 'last_seen_at', '1 day'),
             ('workers', 'worker_starts', 'started_at', '90 days'),
             ('receipts', 'receipts', 'received_at', '30 days'),
-            ('arrivals', 'arrivals', 'arrived_at', '30 days'),
             ('moved_jobs', 'moved_jobs', 'moved_at', '90 days'),
             ('audit', 'audit_log', 'acted_at', '1 year')
         ) as r (kind, name, time_column, keep) where r.kind = _purge.kind

@@ -73,4 +73,5 @@ create table rota.arrivals (
 create index arrivals_arrived_at_idx on rota.arrivals (arrived_at);
 
 comment on table rota.arrivals is
-    'Jobs that came in with a queue, for 30 days, so that none comes in twice.';
+    'Jobs that came in with a queue, until it has settled and for 30 days at least, so that '
+    'none comes in twice.';

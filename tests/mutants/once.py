@@ -137,6 +137,16 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "arrival-forgotten-under-way",
+        "A job that was sent long ago, and not ended here, is there twice.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/retention",
+            "max_rows, 'not exists (select from rota.queue_moves '",
+            "max_rows, 'true or not exists (select from rota.queue_moves '",
+        ),
+    ),
+    mutant(
         "receipts-of-moves-by-id-alone",
         "A queue that comes to a database for the second time loses its jobs.",
         "sql/maintenance/test_moves.py",

@@ -196,6 +196,28 @@ def test_what_was_sent_and_not_ended_is_not_taken_twice(db, there):
     assert scalar(there, "select count(*) from rota.finished_jobs") == 1
 
 
+def test_what_was_sent_long_ago_and_not_ended_does_not_come_in_twice(db, there):
+    job_id = enqueue(db, queue="q")
+    move_id = begin(db, there)
+    for _ in range(2):
+        one(db, "pick_moves", move_id=move_id)
+    send(there, move_id, call(db, "take_moves", move_id=move_id))
+    (job,) = claim(there, queues=["q"])
+    value(there, "finish_job", job_id=job_id, lease_token=job.lease_token)
+    there.execute("update rota.arrivals set arrived_at = rota.now() - interval '1 year'")
+
+    def retain() -> int:
+        there.execute("update rota.maintenance set done_at = '-infinity'")
+        call(there, "tick")
+        return scalar(there, "select count(*) from rota.arrivals")  # type: ignore[no-any-return]
+
+    assert retain() == 1
+    settle(db, there, move_id)
+
+    assert jobs(there) == []
+    assert retain() == 0
+
+
 def test_what_is_sent_is_not_in_the_live_table_any_more(db, there):
     """Else an operator could act on a row here whose job is there."""
     job_id = enqueue(db, queue="q")
