@@ -367,8 +367,10 @@ end $$;
 /* Those of the ids that a filter names of which there is no job, told by the first call. */
 create or replace function rota._missing_jobs(filter jsonb, after_id bigint)
     returns jsonb language sql stable as $$
-    select coalesce(jsonb_agg(jsonb_build_object('job_id', i.id, 'reason', 'not found')
-        order by i.id), '[]')
+    select coalesce(jsonb_agg(jsonb_build_object('job_id', i.id, 'reason', coalesce((
+            select format('in database %s now, as job %s', t.database, t.new_job_id)
+            from rota.moved_jobs as t where t.job_id = i.id
+        ), 'not found')) order by i.id), '[]')
     from (
         select f::numeric::bigint as id
         from jsonb_path_query(_missing_jobs.filter, '$.ids[*]') as f where after_id = 0

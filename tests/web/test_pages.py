@@ -83,6 +83,18 @@ def test_a_screen_answers_and_carries_what_keeps_scripts_out(
     check_markup(answer.text)
 
 
+def test_a_job_that_has_moved_is_said_to_be_elsewhere(
+    http: httpx.Client, web_url: str, scene: Scene
+) -> None:
+    with psycopg.connect(web_url, autocommit=True) as db:
+        db.execute("insert into rota.moved_jobs values (77, 1, 6, 77)")
+        page = told(http, "/jobs/77", 404)
+        db.execute("delete from rota.moved_jobs")
+
+    assert "job 77 is in database 6 now, as job 77" in page
+    assert "There is no job 78" in told(http, "/jobs/78", 404)
+
+
 def test_hostile_texts_are_escaped_everywhere(http: httpx.Client, scene: Scene) -> None:
     paths = [*SCREENS, *(f"/jobs/{job_id}" for job_id in scene.jobs.values())]
     paths += [f"/jobs?q={HOSTILE}", "/jobs?queue=" + HOSTILE, "/jobs?col=payload." + HOSTILE]

@@ -277,6 +277,8 @@ def test_what_comes_late_goes_with_a_new_id(db, there):
     carry(db, there, move_id)
 
     there_ids = [job[0] for job in jobs(there)]
+    acted = one(db, "act_on_jobs", act="cancel", filter=json.dumps({"ids": late[:1]}))
+    assert acted.conflicts[0]["reason"] == f"in database 6 now, as job {there_ids[1]}"
     assert there_ids == sorted(there_ids)
     assert there_ids[0] == first
     assert {job_id & 1023 for job_id in there_ids} == {6}

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from ..client.connecting import one_line
-from ..exceptions import RotaError
+from ..exceptions import JobMovedError, RotaError
 from . import queries
 from .acts import BULK, DANGERS, WANTED
 from .database import Row, TooSlowError, UnreachableError
@@ -283,13 +283,15 @@ async def job(request: Request, site: Site) -> Response:
     """Tell all about a job."""
     job_id = {"id": _id(request)}
     found = await site.ask(queries.JOB, job_id)
-    if not found.rows and found.problem is None:
-        raise HTTPException(404, WORDS["no_job"].format(job_id["id"]))
-    row = found.rows[0] if found.rows else {}
     try:
         reasons = await site.ask(queries.EXPLAIN, job_id)
     except psycopg.errors.DatabaseError as error:
-        reasons = Answer(problem=one_line(error))  # it went while we looked
+        reasons = Answer(problem=one_line(error))  # it is not here, or went while we looked
+        if not found.rows and error.sqlstate == JobMovedError.sqlstate:
+            raise HTTPException(404, reasons.problem) from None
+    if not found.rows and found.problem is None:
+        raise HTTPException(404, WORDS["no_job"].format(job_id["id"]))
+    row = found.rows[0] if found.rows else {}
     attempts = await site.ask(queries.ATTEMPTS, job_id)
     parents = await site.ask(queries.PARENTS, job_id)
     children = await site.ask(queries.CHILDREN, job_id)
