@@ -307,6 +307,11 @@ def test_job_of_a_former_name_is_run_by_the_renamed_task(client: Client, drain: 
         ({"retry_on": ConnectionError}, lambda: rota.RetryIn(60), "failed"),
         ({"retry_on": ConnectionError}, lambda: rota.Snooze(60), "queued"),
         ({"retry_on": ConnectionError}, lambda: rota.FatalError("no"), "dead"),
+        ({}, lambda: ExceptionGroup("", [rota.FatalError("no")]), "dead"),
+        ({}, lambda: ExceptionGroup("", [ExceptionGroup("", [rota.Snooze(60)])]), "queued"),
+        ({}, lambda: ExceptionGroup("", [rota.Snooze(60), KeyError()]), "failed"),
+        ({"give_up_on": KeyError}, lambda: ExceptionGroup("", [KeyError()]), "dead"),
+        ({"retry_on": OSError}, lambda: ExceptionGroup("", [OSError()]), "failed"),
     ],
 )
 def test_exceptions_that_are_tried_again_and_those_that_are_not(

@@ -261,6 +261,13 @@ def text_of(error: BaseException) -> str:
         return f"{type(error).__name__}, whose text cannot be had"
 
 
+def only_of(error: BaseException) -> BaseException:
+    """Return the only exception of a group, as of a TaskGroup, or else what was given."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 def translate(error: Exception, function: str) -> Exception:
     """Return the exception for an error of a driver: one of ours, or the error itself.
 

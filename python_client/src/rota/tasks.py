@@ -32,7 +32,7 @@ from .client.async_client import AsyncClient
 from .client.sync_client import Client
 from .client.values import check_name, check_range
 from .codec import Codec, decode, decode_object
-from .exceptions import InvalidArgumentError, JobCancelled, RetryIn, RotaError, Snooze
+from .exceptions import InvalidArgumentError, JobCancelled, RetryIn, RotaError, Snooze, only_of
 from .job import AsyncJob, BaseJob, Job
 from .rows import EnqueuedJob
 from .worker.own_process import check_can_be_found
@@ -355,7 +355,8 @@ class Task(Generic[Call, P, R]):
         except TypeError:
             return value  # the worker says what becomes of it
 
-    def _gives_up(self, error: Exception) -> bool:
+    def _gives_up(self, raised: Exception) -> bool:
+        error = only_of(raised)
         if isinstance(error, self._give_up_on):
             return True
         if self._retry_on is None or isinstance(error, _NEVER_GIVEN_UP):

@@ -19,6 +19,7 @@ from ..exceptions import (
     LeaseLostError,
     RetryIn,
     Snooze,
+    only_of,
     text_of,
     to_duration,
 )
@@ -118,6 +119,7 @@ def failure(error: BaseException, *, fatal: bool = False) -> Failed:
 def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
     """Return what an exception that left a handler means; never raise."""
     try:
+        error = only_of(error)
         if isinstance(error, Snooze):
             return _snooze(error)
         if isinstance(error, ANSWERS) and job.is_lost:
