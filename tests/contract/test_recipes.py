@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,10 @@ def test_a_worker_runs_within_the_lifespan_of_fastapi(
 
     ended = db.execute("select job_type, status from rota.finished_jobs").fetchall()
     assert ended == [("send_welcome", "succeeded")]
+
+    db.execute("alter schema rota rename to elsewhere")
+    with ExitStack() as stack, pytest.raises(psycopg.Error, match="rota"):
+        stack.enter_context(TestClient(app))
 
 
 @pytest.mark.parametrize("page", PAGES)
