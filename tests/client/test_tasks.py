@@ -25,6 +25,7 @@ from uuid import UUID
 import psycopg
 import pydantic
 import pytest
+from typing_extensions import TypeAliasType
 
 import rota
 from rota import AsyncClient, AsyncJob, Client, Codec, Job, Registry
@@ -65,6 +66,7 @@ class Day(Enum):
 
 
 Number = NewType("Number", int)
+Name = NewType("Name", str)
 
 
 @dataclass
@@ -396,6 +398,8 @@ VALUES: list[tuple[Any, Any, Any]] = [
         (Day, Day.FIRST, "2026-01-01"),
         (set[str], set("hgfedcba"), list("abcdefgh")),
         (set[str | int], {2, "b", 1, "a"}, ["a", "b", 1, 2]),
+        (TypeAliasType("Days", list[date]), [date(2026, 1, 2)], ["2026-01-02"]),
+        (Name | date, date(2026, 1, 2), "2026-01-02"),
     ],
 )
 def test_value_comes_back_from_its_json(kind: Any, value: Any, encoded: Any) -> None:

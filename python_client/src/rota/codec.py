@@ -95,6 +95,7 @@ class Codec:
 
         What it returns raises ValueError or TypeError for JSON of another form.
         """
+        kind = _bare(kind)
         origin, inner = get_origin(kind), get_args(kind)
         if kind is Any or kind is object:
             return _as_it_is
@@ -104,10 +105,6 @@ class Codec:
             return partial(_text, _TEXTS[kind])
         if kind is timedelta:
             return _duration
-        if isinstance(kind, NewType):
-            return self.decoder(kind.__supertype__)
-        if origin in (Annotated, Required, NotRequired):
-            return self.decoder(inner[0])
         if origin in (Union, UnionType):
             # A model takes what was another with more fields; pydantic itself finds the best.
             models = [part for part in inner if inspect.isclass(part) and _is_model(part)]
@@ -195,8 +192,20 @@ def _unknown(kind: Any) -> TypeError:
     )
 
 
+def _bare(kind: Any) -> Any:
+    """Return the type that has another name, or something written on it."""
+    if isinstance(kind, NewType):
+        return _bare(kind.__supertype__)
+    if type(kind).__name__ == "TypeAliasType":  # which `type` makes, from Python 3.12 on
+        return _bare(kind.__value__)
+    if get_origin(kind) in (Annotated, Required, NotRequired):
+        return _bare(get_args(kind)[0])
+    return kind
+
+
 def _width(kind: Any) -> int:
     """Order the parts of a union: what takes most values comes last."""
+    kind = _bare(kind)
     origin = get_origin(kind) or kind
     wide = (datetime, bool, int, float, str, list, dict, Any, object)
     return wide.index(origin) + 1 if origin in wide else 0
