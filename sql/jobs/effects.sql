@@ -178,13 +178,15 @@ create or replace function rota.effect_result(scope text, key text)
 begin
     perform rota._check_effect(scope, key);
     return query
-    select e.completed_at is not null, e.result from rota.effects as e
+    select e.completed_at is not null,
+        case when rota._jobs_outside_grants(array[e.job_id]) = '{}' then e.result end
+    from rota.effects as e
     where e.scope = effect_result.scope and e.key = effect_result.key;
 end $$;
 
 comment on function rota.effect_result is
-    'Return whether a recorded effect is done, and with what result; no row if there is no '
-    'record; raises 22023.';
+    'Return whether a recorded effect is done, and with what result, if it is not of a queue '
+    'that the caller is kept from; no row if there is no record; raises 22023.';
 
 create or replace function rota._check_effect(scope text, key text)
     returns void language plpgsql as $$

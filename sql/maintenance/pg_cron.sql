@@ -18,6 +18,7 @@ declare
     v_schedule text;
     v_command text;
 begin
+    perform rota._check_queues('operator', '{*}');
     select e.schedule, e.command into v_schedule, v_command
     from rota._cron_entry(v_version, start_ticker.every) as e;
     perform rota._check_cron(v_schedule, v_command);
@@ -43,6 +44,7 @@ create or replace function rota.stop_ticker()
     returns boolean language plpgsql security definer
     set search_path = pg_catalog, pg_temp as $$
 begin
+    perform rota._check_queues('operator', '{*}');
     if not rota._has_cron() then return false; end if;
     perform rota._lock_ticker();
     perform cron.unschedule(j.jobid) from cron.job as j

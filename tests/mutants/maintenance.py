@@ -840,6 +840,26 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "effect-of-another-queue",
+        "A worker that is confined to a queue reads the results of effects of others.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "jobs/effects",
+            "case when rota._jobs_outside_grants(array[e.job_id]) = '{}' then e.result end",
+            "e.result",
+        ),
+    ),
+    mutant(
+        "ticker-of-all-queues",
+        "An operator who is confined to a queue stops the maintenance of all.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "maintenance/pg_cron",
+            "    perform rota._check_queues('operator', '{*}');\n    if not",
+            "    if not",
+        ),
+    ),
+    mutant(
         "key-of-another-queue",
         "An operator who is confined to a queue lets the jobs of others go on.",
         "sql/access/test_queue_grants.py",

@@ -404,6 +404,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         {"job_type": "x", "queue": "a", "max_failures": 3},
     ),
     "set_archive": ({}, None),
+    "stop_ticker": ({}, None),
     "queue_move_status": ({"queue": "b"}, {"queue": "a"}),
 }
 
@@ -434,6 +435,20 @@ def test_a_limit_of_a_type_or_key_is_for_an_operator_of_all_queues(db, role, ses
     call(operator, "set_limit", job_type="x", max_running=1)
 
 
+def test_the_result_of_an_effect_is_not_told_to_a_worker_of_another_queue(db, role, session):
+    name = role()
+    value(db, "grant_queue", role=name, queue="a")
+    for queue in "ab":
+        enqueue(db, queue=queue)
+        (job,) = claim(db, queues=[queue])
+        value(db, "record_effect", **owner(job), scope="mail", key=queue)
+        value(db, "complete_effect", **owner(job), scope="mail", key=queue, result=Jsonb(7))
+
+    told = {key: one(session(name), "effect_result", scope="mail", key=key) for key in "ab"}
+
+    assert told == {"a": (True, 7), "b": (True, None)}
+
+
 def test_what_is_of_another_queue_is_not_there_for_a_confined_operator(db, role, session):
     name = role(accesses="operator")
     value(db, "grant_queue", role=name, queue="a", access="operator")
@@ -461,6 +476,8 @@ def test_what_is_of_another_queue_is_not_there_for_a_confined_operator(db, role,
         call(operator, "schedule_job", name="s", schedule="@daily", job_type="x", queue="a")
     with raises(FORBIDDEN):
         call(operator, "drop_pipeline", pipeline="p")
+    with raises(FORBIDDEN):
+        call(operator, "start_ticker")
     with raises("RT001"):
         call(operator, "restart_pipeline", job_id=run_id, stage="one")
     with raises("RT012"):
