@@ -19,6 +19,7 @@ from rota.job import BaseJob, State
 from rota.rows import ClaimedJob, JobHeartbeat
 from rota.worker.connection import ConnectionState
 from rota.worker.heartbeat import Heartbeat
+from rota.worker.lending import Watch
 from support.waiting import wait_until
 from support.workers import BackgroundWorker
 
@@ -59,7 +60,7 @@ def _heartbeat(
     on_change: Callable[[BaseJob], None] = lambda job: None,
 ) -> Heartbeat:
     connection: Any = _Connection(beat)
-    return Heartbeat(connection, on_change)
+    return Heartbeat(connection, on_change, Watch())
 
 
 def test_a_claim_that_was_long_under_way_makes_no_lease_longer(
@@ -157,13 +158,35 @@ def test_a_heartbeat_that_fails_keeps_no_other_lease_from_its_own() -> None:
             return [BEATEN]
 
     connection: Any = Refusing(list)
-    heartbeat = Heartbeat(connection, lambda job: None)
+    heartbeat = Heartbeat(connection, lambda job: None, Watch())
     now = time.monotonic()
     refused, beaten = _job(lease=0.3, claimed_at=now), _job(lease=0.6, claimed_at=now)
     heartbeat.add([refused, beaten])
     heartbeat.start()
 
     wait_until(lambda: beaten.confirmed_at > now, "the other heartbeat", 5.0)
+    heartbeat.stop()
+    heartbeat.join(30)
+
+
+def test_a_moment_to_heed_that_comes_during_a_look_is_not_lost() -> None:
+    looks: list[float] = []
+    is_heeded = threading.Event()
+
+    class Heeding(Watch):
+        def look(self) -> float:
+            looks.append(time.monotonic())
+            if len(looks) == 1:
+                self.heed(looks[0] + 0.1)
+            elif looks[-1] >= looks[0] + 0.1:
+                is_heeded.set()
+            return looks[0] + 0.1 if len(looks) == 2 else looks[-1] + 60
+
+    connection: Any = _Connection(list)
+    heartbeat = Heartbeat(connection, lambda job: None, Heeding())
+    heartbeat.start()
+
+    assert is_heeded.wait(30)
     heartbeat.stop()
     heartbeat.join(30)
 

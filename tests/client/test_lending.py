@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,18 +170,6 @@ def test_a_plain_handler_waits_for_a_connection_no_longer_than_its_lease() -> No
         with pytest.raises(psycopg.OperationalError), Pool(conninfo, 1, Watch()).lend(job):
             pass
     assert time.monotonic() - began < 10
-
-
-def test_a_moment_to_heed_that_comes_while_the_watch_looks_is_not_lost() -> None:
-    watch = Watch()
-    heeding = threading.Thread(target=watch.heed, args=[5.0])
-    with watch._changed:
-        watch._wakes_at = 1.0  # from before this look
-        heeding.start()
-        heeding.join(0.5)
-        watch._wakes_at = inf
-        assert watch._changed.wait(10)
-    heeding.join()
 
 
 @pytest.mark.slow

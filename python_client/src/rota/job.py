@@ -179,6 +179,14 @@ class BaseJob:
         return self.claimed_at + self.time_limit.total_seconds() - time.monotonic()
 
     @property
+    def over_at(self) -> float:
+        """When the lease or the time is over, on the monotonic clock."""
+        over_at = self.confirmed_at + self.lease.total_seconds()
+        if self.time_limit is not None:
+            over_at = min(over_at, self.claimed_at + self.time_limit.total_seconds())
+        return over_at
+
+    @property
     def is_overdue(self) -> bool:
         """Whether the attempt has taken longer than its time limit."""
         return self.is_told_overdue or self.seconds_to_limit <= 0.0

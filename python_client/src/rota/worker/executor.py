@@ -47,8 +47,6 @@ WINDOW = 0.05
 """Seconds after which the rate is looked at again."""
 MAX_WAIT = 2.0
 """Seconds after which a job that has not been started is given back."""
-LEASE_CHECK = (0.02, 1.0)
-"""Seconds, at least and at most, between two looks at the leases of what runs."""
 
 
 class Executor:
@@ -89,7 +87,6 @@ class Executor:
         self._held: deque[BaseJob] = deque()
         self._running: dict[BaseJob, asyncio.Task[Any] | None] = {}
         share.running = self._running
-        self._lease_check: asyncio.TimerHandle | None = None
         self._at_rest = asyncio.Event()
         self._at_rest.set()
         self._is_open = True
@@ -140,20 +137,25 @@ class Executor:
     def cancel(self, job: BaseJob) -> None:
         """Cancel an async handler, and once more when its lease or its time is over.
 
+        Who is told that again and goes on though both are over is given up.
         A thread sees the flags of its job.  What it waits for of the database ends by itself,
         and so that comes first: the driver asks a server that hangs before it lets go.
         """
-        task = self._running.get(job)
-        if task is None or job.is_cut:
+        if job not in self._running:
             return
-        is_over = job.is_lost or job.is_overdue
-        if is_over:
+        if job.is_cut:
+            if job.is_lost and job.is_overdue:
+                self._give_up_hung(job)
+            return
+        task = self._running[job]
+        if job.is_lost or job.is_overdue:
             job.is_cut = True
-            job.is_told_lost = job.is_lost  # a heartbeat that comes through is too late
-            if self._job_context.connections.cut(job):
-                asyncio.get_running_loop().call_later(CUT_PAUSE, task.cancel)
-                return
-        if is_over or not task.cancelling():
+            has_cut = self._job_context.connections.watch.cut(job)
+            if task is not None:
+                job.is_told_lost = job.is_lost  # a heartbeat that comes through is too late
+                loop = asyncio.get_running_loop()
+                loop.call_later(CUT_PAUSE if has_cut else 0.0, task.cancel)
+        elif task is not None and not task.cancelling():
             task.cancel()
 
     def close(self) -> None:
@@ -183,13 +185,11 @@ class Executor:
         left = dict(self._running)
         self._running.clear()  # how they end is of no interest any more
         for job in left:  # what they have not committed is for those who run them next
-            self._job_context.connections.cut(job)
+            self._job_context.connections.watch.cut(job)
         for task in left.values():
             if task is not None:
                 task.cancel()
         self.threads.close()
-        if self._lease_check is not None:
-            self._lease_check.cancel()
         self._completer.give_back(left)
         await self._completer.close()
 
@@ -232,34 +232,10 @@ class Executor:
     def _places(self) -> int:
         return 0 if self._completer.is_full else self._share.room()
 
-    def _check_leases_before(self, seconds: float) -> None:
-        timer, loop = self._lease_check, asyncio.get_running_loop()
-        if timer is None or timer.when() > loop.time() + max(seconds, LEASE_CHECK[0]):
-            if timer is not None:
-                timer.cancel()
-            self._check_leases()
-
-    def _check_leases(self) -> None:
-        """Cancel the handlers whose lease or time is over, also while the database is away."""
-        shortest, longest = LEASE_CHECK
-        pause = longest
-        for job, task in list(self._running.items()):
-            if job.is_lost and job.is_overdue:
-                self._give_up_hung(job)
-            elif job.is_lost or job.is_overdue:
-                self.cancel(job)
-            elif task is not None:
-                pause = min(pause, job.seconds_left, job.seconds_to_limit)
-        self._lease_check = None
-        if self._running:
-            loop = asyncio.get_running_loop()
-            self._lease_check = loop.call_later(max(pause, shortest), self._check_leases)
-
     async def _run(self, job: AsyncJob) -> None:
         if job not in self._running:
             return  # given back
         self._running[job] = asyncio.current_task()  # until here the loop has kept it
-        self._check_leases_before(min(job.seconds_left, job.seconds_to_limit))
         if (outcome := _refusal(job)) is None:
             handler = cast(AsyncHandler, self._registry[job.job_type])
             outcome = await run_async(handler, job)
@@ -272,8 +248,6 @@ class Executor:
             handler = cast(Callable[[Job], object], self._registry[job.job_type])
             try:
                 self.threads.run(partial(run_sync, handler, job), partial(self._end, job))
-                if job.time_limit is not None:
-                    self._check_leases_before(job.seconds_to_limit)
                 return
             except Exception as error:  # no thread could be started, say
                 outcome = outcome_of(job, error)
@@ -281,7 +255,6 @@ class Executor:
 
     def _give_up_hung(self, job: BaseJob) -> None:
         """Wait no more for a handler that goes on after its time limit and its lease."""
-        self.cancel(job)
         del self._running[job]
         self._heartbeat.remove([job])
         self.hung += 1

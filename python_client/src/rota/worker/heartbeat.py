@@ -1,4 +1,4 @@
-"""The thread that keeps the leases of all jobs in hand, started or not.
+"""The thread that keeps the leases of all jobs in hand, started or not, and sees them end.
 
 It has an event loop and a connection of its own and shares no lock with the worker's loop for
 longer than a look-up, so neither a blocked loop nor a handler that computes can starve it.
@@ -26,24 +26,37 @@ from .connection import (
     Retry,
     wait_for,
 )
+from .lending import Watch
 
 BEATS_PER_LEASE = 3
+LOOK_AGAIN = 1.0
+"""Seconds between two looks at a job whose time is over and that is still in hand."""
 
 
 class Heartbeat(threading.Thread):
-    """Heartbeat every third of a lease; tell *on_change* which jobs are not wanted any more."""
+    """Heartbeat every third of a lease; tell *on_change* which jobs are not wanted any more.
 
-    def __init__(self, connection: Connection, on_change: Callable[[BaseJob], None]) -> None:
+    That is told again and again of a job whose lease or time limit is over.  What such a job
+    uses of the database is cut off by the *watch*.
+    """
+
+    def __init__(
+        self, connection: Connection, on_change: Callable[[BaseJob], None], watch: Watch
+    ) -> None:
         super().__init__(name="rota-heartbeat", daemon=True)
         self._connection = connection
         self._on_change = on_change
+        self._watch = watch
+        watch.heed = self._heed
         self._retry = Retry("heartbeat", connection.state)
         self._lock = threading.Lock()
         self._due: dict[BaseJob, float] = {}
         self._wakes_at = 0.0
+        self._looks_at = inf
         self._is_stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
+        self._must_look = asyncio.Event()
 
     def add(self, jobs: Iterable[BaseJob]) -> None:
         """Keep the leases of jobs from now on."""
@@ -53,6 +66,7 @@ class Heartbeat(threading.Thread):
                 if due < self._wakes_at:
                     self._wakes_at = due
                     self._call_wake()
+                self._heed(job.over_at)
 
     def remove(self, jobs: Iterable[BaseJob]) -> None:
         """Let go of jobs."""
@@ -70,9 +84,32 @@ class Heartbeat(threading.Thread):
         """Beat until stopped."""
         asyncio.run(self._beat_until_stopped())
 
+    async def _look_until_cancelled(self) -> None:
+        """Tell of what is over as soon as it is, also while a heartbeat has no answer."""
+        while True:
+            self._must_look.clear()
+            self._looks_at = inf  # what is to be heeded from here on is looked at again
+            with self._lock:
+                jobs = list(self._due)
+            self._looks_at = min([self._watch.look(), *map(self._look, jobs)])
+            await wait_for(self._must_look, self._looks_at - time.monotonic())
+
+    def _look(self, job: BaseJob) -> float:
+        """Tell if the time of a job is over; return when to look again."""
+        if job.is_lost or job.is_overdue:
+            self._on_change(job)
+        now = time.monotonic()
+        return job.over_at if job.over_at > now else now + LOOK_AGAIN
+
+    def _heed(self, moment: float) -> None:
+        """Look again at that time at the latest."""
+        if moment < self._looks_at:
+            self._call(self._must_look)
+
     async def _beat_until_stopped(self) -> None:
         with self._lock:
             self._loop = asyncio.get_running_loop()
+        looking = asyncio.create_task(self._look_until_cancelled())
         self._connection.state.on_back(self._call_wake)
         while (jobs := await self._wait()) is not None:
             failure: Exception | None = None
@@ -85,6 +122,7 @@ class Heartbeat(threading.Thread):
                 self._retry.succeed()
             else:
                 await self._sleep(self._retry.fail(failure))
+        looking.cancel()
         await self._connection.close()
 
     async def _wait(self) -> list[BaseJob] | None:
@@ -115,9 +153,12 @@ class Heartbeat(threading.Thread):
         self._wake.clear()
 
     def _call_wake(self) -> None:
+        self._call(self._wake)
+
+    def _call(self, event: asyncio.Event) -> None:
         if self._loop is not None:
             with suppress(RuntimeError):  # the thread has ended
-                self._loop.call_soon_threadsafe(self._wake.set)
+                self._loop.call_soon_threadsafe(event.set)
 
     async def _beat(self, jobs: list[BaseJob]) -> None:
         sent_at = time.monotonic()
@@ -143,7 +184,9 @@ class Heartbeat(threading.Thread):
             if job.may_be_finished:
                 return False  # it is gone because it has just been finished
             job.is_told_lost = True
-            self.remove([job])
+            with self._lock:
+                if job in self._due:
+                    self._due[job] = inf  # no more heartbeats
             return True
         if beat.locked_until is None:
             # Another session has the row locked: ask again before long.

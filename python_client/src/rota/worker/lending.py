@@ -4,8 +4,8 @@ A handler has a connection for its transaction; effects and progress share a few
 gets.  So there are never more than *size* of the first and `CALLS` of the second, and a handler
 that records progress within its transaction waits for none that waits for it.
 
-Each use of a connection is watched by one thread, whether it is of a thread or of the loop.  A
-call of ours that has no answer within its limit, and all that is lent to a job whose lease or
+The thread of the heartbeats watches each use of a connection, be it of a thread or of the loop.
+A call of ours that has no answer within its limit, and all that is lent to a job whose lease or
 time is over, ends in the same way: its socket is shut down, so that libpq raises at once.
 Neither a loop that is blocked nor a server that hangs can keep it from that.
 """
@@ -57,7 +57,6 @@ CALLS = 10
 """So many calls of handlers, such as of effects and of progress, are under way at a time."""
 MAX_IDLE_TIME = 60.0
 """Seconds after which an idle connection is not lent out any more."""
-LONGEST_SLEEP = 3600.0
 PREPARE_AFTER = 5
 """So often a statement is sent before it is prepared, where the session is ours alone."""
 
@@ -227,61 +226,35 @@ def limit_of(job: BaseJob, seconds: float | None = None) -> float:
 
 
 class Watch:
-    """The thread that shuts down the sockets of calls and of jobs whose time is over."""
+    """What jobs have been lent; *heed* is told when to `look` whose time is over."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self.heed: Callable[[float], None] = lambda moment: None
+        self._lock = threading.Lock()
         self._lent: set[Lent[Any]] = set()
-        self._wakes_at = inf
-        self._is_closed = False
-        self._thread: threading.Thread | None = None
 
     def add(self, lent: Lent[Any]) -> None:
         """Watch a connection until it is removed."""
-        job = lent.job
-        with self._changed:
+        with self._lock:
             self._lent.add(lent)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="rota-watch", daemon=True
-                )
-                self._thread.start()
-        self.heed(time.monotonic() + min(job.seconds_left, job.seconds_to_limit))
 
     def remove(self, lent: Lent[Any]) -> None:
         """Watch it no more; from here on its socket is the owner's alone."""
-        with self._changed:
+        with self._lock:
             self._lent.discard(lent)
 
-    def heed(self, moment: float) -> None:
-        """Look again at that time at the latest."""
-        with self._changed:
-            if moment < self._wakes_at:
-                self._changed.notify()
+    def look(self) -> float:
+        """Shut down what is over; return when to look again, on the monotonic clock."""
+        with self._lock:
+            return min(map(self._look, self._lent), default=inf)
 
-    def cut(self, job: BaseJob) -> bool:
-        """Shut down what a job uses; return whether there was anything."""
-        with self._changed:
-            used = [lent for lent in self._lent if lent.job is job]
+    def cut(self, job: BaseJob | None = None) -> bool:
+        """Shut down what a job uses, or all do; return whether there was anything."""
+        with self._lock:
+            used = [lent for lent in self._lent if job is None or lent.job is job]
             for lent in used:
-                lent.shut(_reason(job) or _left(job))
-        return bool(used)
-
-    def close(self) -> None:
-        """Shut down all that is still in use, and end the thread."""
-        with self._changed:
-            for lent in self._lent:
                 lent.shut(_reason(lent.job) or _left(lent.job))
-            self._is_closed = True
-            self._changed.notify()
-
-    def _run(self) -> None:
-        with self._changed:
-            while not self._is_closed:
-                self._wakes_at = min(map(self._look, self._lent), default=inf)
-                pause = min(self._wakes_at - time.monotonic(), LONGEST_SLEEP)
-                if pause > 0.0:
-                    self._changed.wait(pause)
+        return bool(used)
 
     def _look(self, lent: Lent[Any]) -> float:
         """Shut down what is over; return when to look again."""
@@ -292,7 +265,7 @@ class Watch:
             lent.shut(NoAnswerError(f"no answer within {lent.limit:g} seconds"))
         if lent.error is not None:
             return inf
-        return min(lent.until, now + job.seconds_left, now + job.seconds_to_limit)
+        return min(lent.until, job.over_at)
 
 
 def _reason(job: BaseJob) -> Exception | None:
@@ -460,9 +433,9 @@ class JobConnections:
 
     def __init__(self, conninfo: str, size: int, state: ConnectionState) -> None:
         self.state = state
-        self._watch = Watch()
-        self._handlers = Pool(conninfo, size, self._watch, resets=True)
-        self._calls = Pool(conninfo, min(size, CALLS), self._watch)
+        self.watch = Watch()
+        self._handlers = Pool(conninfo, size, self.watch, resets=True)
+        self._calls = Pool(conninfo, min(size, CALLS), self.watch)
         state.on_back(self.close_idle)  # an old one may lead to a standby
 
     def lend(self, job: BaseJob) -> AbstractContextManager[Lent[Plain]]:
@@ -494,15 +467,11 @@ class JobConnections:
             lent.expect(seconds)
             return await action(AsyncClient(lent.connection))
 
-    def cut(self, job: BaseJob) -> bool:
-        """Shut down what a job has been lent; return whether there was anything."""
-        return self._watch.cut(job)
-
     def close(self) -> None:
         """Close the idle connections, and shut down the others."""
         self._handlers.close()
         self._calls.close()
-        self._watch.close()
+        self.watch.cut()
 
     def close_idle(self) -> None:
         """Close the idle connections."""

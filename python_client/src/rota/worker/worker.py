@@ -15,7 +15,7 @@ import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from math import inf
@@ -27,7 +27,7 @@ from ..client.async_client import AsyncClient
 from ..client.connecting import name_of, one_line
 from ..client.values import check_name, check_range
 from ..exceptions import RotaError, to_duration
-from ..job import BaseJob, JobContext
+from ..job import JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
 from .connection import Connection, ConnectionState, Retry, end_task
@@ -127,7 +127,9 @@ class Worker:
         self._connections = JobConnections(conninfo, self._share.places.total, state)
         self._context = JobContext(self.name, self._connections)
         self._heartbeat = Heartbeat(
-            Connection(conninfo, "rota heartbeat", state), self._on_change
+            Connection(conninfo, "rota heartbeat", state),
+            lambda job: self._call(partial(self._executor.cancel, job)),
+            self._connections.watch,
         )
         self._presence = Presence(
             self._connection, self.name, self._queues, lambda: registry.job_types,
@@ -409,16 +411,14 @@ class Worker:
         self._heartbeat.join(timeout=1.0)
         logger.info("worker %s stopped", self.name)
 
-    def _on_change(self, job: BaseJob) -> None:
-        self._call(partial(self._executor.cancel, job))
-
     def _call(self, function: Callable[[], None]) -> None:
         """Call a function in the loop's thread, if there is a loop still."""
         loop = getattr(self._context, "loop", None)
         if loop is None:
             function()  # nobody waits for it yet
-        elif not loop.is_closed():
-            loop.call_soon_threadsafe(function)
+        else:
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(function)
 
 
 def run_together(
