@@ -189,6 +189,7 @@ class Worker:
         try:
             running.result()
         finally:
+            self._ready.set()  # nobody waits for what has failed
             if cancelled is not None:
                 raise cancelled
 
@@ -215,7 +216,6 @@ class Worker:
         finally:
             ending.cancel()
             self._stop.set()
-            self._ready.set()  # nobody waits for what has failed
 
     async def _limit_close(self, limit: asyncio.Timeout) -> None:
         loop = asyncio.get_running_loop()
