@@ -166,7 +166,7 @@ WORKER = (
         "client/test_worker_process.py client/test_worker.py",
         client(
             "worker/outcomes",
-            "            return Stopped()\n",
+            '            return Outcome("released")\n',
             "            return failure(error)\n",
         ),
     ),
@@ -475,7 +475,7 @@ WORKER = (
         "client/test_finish_in.py",
         client(
             "worker/completer",
-            "            if isinstance(outcome, Succeeded):\n"
+            '            if outcome.kind == "succeeded":\n'
             "                report.outcome = outcome = NOT_COMMITTED\n",
             "",
         ),

@@ -40,7 +40,7 @@ from ..rows import ClaimedJob
 from ..tasks import Task
 from ..worker.completer import NOT_COMMITTED
 from ..worker.lending import JobConnections
-from ..worker.outcomes import Failed, Outcome, Snoozed, Succeeded, failure, run_async, run_sync
+from ..worker.outcomes import Outcome, failure, run_async, run_sync
 from ..worker.own_process import Processes, check_can_be_found, packed, question_of
 from .session import NoDatabase, NoDatabaseError, Session, session_of
 
@@ -247,7 +247,7 @@ class _Runner:
         what = f"the handler of {job.job_type}"
         with self._session.savepoint(what):
             outcome = yield job
-            if self._session.is_broken and isinstance(outcome, Succeeded):
+            if self._session.is_broken and outcome.kind == "succeeded":
                 raise RuntimeError(
                     f"{what} has caught an error of the database that has broken the "
                     "transaction of the test: let it put a savepoint around the statement"
@@ -320,11 +320,11 @@ class _Runner:
         ids, client = (job.job_id, job.lease_token), self._session.client
         try:
             match outcome:
-                case Succeeded() if job.is_in_doubt:
+                case Outcome("succeeded") if job.is_in_doubt:
                     if client.finish_job(*ids) == "finished":
                         raise RuntimeError(f"{job.job_type}: {NOT_COMMITTED.error}")
                     return _outcome_of(job, "succeeded", result=job.result)
-                case Succeeded(result):
+                case Outcome("succeeded", result):
                     try:
                         check_stage(job.next_stage)
                         with self._session.connection.transaction():
@@ -334,12 +334,11 @@ class _Runner:
                             raise
                         return self._end(job, failure(error))
                     return _outcome_of(job, "succeeded", result=result)
-                case Failed(error, error_type, stack, retry_in, fatal, exception):
+                case Outcome("failed", _, error, error_type, stack, retry_in, fatal):
                     ended = client.fail_job(*ids, error, error_type, stack, retry_in, fatal)
-                    return _outcome_of(
-                        job, ended.status, error=exception, delay=retry_in, run_at=ended.run_at
-                    )
-                case Snoozed(delay):
+                    told = {"error": outcome.exception, "delay": retry_in}
+                    return _outcome_of(job, ended.status, **told, run_at=ended.run_at)
+                case Outcome("snoozed", delay=timedelta() as delay):
                     run_at = client.snooze_job(*ids, delay)
                     status = "cancelled" if run_at is None else "snoozed"
                     return _outcome_of(job, status, delay=delay, run_at=run_at)
@@ -392,13 +391,13 @@ def _run_alone(way: _Way, request: Mapping[str, Any], attempt: int) -> Steps[Job
     job = _job_of(way.registry, claim, _Context(way, NoDatabase()))
     outcome = yield job
     match outcome:
-        case Succeeded(result):
+        case Outcome("succeeded", result):
             check_stage(job.next_stage)
             ended = _outcome_of(job, "succeeded", result=result)
-        case Failed(fatal=fatal, retry_in=retry_in, exception=error):
+        case Outcome("failed", fatal=fatal, retry_in=retry_in, exception=error):
             status = "dead" if fatal or attempt >= job.max_attempts else "failed"
             ended = _outcome_of(job, status, error=error, delay=retry_in)
-        case Snoozed(delay):
+        case Outcome("snoozed", delay=delay):
             ended = _outcome_of(job, "snoozed", delay=delay)
         case _:
             ended = _outcome_of(job, "lost")
@@ -448,7 +447,7 @@ def _outcome_of(job: BaseJob, status: str, **told: Any) -> JobOutcome:
 
 def _told(ended: JobOutcome, outcome: Outcome, raise_errors: bool) -> JobOutcome:
     """Raise what the handler did not mean to tell the worker."""
-    error = outcome.exception if isinstance(outcome, Failed) else None
+    error = outcome.exception
     is_ours = isinstance(error, NoDatabaseError) or not isinstance(error, Exception)
     if error is not None and (raise_errors or is_ours):
         raise error

@@ -40,7 +40,7 @@ from .connection import (
 )
 from .events import Ends
 from .heartbeat import Heartbeat
-from .outcomes import Failed, Lost, Outcome, Snoozed, Stopped, Succeeded, failure
+from .outcomes import Outcome, failed, failure
 
 logger = logging.getLogger("rota")
 
@@ -55,11 +55,10 @@ RELEASE_PAUSE = 0.1
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
 
 
-NOT_COMMITTED = Failed(
+NOT_COMMITTED = failed(
     "finish_in() was called in a transaction that was not committed: what the handler wrote is "
     "lost, so it is tried again",
     "rota.NotCommitted",
-    "",
 )
 """What a handler comes to that returns without its transaction."""
 
@@ -83,33 +82,22 @@ class _Report:
 
     @property
     def size(self) -> int:
-        size = len(self.result or "")
-        if isinstance(self.outcome, Failed):
-            size += len(self.outcome.error) + len(self.outcome.stack)
-        return size
+        return len(self.result or "") + len(self.outcome.error) + len(self.outcome.stack)
 
     def ending(self) -> tuple[dict[str, Any], str | None]:
         """Return the ending as `end_jobs` takes it, and apart from it the result."""
-        ending: dict[str, Any] = {
-            "job_id": self.job.job_id,
-            "lease_token": self.job.lease_token,
-        }
-        match self.outcome:
-            case Succeeded():
-                ending["outcome"] = "succeeded"
-                if self.job.next_stage is not None:
-                    ending["next_stage"] = self.job.next_stage
-                return ending, self.result
-            case Failed(error, error_type, stack, retry_in, fatal):
-                ending |= {"outcome": "failed", "error": error, "error_type": error_type}
-                ending |= {"stack": stack, "fatal": fatal}
-                if retry_in is not None:
-                    ending["retry_in"] = retry_in.total_seconds()
-            case Snoozed(delay):
-                ending |= {"outcome": "snoozed", "delay": delay.total_seconds()}
-            case _:
-                ending["outcome"] = "released"
-        return ending, None
+        job, outcome = self.job, self.outcome
+        ending: dict[str, Any] = {"job_id": job.job_id, "lease_token": job.lease_token}
+        ending["outcome"] = outcome.kind
+        if outcome.kind == "failed":
+            ending |= {"error": outcome.error, "error_type": outcome.error_type}
+            ending |= {"stack": outcome.stack, "fatal": outcome.fatal}
+        elif outcome.kind == "succeeded" and job.next_stage is not None:
+            ending["next_stage"] = job.next_stage
+        for name, duration in (("retry_in", outcome.retry_in), ("delay", outcome.delay)):
+            if duration is not None:
+                ending[name] = duration.total_seconds()
+        return ending, self.result
 
 
 class Pace:
@@ -181,7 +169,7 @@ class Completer:
 
     def put(self, job: BaseJob, duration: float, outcome: Outcome) -> None:
         """Report how a job ended, if it has not said so in its own transaction."""
-        if job.is_finished or isinstance(outcome, Lost):
+        if job.is_finished or outcome.kind == "lost":
             if job.is_finished:
                 _warn_of_what_came_after(job, outcome)
             self._heartbeat.remove([job])
@@ -191,10 +179,10 @@ class Completer:
         report = _Report(job, duration, outcome)
         if job.state is State.FINISHING:
             report.came_after = outcome
-            if isinstance(outcome, Succeeded):
+            if outcome.kind == "succeeded":
                 report.outcome = outcome = NOT_COMMITTED
         job.state = State.ENDED
-        if isinstance(outcome, Succeeded):
+        if outcome.kind == "succeeded":
             try:
                 check_stage(job.next_stage)
             except (InvalidArgumentError, TypeError) as error:
@@ -224,7 +212,8 @@ class Completer:
     def give_back(self, jobs: Iterable[BaseJob]) -> None:
         """Report that jobs are for others, which did not start here or do not end."""
         for job in jobs:
-            self._reports[job] = report = _Report(job, 0.0, Stopped(), is_given_back=True)
+            report = _Report(job, 0.0, Outcome("released"), is_given_back=True)
+            self._reports[job] = report
             self._given_back += 1
             self._add(report)
 
@@ -274,7 +263,7 @@ class Completer:
 
     async def _report(self, part: list[_Report]) -> None:
         rows: Sequence[EndedJob] | None = None
-        if all(isinstance(report.outcome, Succeeded) for report in part):
+        if all(report.outcome.kind == "succeeded" for report in part):
             rows = await self._finish_jobs(part)
         if rows is None:
             rows = await self._end_jobs(part)
@@ -336,20 +325,19 @@ class Completer:
             return False
         if row.answer == "lost" and job.is_in_doubt:
             # A success is told apart what ended the job: its own transaction, or another lease.
-            job.is_in_doubt, report.outcome = False, Succeeded(None)
+            job.is_in_doubt, report.outcome = False, Outcome("succeeded")
             self._add(report)
             return False
         self._forget(report)
         event = EVENTS.get(row.answer, row.answer)
         details: dict[str, Any] = {}
-        match report.outcome:
-            case Failed(error, error_type, exception=exception) if event in ("failed", "dead"):
-                details = {"next_run": row.run_at, "error_type": error_type, "error": error}
-                details["exception"] = exception
-            case Succeeded() if report.came_after is not None and event == "succeeded":
-                _warn_of_what_came_after(job, report.came_after)
-            case Snoozed():
-                details = {"next_run": row.run_at}
+        outcome = report.outcome
+        if event in ("failed", "dead", "snoozed"):
+            details = {"next_run": row.run_at, "exception": outcome.exception}
+            if event != "snoozed":
+                details |= {"error_type": outcome.error_type, "error": outcome.error}
+        elif event == "succeeded" and report.came_after is not None:
+            _warn_of_what_came_after(job, report.came_after)
         if event == "refused":
             logger.error("job %s could not be ended: %s", job.job_id, row.message)
             event = "lost"
@@ -398,12 +386,11 @@ class Completer:
 
 def _warn_of_what_came_after(job: BaseJob, outcome: Outcome) -> None:
     """Tell of what a handler returned or raised after the transaction that ended its job."""
-    if isinstance(outcome, Succeeded):
+    if outcome.kind == "succeeded":
         if outcome.result is not None and outcome.result is not job.result:
             text = "job %s: what its handler returned after its transaction is not stored: "
             logger.warning(text + "set job.result before that ends", job.job_id)
-    elif not isinstance(outcome, Lost | Stopped):
-        error = outcome.exception if isinstance(outcome, Failed) else None
+    elif outcome.kind in ("failed", "snoozed"):
         text = "job %s has succeeded by its transaction; what came after is dropped: %s"
-        told = outcome.error if isinstance(outcome, Failed) else "a snooze"
-        logger.error(text, job.job_id, told, exc_info=error)
+        told = outcome.error or "a snooze"
+        logger.error(text, job.job_id, told, exc_info=outcome.exception)

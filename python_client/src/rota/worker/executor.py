@@ -30,7 +30,7 @@ from .completer import Completer, Pace
 from .connection import Connection
 from .events import Ends, log_job
 from .heartbeat import Heartbeat
-from .outcomes import Failed, Outcome, outcome_of, run_async, run_sync
+from .outcomes import Outcome, failed, outcome_of, run_async, run_sync
 
 logger = logging.getLogger("rota")
 
@@ -299,7 +299,7 @@ def _refusal(job: BaseJob) -> Outcome | None:
     for name, value in (("payload", job.payload), ("stage_input", job.stage_input)):
         if isinstance(value, Unreadable):
             reason = f"the {name} cannot be read: {value.reason}"
-            return Failed(reason, name, "", fatal=True)
+            return failed(reason, name, fatal=True)
     return None
 
 

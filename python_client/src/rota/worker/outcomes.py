@@ -31,43 +31,28 @@ MAX_TEXT = 100_000
 """Longer error texts are cut before they are sent; SQL cuts them again to what it keeps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
-    """The handler returned."""
+@dataclass(slots=True)
+class Outcome:
+    """How a handler ended, in the words of `end_jobs`, or that its job was ``lost`` meanwhile.
 
-    result: Any
+    It is ``released`` if the worker stopped it in order to leave.  *exception* is for the log,
+    where somebody should see it.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The handler raised; *exception* is for the log, where somebody should see it."""
-
-    error: str
-    error_type: str
-    stack: str
+    kind: str
+    result: Any = None
+    error: str = ""
+    error_type: str = ""
+    stack: str = ""
     retry_in: timedelta | None = None
     fatal: bool = False
+    delay: timedelta | None = None
     exception: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Snoozed:
-    """The handler wants to be asked again later."""
-
-    delay: timedelta
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The lease went to somebody else while the handler ran."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The worker stopped the handler in order to leave."""
-
-
-Outcome = Succeeded | Failed | Snoozed | Lost | Stopped
+def failed(error: str, error_type: str, stack: str = "", **more: Any) -> Outcome:
+    """Return that a handler failed."""
+    return Outcome("failed", None, error, error_type, stack, **more)
 
 
 def run_sync(handler: Callable[[Job], object], job: Job) -> Outcome:
@@ -96,15 +81,15 @@ def _returned(job: BaseJob, result: object) -> Outcome:
         raise TypeError(
             "the handler is a generator, so none of its code has run: return instead"
         )
-    return Succeeded(result)
+    return Outcome("succeeded", result)
 
 
-def failure(error: BaseException, *, fatal: bool = False) -> Failed:
+def failure(error: BaseException, *, fatal: bool = False) -> Outcome:
     """Describe an exception; never raise, though it may be built so that asking it does."""
     try:
         name = _name(type(error))
         is_asked_for = isinstance(error, RetryIn | JobCancelled)
-        return Failed(
+        return failed(
             error=(text_of(error) or name)[:MAX_TEXT],
             error_type=name,
             stack=_stack(error)[-MAX_TEXT:],
@@ -113,7 +98,7 @@ def failure(error: BaseException, *, fatal: bool = False) -> Failed:
             exception=None if is_asked_for else error,
         )
     except BaseException:
-        return Failed("an exception of which nothing can be said", "unknown", "")
+        return failed("an exception of which nothing can be said", "unknown")
 
 
 def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
@@ -123,29 +108,29 @@ def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
         if isinstance(error, Snooze):
             return _snooze(error)
         if isinstance(error, ANSWERS) and job.is_lost:
-            return Lost()
+            return Outcome("lost")
         if isinstance(error, ANSWERS) and not job.is_cancel_requested:
             if job.is_overdue:
                 return _overdue(job, error)
             if job.is_leaving:
-                return Stopped()
+                return Outcome("released")
     except BaseException:
         return failure(error)
     return failure(error, fatal=job.is_given_up)
 
 
-def _overdue(job: BaseJob, error: BaseException) -> Failed:
+def _overdue(job: BaseJob, error: BaseException) -> Outcome:
     """Describe an attempt that its time limit has ended; the stack tells where it was."""
     text = f"time limit: the handler did not end within {job.time_limit}"
     stack = _stack(error)[-MAX_TEXT:]
-    return Failed(text, "time_limit", stack, fatal=job.is_given_up, exception=error)
+    return failed(text, "time_limit", stack, fatal=job.is_given_up, exception=error)
 
 
 def _snooze(error: Snooze) -> Outcome:
     delay = _delay(error)
     if delay is None:  # of a subclass that does not call the constructor, say
-        return Failed("the snooze has no delay", _name(type(error)), _stack(error))
-    return Snoozed(delay)
+        return failed("the snooze has no delay", _name(type(error)), _stack(error))
+    return Outcome("snoozed", delay=delay)
 
 
 def _delay(error: Snooze | RetryIn) -> timedelta | None:
