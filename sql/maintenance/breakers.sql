@@ -61,6 +61,10 @@ begin
     );
     if breaker.retry_at is not null and v_set_by is distinct from 'breaker' then
         return rota._set_breaker_state(breaker, null, null, 0);
+    elsif breaker.updated_at > v_now then
+        -- The clock was set back, and what it waits for may be far off.
+        return rota._set_breaker_state(breaker,
+            case when breaker.retry_at is not null then v_now end, null, breaker.times_opened);
     elsif breaker.retry_at is null then
         if v_set_by is not null then return false; end if;
         v_reason := rota._breaker_reason(breaker);
@@ -200,7 +204,8 @@ begin
     return null;
 end $$;
 
-/* The newest failures of attempts that began since then, among the newest 5000 of all. */
+/* The newest failures of attempts that began since then, among the newest 5000 of all; none of
+ * a time that is still to come again. */
 create or replace function rota._breaker_failures(
     breaker rota.breakers, begun_since timestamptz, max_failures integer, out failures integer,
     out since timestamptz, out last text
@@ -215,7 +220,8 @@ begin
         select e.failed_at, e.error_type, e.job_id
         from (
             select r.failed_at, r.started_at, r.job_type, r.queue, r.error_type, r.job_id
-            from rota.job_errors as r where r.failed_at >= begun_since
+            from rota.job_errors as r
+            where r.failed_at >= begun_since and r.failed_at <= (select rota.now())
             order by r.failed_at desc limit 5000
         ) as e
         where e.job_type = breaker.job_type and e.queue = breaker.queue
@@ -240,6 +246,7 @@ begin
                 select f.job_type, f.status, f.started_at, f.pipeline
                 from rota.finished_jobs_done as f
                 where f.queue = breaker.queue and f.finished_at >= ended_since
+                  and f.finished_at <= (select rota.now())
                 order by f.finished_at desc limit 5000
             ) as e
             where e.job_type = breaker.job_type and e.status = 'succeeded'
@@ -249,6 +256,7 @@ begin
             cross join lateral (
                 select s.queue, s.job_type, s.status, s.started_at from rota.stage_runs as s
                 where s.pipeline = p.pipeline and s.finished_at >= ended_since
+                  and s.finished_at <= (select rota.now())
                 order by s.finished_at desc limit 5000
             ) as s
             where s.queue = breaker.queue and s.job_type = breaker.job_type

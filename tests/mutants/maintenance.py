@@ -97,6 +97,20 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "breaker-of-a-later-time",
+        "A breaker waits, and counts nothing, until a clock that was set back has caught up.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers", "elsif breaker.updated_at > v_now then", "elsif false then"
+        ),
+    ),
+    mutant(
+        "breaker-of-failures-to-come",
+        "What failed before the clock was set back is taken for a failure of a probe.",
+        "sql/jobs/test_retries.py",
+        sql("maintenance/breakers", " and r.failed_at <= (select rota.now())", ""),
+    ),
+    mutant(
         "budget-of-no-tokens",
         "A retry that begins takes no token out of the budget.",
         "sql/maintenance/test_budgets.py",

@@ -308,6 +308,32 @@ def test_a_breaker_opens_after_failures_in_a_row_and_tries_again_by_itself(db, c
     assert len(claim(db, max_jobs=9)) > 1
 
 
+def test_a_breaker_waits_for_no_time_of_a_clock_that_was_set_back(db, clock):
+    clock.set("2026-01-01 12:00+00")
+    value(db, "set_breaker", job_type="mail", max_failures=1)
+    for _ in range(3):
+        enqueue(db, "mail", run_at="2026-01-01 00:00+00")
+    fail(db, claim(db)[0], retry_in="1 day")
+    settle(db)
+    assert claim(db) == []
+
+    # Open: it tries again, and closes.
+    clock.set("2026-01-01 11:00+00")
+    for _ in range(2):
+        one(db, "tick")
+    (probe,) = claim(db, max_jobs=9)
+    value(db, "finish_job", **owner(probe))
+    settle(db)
+    assert rows(db, STATE) == [(0, None, None)]
+
+    # Closed: what fails from now on counts.
+    clock.set("2026-01-01 10:00+00")
+    one(db, "tick")
+    fail_all(db, 1)
+    settle(db)
+    assert len(rows(db, "select from rota.pauses")) == 1
+
+
 def test_a_success_in_between_keeps_a_breaker_closed(db):
     value(db, "set_breaker", job_type="mail", max_failures=2)
     fail(db, running(db, job_type="mail"))
