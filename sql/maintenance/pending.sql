@@ -7,7 +7,7 @@
  *
  * Nothing here waits.  Rows are locked with skip locked; a check that cannot be decided now is
  * deferred, a little longer each time; one that fails is deferred with a warning and stops no
- * other.
+ * other.  Some let a thousand jobs in, so a call begins with no further check after a second.
  *
  * Checks are due at once, and then in the order of their ids, or at a time.  A session scans
  * both from where its last scan found the first one (base/scan_start.sql).  A check that was
@@ -135,6 +135,7 @@ end $$;
 create or replace function rota._do_locked_checks(check_ids bigint[])
     returns void language plpgsql as $$
 declare
+    c_began_at constant timestamptz := clock_timestamp();
     v_check record;
     v_done bigint[] := '{}'::bigint[];
     v_deferred bigint[] := '{}'::bigint[];
@@ -145,6 +146,7 @@ begin
         where c.id = any(_do_locked_checks.check_ids) group by c.kind, c.subject
         order by c.kind, c.subject
     loop
+        exit when clock_timestamp() > c_began_at + interval '1 second';
         if rota._do_check(v_check.kind, v_check.subject) then
             v_done := v_done || v_check.ids;
         else
@@ -167,11 +169,13 @@ end $$;
 create or replace function rota._do_checks_singly(check_ids bigint[])
     returns void language plpgsql as $$
 declare
+    c_began_at constant timestamptz := clock_timestamp();
     v_check rota.pending_checks;
 begin
     for v_check in
         select c.* from rota.pending_checks as c where c.id = any(_do_checks_singly.check_ids)
     loop
+        exit when clock_timestamp() > c_began_at + interval '1 second';
         begin
             perform rota._do_locked_checks(array[v_check.id]);
         exception when others then

@@ -127,6 +127,26 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "checks-without-an-end",
+        "A tick lets in what a thousand checks are for, a million jobs, in one transaction.",
+        "sql/waiting/test_pending.py",
+        sql(
+            "maintenance/pending",
+            "interval '1 second';\n        if rota._do_check(",
+            "interval '1 hour';\n        if rota._do_check(",
+        ),
+    ),
+    mutant(
+        "single-checks-without-an-end",
+        "The same, where one of the checks fails.",
+        "sql/waiting/test_pending.py",
+        sql(
+            "maintenance/pending",
+            "interval '1 second';\n        begin\n",
+            "interval '1 hour';\n        begin\n",
+        ),
+    ),
+    mutant(
         "held-checks-in-front",
         "Checks that a tick holds which is not committed keep those behind them.",
         "sql/waiting/test_pending.py",

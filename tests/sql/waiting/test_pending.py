@@ -78,6 +78,31 @@ def test_one_bad_check_keeps_no_other_waiting(db, clock):
     assert one(db, "tick").checks_done == 1
 
 
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_a_tick_begins_with_no_further_check_after_a_second(db, is_bad):
+    """Each check may let a thousand jobs in, which is not to be one transaction of minutes."""
+    parents = [enqueue(db) for _ in range(6)]
+    for parent in parents:
+        enqueue(db, depends_on=[parent], if_parent_dead="run", queue="behind")
+    settle(db)
+    for job in claim(db, max_jobs=6):
+        one(db, "fail_job", **owner(job), error="e", fatal=True)
+    if is_bad:
+        db.execute("insert into rota.pending_checks (kind, subject) values ('job', 'none')")
+    db.execute("""
+        create function public.slow() returns trigger language plpgsql as $$
+        begin perform pg_sleep(0.4); return new; end $$;
+        create trigger slow before update on rota.jobs
+            for each row execute function public.slow();
+    """)
+
+    assert one(db, "tick").has_more
+    assert len(claim(db, queues=["behind"], max_jobs=2)) == 2
+    settle(db)
+    db.execute("drop trigger slow on rota.jobs")
+    assert len(claim(db, queues=["behind"], max_jobs=9)) == 4
+
+
 def test_a_transaction_leaves_its_own_checks_to_others(db):
     with db.transaction():
         leave(db, "order", "k")
