@@ -340,7 +340,8 @@ begin
             errcode = '22023', message = format('view_name must be a view of observers, got '
                 '%L', view_name);
     end if;
-    select coalesce(string_agg(format('v.%I = %L', f.key, f.value), ' and '), 'true')
+    select coalesce(string_agg(format(case when f.value is null then 'v.%I is null'
+        else 'v.%I = %L' end, f.key, f.value), ' and '), 'true')
     into v_where from jsonb_each_text(filter) as f;
     for v_number in
         select s.number from rota_front.shards as s
