@@ -11,9 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.types.json import Jsonb
 
 from faults.forward_kill import ask, forwarding, play, wait_until_gone
 from faults.server import free_port
+from rota.cli import main
 from rota.forwarding.forwarder import PATIENCE
 from rota.testing.server import EmbeddedPostgres
 from support.waiting import wait_until
@@ -56,6 +58,30 @@ def test_a_job_that_is_refused_there_is_dead_here_with_that_error(urls):
     assert [code for code, _ in dead] == ["23514"]
     assert "no_y" in dead[0][1]
     assert arrived == ["x", "z"]
+
+
+def test_a_text_that_the_other_encoding_lacks_stops_no_other(admin, server, urls):
+    admin.execute("create database travel3 template template0 encoding 'LATIN1' locale 'C'")
+    url = server.url("travel3")
+    assert main(["install", "-d", url]) == 0
+    with psycopg.connect(urls[0], autocommit=True) as here, psycopg.connect(url) as there:
+        there.execute("select rota.set_database_number(3)")
+        there.commit()
+        for text in ("a", "\N{SNOWMAN}", "b"):
+            here.execute("select rota.enqueue_to(3, 'x', payload => %s)", [Jsonb({"t": text})])
+            here.execute("select rota.enqueue('y', %s, queue => 'q')", [Jsonb({"t": text})])
+        with forwarding([urls[0], url]):
+            here.execute("select rota.begin_queue_move('q', 3)")
+            wait_until(lambda: ask(here, "select state from rota.queue_moves") == "settled")
+            wait_until_gone(urls[0])
+
+        dead = here.execute("select error_type, queue from rota.dead_jobs").fetchall()
+        arrived = "select job_type, payload ->> 't' from rota.jobs order by 1, id"
+        texts = there.execute(arrived).fetchall()
+    admin.execute("drop database travel3 with (force)")
+
+    assert sorted(dead) == [("22P05", "forward:3"), ("22P05", "q")]
+    assert texts == [("x", "a"), ("x", "b"), ("y", "a"), ("y", "b")]
 
 
 def test_a_database_that_is_not_there_holds_up_no_other(urls):

@@ -36,6 +36,11 @@ travel stay locked at most."""
 IDLE_TIMEOUT = 10.0
 """Seconds after which a carrier without work closes its connections."""
 NO_RIGHT = "42501"
+UNFIT = (UnicodeError, psycopg.errors.UntranslatableCharacter)
+UNTRANSLATABLE = (
+    "22P05",
+    "the other database has another encoding, which lacks characters of it",
+)
 PAUSE = 0.2
 """Seconds until a mover looks again where nothing can go for now."""
 
@@ -115,11 +120,21 @@ class Lane:
         """Run what takes jobs, has them received, and ends them."""
         return await self._source.call(action, 2 * RECEIVE_TIMEOUT, max_doublings=0)
 
-    async def _receive(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    async def _receive(
+        self, action: Callable[[AsyncClient], Awaitable[T]], unfit: T | None = None
+    ) -> T:
+        """Have the other database act; return *unfit* if it cannot have the texts it is sent.
+
+        The error is raised as one that is not of the connection on which they were taken.
+        """
         try:
             return await self._target.call(action, RECEIVE_TIMEOUT, max_doublings=0)
-        except (psycopg.Error, RotaError, OSError) as error:
-            raise ReceiverError from error  # not of the connection on which they were taken
+        except (psycopg.Error, RotaError, OSError, UnicodeError) as error:
+            if isinstance(error, UNFIT):
+                if unfit is not None:
+                    return unfit
+                self._halvings = MAX_JOBS.bit_length()  # one by one, it may be any of them
+            raise ReceiverError from error
 
     async def _fail(self, error: BaseException, text: str, subject: object) -> None:
         """Log the first failure, and wait until it is time to try with half as much."""
@@ -217,7 +232,8 @@ class Carrier(Lane):
         job_ids = [job.job_id for job in taken]
         created_at = [job.created_at for job in taken]
         return await self._receive(
-            lambda client: client.receive_jobs(self._number, job_ids, created_at, array)
+            lambda client: client.receive_jobs(self._number, job_ids, created_at, array),
+            [ReceivedJob(1, None, *UNTRANSLATABLE)] if len(taken) == 1 else None,
         )
 
 
@@ -308,7 +324,8 @@ class Mover(Lane):
         return await self._receive(
             lambda client: client.receive_moves(
                 move_id, [job.job_id for job in taken], taken[0].is_late, array
-            )
+            ),
+            [ReceivedMove(taken[0].job_id, None, *UNTRANSLATABLE)] if len(taken) == 1 else None,
         )
 
 
