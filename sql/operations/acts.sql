@@ -331,7 +331,9 @@ begin
             and (c_before is null or w.since <= c_before)
             and (c_since is null or w.since > c_since)
             and (act <> 'discard' or w.discarded_at is null)
-            and w.payload @> all(c_payload)
+            -- What carries a job to another database has a copy of its payload.
+            and (w.payload @> all(c_payload) or act = 'erase' and w.job_type = 'rota.forward'
+                and w.payload -> 'payload' @> all(c_payload))
             and (c_headers = '{}' or w.headers @> all(c_headers))
             and (c_error_text is null or strpos(lower(w.last_error), c_error_text) > 0)
             -- What is folded already may fold once more.

@@ -62,6 +62,23 @@ def test_enqueue_to_makes_a_job_that_carries_all_that_was_given(db):
     }  # fmt: skip
 
 
+def test_erase_finds_what_carries_or_has_carried_a_payload(db):
+    of_ann = {"payload": json.dumps({"name": "Ann"})}
+    sent = send(db, **of_ann)
+    with db.transaction():
+        taken = take(db)
+        end(db, taken, arrived(taken))
+    waiting = send(db, **of_ann)
+    other = send(db, payload=json.dumps({"name": "Ben"}))
+
+    erased = one(db, "act_on_jobs", act="erase", filter='{"payload": {"name": "Ann"}}')
+
+    assert erased.changed == 2
+    assert [run(db, job_id).payload for job_id in (sent, waiting)] == [{"erased": True}] * 2
+    assert run(db, waiting).status == "cancelled"
+    assert run(db, other).payload["payload"] == {"name": "Ben"}
+
+
 def test_enqueue_to_this_database_is_enqueue(db):
     job_id = send(db, database=5, queue="q")
 
