@@ -87,7 +87,7 @@ class _Callable:
     ("handler", "message"),
     [
         (_async_with_plain, r"an async function: let its job be of type rota\.AsyncJob, not"),
-        (_plain_with_async, r"a plain function: let its job be of type rota\.Job, not"),
+        (_plain_with_async, r"a plain function, or .*: let its job be of type rota\.Job, not"),
         (_Callable(), r"an async function"),
     ],
 )

@@ -671,7 +671,7 @@ def fine(order_id: int) -> None: ...
         ),
         (Codec(), {"job_type": "a"}, "a task is made of a function, got <"),
         (waits, {}, "waits is an async function: let its job be of type AsyncJob"),
-        (plain, {}, "plain is a plain function: let its job be of type Job"),
+        (plain, {}, "a plain function, or its decorator is one: let its job be of type Job"),
         (fine, {"idempotency_key": "{order}"}, r"names {order}, which is no parameter of fine"),
         (fine, {"limit_key": "{}"}, r"limit_key names {}, which is no parameter of fine"),
         (

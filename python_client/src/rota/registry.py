@@ -403,11 +403,12 @@ def _check_kind_of_job(job_type: str, function: Handler) -> None:
         parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     except Exception:  # a type that is imported for type checkers only, say
         return
-    wanted, is_a = (AsyncJob, "an async") if is_async(function) else (Job, "a plain")
+    plain = Job, "a plain function, or its decorator is one"
+    wanted, is_a = (AsyncJob, "an async function") if is_async(function) else plain
     kinds = job_kinds(parameters[0].annotation) if parameters else []
     if kinds and not any(issubclass(wanted, kind) for kind in kinds):
         raise TypeError(
-            f"the handler of {job_type!r} is {is_a} function: let its job be of type "
+            f"the handler of {job_type!r} is {is_a}: let its job be of type "
             f"rota.{wanted.__name__}, not rota.{kinds[0].__name__}"
         )
 

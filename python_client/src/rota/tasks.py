@@ -272,10 +272,10 @@ class Task(Generic[Call, P, R]):
         if parameters and (kinds := job_kinds(hints.get(parameters[0].name))):
             wanted = AsyncJob if self._is_async else Job
             if not any(issubclass(wanted, kind) for kind in kinds):
-                made = "an async" if self._is_async else "a plain"
-                raise TypeError(
-                    f"{name} is {made} function: let its job be of type {wanted.__name__}"
-                )
+                made = "an async function"
+                if not self._is_async:
+                    made = "a plain function, or its decorator is one"
+                raise TypeError(f"{name} is {made}: let its job be of type {wanted.__name__}")
             self._job_name = parameters.pop(0).name
         self._decoders = {}
         for parameter in parameters:

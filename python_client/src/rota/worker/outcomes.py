@@ -76,7 +76,10 @@ def _returned(job: BaseJob, result: object) -> Outcome:
     if isinstance(result, BaseException):
         return outcome_of(job, result)
     if inspect.isawaitable(result):
-        raise TypeError("the handler returned an awaitable: declare it with async def")
+        raise TypeError(
+            "the handler returned an awaitable: declare it, and what decorates it, with "
+            "async def"
+        )
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise TypeError(
             "the handler is a generator, so none of its code has run: return instead"
