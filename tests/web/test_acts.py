@@ -185,6 +185,12 @@ def test_what_a_setting_was_before_it_is_again(http: httpx.Client, db_of_page: D
         db_of_page.execute("select rota.resume_queue('acts')")
 
 
+def test_what_is_no_id_is_told_and_no_error(http: httpx.Client) -> None:
+    for job_id in ("abc", "1,2", "\u00b2", "99999999999999999999"):
+        answer = http.get("/all/retry", params={"id": job_id})
+        assert (answer.status_code, f"there is no job {job_id}" in answer.text) == (200, True)
+
+
 def test_no_later_change_is_taken_back_with_a_schedule(
     http: httpx.Client, db_of_page: Db
 ) -> None:

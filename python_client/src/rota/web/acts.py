@@ -483,7 +483,7 @@ async def act_on_all(request: Request) -> Response:
     is_over = is_step and progress.after_id is None and problem is None
     total = _number(pairs, "total") or progress.matched
     fields = BULK[name]
-    if name == "retry" and len(wanted.values.get("id", ())) == 1:
+    if name == "retry" and asked != "{}" and len(wanted.values.get("id", ())) == 1:
         if "payload" not in values and not is_step:
             values |= await _payload(site, wanted)
         if "payload" in values:
