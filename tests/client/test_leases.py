@@ -42,8 +42,6 @@ def _job(lease: float, claimed_at: float) -> BaseJob:
 class _Connection:
     """Answers with what *beat* returns or raises."""
 
-    is_open = True
-
     def __init__(self, beat: Callable[[], list[JobHeartbeat]]) -> None:
         self.state = ConnectionState()
         self._beat = beat

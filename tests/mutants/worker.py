@@ -34,8 +34,8 @@ WORKER = (
         "client/test_leases.py faults/test_workers.py client/test_worker_process.py",
         client(
             "worker/heartbeat",
-            "                await self._sleep(self._retry.fail(failure))\n",
-            "                return\n",
+            "self._not_before = self._beaten_at + self._retry.fail(failure)\n",
+            "self._not_before = inf\n",
         ),
     ),
     mutant(

@@ -304,11 +304,6 @@ class Connection:
                 self._is_default_refused = True
         return await self.call(begin_and_act)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a connection."""
-        return self._connection is not None
-
     async def open(self) -> AsyncConnection[Any]:
         """Return the connection; open it if it is not."""
         if self._connection is None or self._connection.closed:

@@ -24,6 +24,7 @@ from .connection import (
     SHORTEST_LIMIT,
     Connection,
     Retry,
+    end_task,
     wait_for,
 )
 from .lending import Watch
@@ -51,22 +52,18 @@ class Heartbeat(threading.Thread):
         self._retry = Retry("heartbeat", connection.state)
         self._lock = threading.Lock()
         self._due: dict[BaseJob, float] = {}
-        self._wakes_at = 0.0
-        self._looks_at = inf
+        self._wakes_at = self._beaten_at = inf
+        self._not_before = 0.0
         self._is_stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
-        self._must_look = asyncio.Event()
 
     def add(self, jobs: Iterable[BaseJob]) -> None:
         """Keep the leases of jobs from now on."""
         with self._lock:
             for job in jobs:
                 due = self._due[job] = job.confirmed_at + _interval(job)
-                if due < self._wakes_at:
-                    self._wakes_at = due
-                    self._call_wake()
-                self._heed(job.over_at)
+                self._heed(min(due, job.over_at))
 
     def remove(self, jobs: Iterable[BaseJob]) -> None:
         """Let go of jobs."""
@@ -76,23 +73,55 @@ class Heartbeat(threading.Thread):
 
     def stop(self) -> None:
         """Let the thread end."""
-        with self._lock:
-            self._is_stopping = True
-            self._call_wake()
+        self._is_stopping = True
+        self._call_wake()
 
     def run(self) -> None:
         """Beat until stopped."""
-        asyncio.run(self._beat_until_stopped())
+        asyncio.run(self._run())
 
-    async def _look_until_cancelled(self) -> None:
-        """Tell of what is over as soon as it is, also while a heartbeat has no answer."""
-        while True:
-            self._must_look.clear()
-            self._looks_at = inf  # what is to be heeded from here on is looked at again
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection.state.on_back(self._try_at_once)
+        beating: asyncio.Task[None] | None = None
+        while not self._is_stopping:
+            self._wake.clear()
+            self._wakes_at = inf  # what is to be heeded from here on is looked at again
             with self._lock:
-                jobs = list(self._due)
-            self._looks_at = min([self._watch.look(), *map(self._look, jobs)])
-            await wait_for(self._must_look, self._looks_at - time.monotonic())
+                due = dict(self._due)
+            wakes_at = min([self._watch.look(), *map(self._look, due)])
+            now = time.monotonic()
+            if beating is None or beating.done():
+                beats_at = max(min(due.values(), default=inf), self._not_before)
+                rests_at = inf if due else self._beaten_at + IDLE_TIMEOUT
+                if beats_at <= now:
+                    # Those that are nearly due go along.
+                    jobs = [j for j, at in due.items() if at - _interval(j) / 2 <= now]
+                    beating = asyncio.create_task(self._beat_all(jobs))
+                elif rests_at <= now:
+                    self._beaten_at = inf
+                    await self._connection.close()
+                else:
+                    wakes_at = min(wakes_at, beats_at, rests_at)
+            self._wakes_at = wakes_at
+            await wait_for(self._wake, wakes_at - now)
+        if beating is not None:
+            await end_task(beating)
+        await self._connection.close()
+
+    async def _beat_all(self, jobs: list[BaseJob]) -> None:
+        failure: Exception | None = None
+        for part in _parts(jobs):
+            try:
+                await self._beat(part)
+            except Exception as error:  # whatever it is, the other leases shall not run out
+                failure = failure or error
+        self._beaten_at = time.monotonic()
+        if failure is None:
+            self._retry.succeed()
+        else:
+            self._not_before = self._beaten_at + self._retry.fail(failure)
+        self._wake.set()
 
     def _look(self, job: BaseJob) -> float:
         """Tell if the time of a job is over; return when to look again."""
@@ -103,62 +132,18 @@ class Heartbeat(threading.Thread):
 
     def _heed(self, moment: float) -> None:
         """Look again at that time at the latest."""
-        if moment < self._looks_at:
-            self._call(self._must_look)
+        if moment < self._wakes_at:
+            self._wakes_at = moment
+            self._call_wake()
 
-    async def _beat_until_stopped(self) -> None:
-        with self._lock:
-            self._loop = asyncio.get_running_loop()
-        looking = asyncio.create_task(self._look_until_cancelled())
-        self._connection.state.on_back(self._call_wake)
-        while (jobs := await self._wait()) is not None:
-            failure: Exception | None = None
-            for part in _parts(jobs):
-                try:
-                    await self._beat(part)
-                except Exception as error:  # whatever it is, the other leases shall not run out
-                    failure = failure or error
-            if failure is None:
-                self._retry.succeed()
-            else:
-                await self._sleep(self._retry.fail(failure))
-        looking.cancel()
-        await self._connection.close()
-
-    async def _wait(self) -> list[BaseJob] | None:
-        """Return the jobs when one of them is due, None when there is nothing left to do."""
-        while not self._is_stopping:
-            with self._lock:
-                self._wakes_at = min(self._due.values(), default=inf)
-                pause = self._wakes_at - (now := time.monotonic())
-                if pause <= 0:
-                    # Those that are nearly due go along.
-                    return [j for j, at in self._due.items() if at - _interval(j) / 2 <= now]
-            if pause == inf and self._connection.is_open:
-                await self._rest()
-            else:
-                await self._sleep(pause)
-        return None
-
-    async def _rest(self) -> None:
-        """Close the connection when no job has come for a while."""
-        await self._sleep(IDLE_TIMEOUT)
-        with self._lock:
-            is_idle = not self._due
-        if is_idle:
-            await self._connection.close()
-
-    async def _sleep(self, seconds: float) -> None:
-        await wait_for(self._wake, seconds)
-        self._wake.clear()
+    def _try_at_once(self) -> None:
+        self._not_before = 0.0
+        self._call_wake()
 
     def _call_wake(self) -> None:
-        self._call(self._wake)
-
-    def _call(self, event: asyncio.Event) -> None:
         if self._loop is not None:
             with suppress(RuntimeError):  # the thread has ended
-                self._loop.call_soon_threadsafe(event.set)
+                self._loop.call_soon_threadsafe(self._wake.set)
 
     async def _beat(self, jobs: list[BaseJob]) -> None:
         sent_at = time.monotonic()
