@@ -134,10 +134,10 @@ def test_who_was_short_looks_once_in_a_turn_when_there_is_room():
 
 
 def test_databases_that_report_take_turns_with_a_pause_between_any_two(monkeypatch):
-    pace = Places(6).pace
-    monkeypatch.setattr("rota.worker.completer.PAUSE", 100.0)
+    places = Places(6)
+    monkeypatch.setattr("rota.worker.executor.PAUSE", 100.0)
 
-    waits = [pace.take_turn() for _ in range(4)]
+    waits = [places.take_turn() for _ in range(4)]
 
     assert waits[0] == 0.0
     assert [round(wait, -2) for wait in waits[1:]] == [100.0, 200.0, 300.0]

@@ -46,8 +46,6 @@ logger = logging.getLogger("rota")
 
 MAX_SIZE = 16_000_000
 """So many characters of results and errors may wait to be reported."""
-PAUSE = 0.005
-"""Seconds between two calls, in which more jobs may end: each call costs as much as ten."""
 LAST_REPORT = 2.0
 """Seconds that the last reports of a worker that leaves may take."""
 RELEASE_PAUSE = 0.1
@@ -100,28 +98,11 @@ class _Report:
         return ending, self.result
 
 
-class Pace:
-    """When to call next: the databases of a process take turns, with a pause between any two.
-
-    So the more of them are busy, the longer each waits for more jobs to end, and many
-    databases cost hardly more calls than one.
-    """
-
-    def __init__(self) -> None:
-        self._next_at = 0.0
-
-    def take_turn(self) -> float:
-        """Return how many seconds to wait before a call."""
-        now = time.monotonic()
-        turn = max(now, self._next_at)
-        self._next_at = turn + PAUSE
-        return turn - now
-
-
 class Completer:
     """Has ends reported and logged, and then lets go of the jobs; calls *on_end* after it.
 
-    When none has come for a while it closes its connection and calls *on_rest*.
+    Before each call *take_turn* says how long to wait.  When none has come for a while it
+    closes its connection and calls *on_rest*.
     """
 
     def __init__(
@@ -129,14 +110,14 @@ class Completer:
         connection: Connection,
         heartbeat: Heartbeat,
         ends: Ends,
-        pace: Pace,
+        take_turn: Callable[[], float],
         on_end: Callable[[], None],
         on_rest: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._heartbeat = heartbeat
         self._ends = ends
-        self._pace = pace
+        self._take_turn = take_turn
         self._on_end, self._on_rest = on_end, on_rest
         self._retry = Retry("reporting ends", connection.state)
         self._reports: dict[BaseJob, _Report] = {}
@@ -242,7 +223,7 @@ class Completer:
 
     async def _report_pending(self) -> None:
         while self._pending:
-            if (pause := self._pace.take_turn()) > 0:
+            if (pause := self._take_turn()) > 0:
                 await asyncio.sleep(pause)
             part, self._pending = self._pending[:MAX_JOBS], self._pending[MAX_JOBS:]
             try:
