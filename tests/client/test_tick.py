@@ -249,14 +249,15 @@ def test_a_standby_is_no_place_to_tick_and_nobody_dies_of_it(
 
 def test_nobody_ticks_before_the_others_can_be_back_after_an_outage() -> None:
     """Jobs whose leases ended in the outage still run, and their workers will say so."""
-    backs: list[Any] = []
-    connection: Any = SimpleNamespace(state=SimpleNamespace(on_back=backs.append))
+    state = ConnectionState()
+    connection: Any = SimpleNamespace(state=state)
     ticker = maintenance.Ticker(connection, 1.0)
     never = maintenance.Ticker(connection, None)
 
-    for back in backs:
-        back()
-
+    state.works(time.monotonic())
+    assert ticker.due_at <= time.monotonic()
+    state.lost(psycopg.OperationalError("connection refused"), time.monotonic())
+    state.works(time.monotonic())
     ticker.hurry()
 
     assert 9 < ticker.due_at - time.monotonic() <= 10

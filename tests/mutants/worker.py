@@ -309,8 +309,8 @@ WORKER = (
         "client/test_wakeups.py",
         client(
             "worker/fetcher",
-            "self.claim_at = 0.0 if self._must_come else now",
-            "self.claim_at = now",
+            "self.claim_at = min(self.claim_at, now + pause)",
+            "self.claim_at = now + pause",
         ),
     ),
     mutant(

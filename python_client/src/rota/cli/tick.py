@@ -52,7 +52,7 @@ def run_ticker(database: str, every: float) -> None:
         connection = Connection(database, "rota tick", ConnectionState())
         try:
             report: TickReport | None
-            report = await connection.call_read_committed(AsyncClient.tick)
+            report = await connection.call(AsyncClient.tick)
             name = connection.database
             logger.info("ticker started database=%s every=%s", name, every)
             ticker, log = Ticker(connection, every), TickLog()

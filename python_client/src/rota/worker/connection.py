@@ -15,7 +15,7 @@ import select
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from math import inf
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ from psycopg import AsyncConnection, IsolationLevel
 
 from ..client.async_client import AsyncClient
 from ..client.connecting import connect_async, one_line
-from ..exceptions import IsolationLevelError
 
 logger = logging.getLogger("rota")
 
@@ -49,6 +48,7 @@ PROBE_INTERVAL = (0.25, 0.5)
 UNREACHABLE = {"53300", "57P01", "57P02", "57P03", "57P05"}
 """Too many connections; the server shuts down, crashes, starts, or ends idle sessions."""
 PID = b"select pg_backend_pid()"
+QUESTION = PID + b", current_setting('default_transaction_isolation')"
 PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 """What a call raises that may go through later; in a failover the database is read-only."""
 
@@ -76,6 +76,8 @@ class ConnectionState:
     def __init__(self, name: str = "") -> None:
         self.database = f"the database {name}".strip()
         self.place = f" in {name}" if name else ""
+        self.back_at = -inf
+        """When the last outage ended."""
         self._lock = threading.Lock()
         self._began_at: float | None = None
         self._ended_at: float | None = None
@@ -111,8 +113,9 @@ class ConnectionState:
             if began_at is None or opened_at < began_at:
                 return
             self._began_at, self._ended_at = None, opened_at
+            self.back_at = time.monotonic()
             callbacks = list(self._on_back)
-        seconds = time.monotonic() - began_at
+        seconds = self.back_at - began_at
         logger.warning("%s is back after %.1f s", self.database, seconds)
         for callback in callbacks:
             callback()
@@ -253,7 +256,7 @@ class Connection:
         self._turn = asyncio.Lock()
         self._unanswered = 0
         self._lent = 0
-        self._is_default_refused = False
+        self._must_begin = False
 
     async def call(
         self,
@@ -273,7 +276,9 @@ class Connection:
             try:
                 # A call that takes long would never end if it were cut off in time each time.
                 async with time_limit(timeout * 2.0 ** min(self._unanswered, max_doublings)):
-                    value = await action(AsyncClient(await self.open()))
+                    connection = await self.open()
+                    async with connection.transaction() if self._must_begin else nullcontext():
+                        value = await action(AsyncClient(connection))
             except (psycopg.Error, asyncio.CancelledError) as error:
                 if isinstance(error, NoAnswerError):
                     self._unanswered += 1
@@ -290,20 +295,6 @@ class Connection:
                 raise asyncio.CancelledError
             return value
 
-    async def call_read_committed(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Run *action* like `call`, also where the database's default is another level."""
-
-        async def begin_and_act(client: AsyncClient) -> T:
-            async with client.connection.transaction():
-                return await action(client)
-
-        if not self._is_default_refused:
-            try:
-                return await self.call(action)
-            except IsolationLevelError:
-                self._is_default_refused = True
-        return await self.call(begin_and_act)
-
     async def open(self) -> AsyncConnection[Any]:
         """Return the connection; open it if it is not."""
         if self._connection is None or self._connection.closed:
@@ -312,8 +303,11 @@ class Connection:
             self._connection = await connect_async(self.conninfo, self._name)
             await self._connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             self.database = self._connection.info.dbname
-            if is_own(self._connection, await (await self._connection.execute(PID)).fetchone()):
+            row = await (await self._connection.execute(QUESTION)).fetchone()
+            if is_own(self._connection, row):
                 self._connection.prepare_threshold = 2
+            # Claims and ticks are refused where the database's default is another level.
+            self._must_begin = row is not None and row[1] != "read committed"
         return self._connection
 
     def lend(self) -> None:

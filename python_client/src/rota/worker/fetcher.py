@@ -123,9 +123,7 @@ class Fetcher:
         """Claim so many jobs; return whether the database answered."""
         sent_at = self._looks_since = time.monotonic()
         try:
-            claims = await self._connection.call_read_committed(
-                lambda client: self._claim(client, wanted)
-            )
+            claims = await self._connection.call(lambda client: self._claim(client, wanted))
         except psycopg.Error as error:
             pause = self._retry.fail(error)
             if self._retry.failures >= PATIENCE and not is_patient:
@@ -163,7 +161,7 @@ class Poller:
         notifier.on_notify = self._notify
         notifier.on_answer = self._expect
         notifier.on_change = self.come
-        self._must_come = self._is_notified = self._was_notified = False
+        self._is_notified = self._was_notified = False
         self._is_expected = self._was_expected = False
         self._looked_at, self._shortest_wait = -inf, SHORTEST_WAIT[0]
         self._is_busy = False
@@ -182,7 +180,7 @@ class Poller:
         now = time.monotonic()
         if now < self.claim_at:
             return False
-        self._must_come = False
+        self.claim_at = inf  # unless somebody wants another meanwhile
         self._was_notified, self._is_notified = self._is_notified, False
         self._was_expected, self._is_expected = self._is_expected, False
         self._looked_at = now
@@ -211,7 +209,7 @@ class Poller:
             pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
             if self._notifier.is_on:
                 pause = self._wait(pause, found=found, is_near=is_near)
-            self.claim_at = 0.0 if self._must_come else now + pause
+            self.claim_at = min(self.claim_at, now + pause)
 
     def _wait(self, pause: float, *, found: int, is_near: bool) -> float:
         """Choose how to wait; return how long if there is neither answer nor notification."""
@@ -257,7 +255,7 @@ class Poller:
             self.come()
         elif self._notifier.place is Place.ACTIVE:
             self.claim_at = min(self.claim_at, now + seconds)
-        elif self.claim_at > 0.0:
+        elif 0.0 < self.claim_at < inf:
             self._is_expected = seconds < EARLIEST * self._poll_interval
             if self._is_expected:
                 self.claim_at = max(now + seconds, self._looked_at + self._shortest_wait)
@@ -267,6 +265,5 @@ class Poller:
 
     def come(self) -> None:
         """Claim as soon as there is a free place."""
-        self._must_come = True
         self.claim_at = 0.0
         self._wake()

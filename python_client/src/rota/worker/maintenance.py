@@ -41,45 +41,43 @@ class Ticker:
     def __init__(
         self, connection: Connection, every: float | None, *, jitter: float = 0.0
     ) -> None:
-        self.due_at = inf if every is None else 0.0
-        """When to tick next, on the monotonic clock."""
+        self._due_at = inf if every is None else 0.0
         self._connection = connection
         self._every = every or 0.0
-        self._ticked_at = self._not_before = -inf
+        self._ticked_at = -inf
         self._jitter = jitter
         self._retry = Retry("tick", connection.state)
-        connection.state.on_back(self._let_others_come)
+
+    @property
+    def due_at(self) -> float:
+        """When to tick next, on the monotonic clock; after an outage others come first."""
+        return max(self._due_at, self._connection.state.back_at + OUTAGE_PAUSE)
 
     async def tick(self) -> TickReport | None:
         """Tick once; a failure is logged, and tried again later and later."""
         began_at = self._ticked_at = time.monotonic()
         try:
-            report = await self._connection.call_read_committed(AsyncClient.tick)
+            report = await self._connection.call(AsyncClient.tick)
         except (psycopg.Error, RotaError) as error:
             pause = self._retry.fail(error)
-            self.due_at = time.monotonic() + max(self._every, pause)
+            self._due_at = time.monotonic() + max(self._every, pause)
             return None
         self._retry.succeed()
         # When there is more, claims get their turn between two ticks.
-        self.due_at = 0.0 if report.has_more else began_at + self._pause()
+        self._due_at = 0.0 if report.has_more else began_at + self._pause()
         return report
 
     def hurry(self) -> None:
         """Tick at once, but in a row of such wishes only every tenth of a second."""
-        if self.due_at < inf:
-            earliest = max(self._ticked_at + HURRY_INTERVAL, self._not_before)
-            self.due_at = min(self.due_at, earliest)
+        if self._due_at < inf:
+            self._due_at = min(self._due_at, self._ticked_at + HURRY_INTERVAL)
 
     def put_off(self, factor: float) -> None:
         """Do not tick now, but after so many times the usual pause."""
-        self.due_at = time.monotonic() + factor * self._pause()
+        self._due_at = time.monotonic() + factor * self._pause()
 
     def _pause(self) -> float:
         return self._every * random.uniform(1.0 - self._jitter, 1.0 + self._jitter)  # noqa: S311
-
-    def _let_others_come(self) -> None:
-        self._not_before = time.monotonic() + OUTAGE_PAUSE
-        self.due_at = max(self.due_at, self._not_before)
 
 
 class Presence:
@@ -101,12 +99,12 @@ class Presence:
         self._concurrency = concurrency
         self._reported_at = -inf
         self._is_known = False
-        connection.state.on_back(self.hurry)  # by another session of the database
 
     @property
     def due_at(self) -> float:
-        """When to report next, on the monotonic clock."""
-        return self._reported_at + self.interval
+        """When to report next, on the monotonic clock: after an outage at once."""
+        was_away = self._reported_at < self._connection.state.back_at
+        return -inf if was_away else self._reported_at + self.interval
 
     def hurry(self) -> None:
         """Report as soon as possible."""
