@@ -132,8 +132,8 @@ MAINTENANCE = (
         "sql/waiting/test_pending.py",
         sql(
             "maintenance/pending",
-            "interval '1 second';\n        if rota._do_check(",
-            "interval '1 hour';\n        if rota._do_check(",
+            "interval '300 milliseconds';",
+            "interval '1 hour';",
         ),
     ),
     mutant(
