@@ -621,6 +621,12 @@ begin
             errcode = '57014', message = 'a database behind this front does not answer in time',
             hint = 'The call may have been done there all the same.';
     end if;
+    if state = 'XX000' and v_message ~ 'PQconnectPoll: ' then
+        -- As for a caller of the shard itself, whose driver would not have reached it.
+        raise exception using
+            errcode = '08001', message = 'a database behind this front cannot be reached: '
+                || rtrim(regexp_replace(v_message, '^.*PQconnectPoll: ', ''), E'\n');
+    end if;
     -- One that is not given is null for the caller, as it would be of the shard.
     if v_detail <> '' and v_hint <> '' then
         raise exception using

@@ -622,6 +622,8 @@ def test_a_database_that_is_away_is_named_and_the_others_read(front, admin):
     assert [(row.shard, row.job_type) for row in found] == [(1, "x"), (2, None)]
     assert found[1].problem
     assert value(front.db, "enqueue_to", database=1, job_type="x") & 1023 == 1
+    with raises("08001", "cannot be reached"):
+        value(front.connect(), "enqueue_to", database=2, job_type="x")
     for text, found in (('{"last_error": null}', 2), ('{"last_error": "no"}', 0)):
         query = "select from rota_front.ask_each('job_runs', %s, 1)"
         assert len(rows(front.db, query, text)) == found
