@@ -14,9 +14,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import rota
-from rota import AsyncJob, Client, Job, Registry
+from rota import AsyncJob, Client, Job, Registry, Worker
 from rota.worker.lending import CALLS, Pool, Watch
 
 pytestmark = pytest.mark.own_session
@@ -195,3 +196,31 @@ def test_a_call_that_waits_for_its_turn_waits_no_longer_than_it_may(
 
     assert len(seconds) == 1
     assert 0.5 < seconds[0] < 3
+
+
+def test_idle_connections_make_room_for_the_end_of_a_job(
+    client: Client, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    role = f"limited_{db.info.dbname}"
+    db.execute(f"create role {role} login password 'x' connection limit 3")  # type: ignore[arg-type]
+    for statement in client.grant_statements("worker", role):
+        db.execute(statement)  # type: ignore[call-overload]
+    registry, both = Registry(), threading.Barrier(2)
+
+    @registry.handler("writes")
+    def writes(job: Job) -> None:
+        with job.transaction():
+            both.wait(30)
+
+    registry.add("plain", lambda job: None)
+    client.enqueue_many([{"job_type": "writes"}] * 2)
+    job_id = client.enqueue("plain", priority=1).job_id
+    worker = Worker(make_conninfo(dsn, user=role, password="x"), registry, concurrency=2)
+    giving_up = threading.Timer(20, worker.stop)
+    giving_up.start()
+    worker.run(drain=True)
+    giving_up.cancel()
+
+    ended = "select status from rota.finished_jobs where id = %s"
+    assert db.execute(ended, [job_id]).fetchone() == ("succeeded",)
+    db.execute(f"drop owned by {role}; drop role {role}")  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ class Completer:
     """Has ends reported and logged, and then lets go of the jobs; calls *on_end* after it.
 
     Before each call *take_turn* says how long to wait.  When none has come for a while it
-    closes its connection and calls *on_rest*.
+    closes its connection and calls *on_rest*, as it does when it finds no database.
     """
 
     def __init__(
@@ -230,6 +230,8 @@ class Completer:
                 await self._report(part)
             except PASSING as error:
                 self._pending = [r for r in part if r.job in self._reports] + self._pending
+                if is_lost(error):
+                    self._on_rest()  # of a full server, this worker may hold the last places
                 await self._retry.wait(error)
                 continue
             except Exception:  # no lease may be kept for a job that nobody ends
