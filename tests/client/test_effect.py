@@ -222,6 +222,25 @@ def test_client_returns_none_for_an_effect_that_nobody_recorded(client: Client) 
     assert client.effect_result("mail", "k") is None
 
 
+def test_an_async_handler_cannot_wait_for_an_effect_in_its_loop(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("forgets_async")
+    async def forgets_async(job: AsyncJob) -> None:
+        with job.effect("mail", "1"):  # type: ignore[attr-defined]
+            pass
+
+    client.enqueue("forgets_async", max_attempts=1)
+    drain(registry)
+
+    error = db.execute("select error_type, message from rota.job_errors").fetchone()
+    assert error is not None
+    assert error[0] == "TypeError"
+    assert "context manager" in error[1]
+
+
 @pytest.mark.slow
 def test_a_cancelled_async_block_stays_unknown(
     client: Client, db: psycopg.Connection[Any], background: Callable[..., Any]

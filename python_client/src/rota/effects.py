@@ -72,27 +72,6 @@ class Recording:
             "lease_token": job.lease_token,
         }
 
-    def __enter__(self) -> Effect:
-        is_due, earlier = self._context.connections.call(self._job, self._record)
-        return self._begin(is_due, earlier)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        if (action := self._settlement(error)) is not None:
-            self._repeat(action)
-
-    async def __aenter__(self) -> Effect:
-        """Record the effect."""
-        connections = self._context.connections
-        is_due, earlier = await connections.call_async(self._job, self._record_async)
-        return self._begin(is_due, earlier)
-
-    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Complete or withdraw the effect, or leave it unknown; repeat until it is stored."""
-        if (action := self._settlement(error)) is not None:
-            await self._repeat_async(action)
-
     def _begin(self, is_due: bool, earlier: EffectResult | None) -> Effect:
         self._effect = Effect(is_due, earlier)
         if not is_due and not self._effect.is_done:
@@ -120,15 +99,30 @@ class Recording:
         )
         return None
 
+    def _pause(self, error: BaseException) -> float:
+        """Return the seconds until the next try; raise the error if the lease is lost."""
+        if self._job.is_lost:
+            raise error
+        return min(self._retry.fail(error), max(self._job.seconds_left, 0.0))
+
+
+class PlainRecording(Recording):
+    """The record of an effect of a `Job`."""
+
+    def __enter__(self) -> Effect:
+        is_due, earlier = self._context.connections.call(self._job, self._record)
+        return self._begin(is_due, earlier)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if (action := self._settlement(error)) is not None:
+            self._repeat(action)
+
     def _record(self, client: Client) -> tuple[bool, EffectResult | None]:
         if client.record_effect(**self._names, **self._choice):
             return True, None
         return False, client.effect_result(self._names["scope"], self._names["key"])
-
-    async def _record_async(self, client: AsyncClient) -> tuple[bool, EffectResult | None]:
-        if await client.record_effect(**self._names, **self._choice):
-            return True, None
-        return False, await client.effect_result(self._names["scope"], self._names["key"])
 
     def _repeat(self, action: Callable[[Client], object]) -> None:
         while True:
@@ -138,6 +132,26 @@ class Recording:
             except PASSING as error:
                 self._context.connections.state.sleep(self._pause(error))
 
+
+class AsyncRecording(Recording):
+    """The record of an effect of an `AsyncJob`: a plain ``with`` would block its loop."""
+
+    async def __aenter__(self) -> Effect:
+        """Record the effect."""
+        connections = self._context.connections
+        is_due, earlier = await connections.call_async(self._job, self._record_async)
+        return self._begin(is_due, earlier)
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Complete or withdraw the effect, or leave it unknown; repeat until it is stored."""
+        if (action := self._settlement(error)) is not None:
+            await self._repeat_async(action)
+
+    async def _record_async(self, client: AsyncClient) -> tuple[bool, EffectResult | None]:
+        if await client.record_effect(**self._names, **self._choice):
+            return True, None
+        return False, await client.effect_result(self._names["scope"], self._names["key"])
+
     async def _repeat_async(self, action: Callable[[AsyncClient], Awaitable[object]]) -> None:
         while True:
             try:
@@ -145,9 +159,3 @@ class Recording:
                 return
             except PASSING as error:
                 await self._context.connections.state.sleep_async(self._pause(error))
-
-    def _pause(self, error: BaseException) -> float:
-        """Return the seconds until the next try; raise the error if the lease is lost."""
-        if self._job.is_lost:
-            raise error
-        return min(self._retry.fail(error), max(self._job.seconds_left, 0.0))

@@ -27,7 +27,7 @@ from .client.connecting import one_line
 from .client.statement import UNSET, Unset
 from .client.sync_client import Client
 from .client.values import storable
-from .effects import WITHDRAW_ON, Effect, Errors, Recording
+from .effects import WITHDRAW_ON, AsyncRecording, Effect, Errors, PlainRecording
 from .exceptions import JobCancelled, JobFinishedError, LeaseLostError, TimeLimitExceeded
 from .rows import ClaimedJob
 from .worker.connection import PASSING, is_lost
@@ -328,7 +328,7 @@ class Job(BaseJob):
         *withdraw_on* says that it did not: it is due again.  Raise EffectInProgressError while
         another job is at it.
         """
-        return Recording(self, self._context, scope, key, if_unknown, keep, withdraw_on)
+        return PlainRecording(self, self._context, scope, key, if_unknown, keep, withdraw_on)
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
@@ -393,7 +393,7 @@ class AsyncJob(BaseJob):
         withdraw_on: Errors = WITHDRAW_ON,
     ) -> AbstractAsyncContextManager[Effect]:
         """Do something outside of the database once, like `Job.effect`."""
-        return Recording(self, self._context, scope, key, if_unknown, keep, withdraw_on)
+        return AsyncRecording(self, self._context, scope, key, if_unknown, keep, withdraw_on)
 
     async def run_in_process(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
