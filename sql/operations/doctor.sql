@@ -493,6 +493,19 @@ create or replace function rota._examine_schedules()
     from rota.job_definitions as d where d.next_run_at < rota.now() - interval '1 minute'
     order by d.next_run_at limit 5)
     union all
+    -- A planned time is dealt with once, whatever the clock says later.
+    (select 'critical', format('schedules make no job until the clock of the server shows %s '
+            'again, as it did when they ran last: %s of them, such as %s',
+            rota._moment(max(d.last_run_at)), count(*), min(d.name)),
+        'delete from rota.occurrences where scheduled_for > rota.now() '
+            'and outcome <> ''enqueued''; '
+            'update rota.job_definitions as d set last_run_at = null, next_run_at = case '
+            'when d.next_run_at is not null then rota.next_run(d.schedule, d.time_zone, '
+            'starts_at => case d.kind when ''every'' then d.anchored_at else d.starts_at end) '
+            'end where d.last_run_at > rota.now();'
+    from rota.job_definitions as d
+    where d.is_enabled and d.last_run_at > rota.now() + interval '1 minute' having count(*) > 0)
+    union all
     (select 'warning', format('schedule %s was disabled %s ago by an error: %s', d.name,
             rota._span(rota.now() - d.disabled_at), rota._one_line(d.last_error)),
         format('select rota.enable_schedule(%s);', rota._literal(d.name))

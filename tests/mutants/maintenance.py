@@ -704,6 +704,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "schedule-ahead-untold",
+        "A schedule waits for a time that a wrong clock had shown, and the doctor is silent.",
+        "sql/operations/test_doctor.py",
+        sql(
+            "operations/doctor",
+            "where d.is_enabled and d.last_run_at > rota.now()",
+            "where false and d.last_run_at > rota.now()",
+        ),
+    ),
+    mutant(
         "archive-gone-untold",
         "The archive is gone, nothing is purged any more, and the doctor says nothing.",
         "sql/maintenance/test_archive.py",

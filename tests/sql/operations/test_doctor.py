@@ -403,6 +403,30 @@ def test_an_effect_of_which_nobody_knows(db):
     assert (scope, key) == ("mail", "k")
 
 
+def test_schedules_that_a_clock_was_ahead_of(db, clock):
+    clock.set("2026-01-10 12:00+00")
+    for name, schedule in (("hourly", "0 * * * *"), ("every", "every 7 minutes")):
+        one(db, "schedule_job", name=name, schedule=schedule, job_type="x")
+    clock.set("2027-01-10 12:30+00")
+    one(db, "tick")
+    clock.set("2026-01-10 12:20+00")
+    one(db, "tick")
+
+    (found,) = [row for row in doctor(db) if row.finding == "schedules"]
+
+    assert found.severity == "critical"
+    assert "until the clock of the server shows 2027-01-10 12:30:00" in found.evidence
+    assert "2 of them, such as every" in found.evidence
+    db.execute(found.remedy)
+    assert "schedules" not in {row.finding for row in doctor(db)}
+    planned = (
+        "select name, to_char(next_run_at, 'HH24:MI') from rota.job_definitions order by 1"
+    )
+    assert rows(db, planned) == [("every", "12:21"), ("hourly", "13:00")]
+    clock.set("2026-01-10 13:00+00")
+    assert one(db, "tick").jobs_enqueued == 2
+
+
 @pytest.mark.slow
 def test_schedules_that_are_late_or_disabled_by_an_error(db, clock):
     clock.set("2026-01-01 00:00:00+00")
