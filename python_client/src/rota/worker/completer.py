@@ -48,6 +48,8 @@ MAX_SIZE = 16_000_000
 """So many characters of results and errors may wait to be reported."""
 LAST_REPORT = 2.0
 """Seconds that the last reports of a worker that leaves may take."""
+LEAVING_PAUSE = 0.01
+"""Seconds after which it looks again whether all are answered."""
 RELEASE_PAUSE = 0.1
 """Seconds until a locked job is given back again, maybe by a worker that leaves."""
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
@@ -123,9 +125,8 @@ class Completer:
         self._reports: dict[BaseJob, _Report] = {}
         self._pending: list[_Report] = []
         self._size = 0
-        self._flush: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
         self._is_asked = asyncio.Event()
-        self._is_answered = asyncio.Event()
         self._given_back = 0
 
     def __len__(self) -> int:
@@ -177,17 +178,16 @@ class Completer:
     async def close(self) -> None:
         """Report what can be reported soon; the rest is left to the end of its lease."""
         deadline = time.monotonic() + LAST_REPORT
-        while self._reports and (left := deadline - time.monotonic()) > 0:
-            self._is_answered.clear()
-            await wait_for(self._is_answered, left)
+        while self._reports and time.monotonic() < deadline:
+            await asyncio.sleep(LEAVING_PAUSE)
         for job, report in self._reports.items():
             logger.warning("job %s: its end could not be reported", job.job_id)
             self._ends.add("lost", job, report.duration)
         self._heartbeat.remove(self._reports)
         self._reports.clear()
         self._pending.clear()
-        if self._flush is not None:
-            await end_task(self._flush)
+        if self._reporting is not None:
+            await end_task(self._reporting)
         await self._connection.close()
 
     def give_back(self, jobs: Iterable[BaseJob]) -> None:
@@ -205,44 +205,38 @@ class Completer:
 
     def _wake(self) -> None:
         self._is_asked.set()
-        if self._flush is None:
+        if self._reporting is None or self._reporting.done():
             # In a context of its own: this may be called in that of a job.
-            self._flush = asyncio.create_task(self._run(), context=Context())
+            self._reporting = asyncio.create_task(self._run(), context=Context())
 
     async def _run(self) -> None:
-        """Report until nothing has come for a while."""
-        try:
-            while self._is_asked.is_set():
-                self._is_asked.clear()
-                await self._report_pending()
-                await wait_for(self._is_asked, IDLE_TIMEOUT)
-        finally:
-            self._flush = None  # what comes from here on is reported by another task
-        self._on_rest()
-        await self._connection.close()
-
-    async def _report_pending(self) -> None:
-        while self._pending:
-            if (pause := self._take_turn()) > 0:
-                await asyncio.sleep(pause)
-            part, self._pending = self._pending[:MAX_JOBS], self._pending[MAX_JOBS:]
-            try:
-                await self._report(part)
-            except PASSING as error:
-                self._pending = [r for r in part if r.job in self._reports] + self._pending
-                if is_lost(error):
-                    self._on_rest()  # of a full server, this worker may hold the last places
-                await self._retry.wait(error)
-                continue
-            except Exception:  # no lease may be kept for a job that nobody ends
-                logger.exception("ends could not be reported; their leases will run out")
-                self._heartbeat.remove([report.job for report in part])
-                for report in part:
-                    if report.job in self._reports:
-                        self._forget(report)
-            self._retry.succeed()
-            self._is_answered.set()
-            self._on_end()
+        """Report until cancelled, and rest when nothing has come for a while."""
+        while True:
+            if not await wait_for(self._is_asked, IDLE_TIMEOUT):
+                self._on_rest()
+                await self._connection.close()
+                await self._is_asked.wait()
+            self._is_asked.clear()
+            while self._pending:
+                if (pause := self._take_turn()) > 0:
+                    await asyncio.sleep(pause)
+                part, self._pending = self._pending[:MAX_JOBS], self._pending[MAX_JOBS:]
+                try:
+                    await self._report(part)
+                except PASSING as error:
+                    self._pending = [r for r in part if r.job in self._reports] + self._pending
+                    if is_lost(error):
+                        self._on_rest()  # of a full server, this worker may hold the last places
+                    await self._retry.wait(error)
+                    continue
+                except Exception:  # no lease may be kept for a job that nobody ends
+                    logger.exception("ends could not be reported; their leases will run out")
+                    self._heartbeat.remove([report.job for report in part])
+                    for report in part:
+                        if report.job in self._reports:
+                            self._forget(report)
+                self._retry.succeed()
+                self._on_end()
 
     async def _report(self, part: list[_Report]) -> None:
         rows: Sequence[EndedJob] | None = None
