@@ -181,10 +181,7 @@ class BaseJob:
     @property
     def over_at(self) -> float:
         """When the lease or the time is over, on the monotonic clock."""
-        over_at = self.confirmed_at + self.lease.total_seconds()
-        if self.time_limit is not None:
-            over_at = min(over_at, self.claimed_at + self.time_limit.total_seconds())
-        return over_at
+        return time.monotonic() + min(self.seconds_left, self.seconds_to_limit)
 
     @property
     def is_overdue(self) -> bool:

@@ -19,7 +19,7 @@ import psycopg
 
 from ..client.async_client import AsyncClient
 from ..rows import ClaimedJob
-from .connection import Connection, Retry
+from .connection import Connection, Retry, wait_for
 from .executor import Executor
 from .maintenance import Maintenance
 from .notifier import EARLIEST, Notifier, Place
@@ -117,7 +117,7 @@ class Fetcher:
             until = self._maintenance.due_at(is_asked=self._poller.is_asked_to_tick)
             if may_claim and executor.wanted:
                 until = min(until, self._poller.claim_at)
-            await self._sleep(until - time.monotonic())
+            await wait_for(self._wake, max(until - time.monotonic(), 0.0))
 
     async def _claim_for(self, executor: Executor, wanted: int, *, is_patient: bool) -> bool:
         """Claim so many jobs; return whether the database answered."""
@@ -137,11 +137,6 @@ class Fetcher:
         executor.accept(claims, sent_at)
         self._poller.end(len(claims), is_full=len(claims) == wanted)
         return True
-
-    async def _sleep(self, seconds: float) -> None:
-        alarm = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._wake.set)
-        await self._wake.wait()
-        alarm.cancel()
 
 
 class Poller:

@@ -127,8 +127,8 @@ class Heartbeat(threading.Thread):
         """Tell if the time of a job is over; return when to look again."""
         if job.is_lost or job.is_overdue:
             self._on_change(job)
-        now = time.monotonic()
-        return job.over_at if job.over_at > now else now + LOOK_AGAIN
+        over_at, now = job.over_at, time.monotonic()
+        return over_at if over_at > now else now + LOOK_AGAIN
 
     def _heed(self, moment: float) -> None:
         """Look again at that time at the latest."""

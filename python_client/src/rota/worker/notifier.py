@@ -163,9 +163,7 @@ class Notifier:
         await self._other.call(
             lambda client: client.connection.execute(sql.SQL("notify {}").format(channel))
         )
-        deadline = time.monotonic() + PROBE_PATIENCE
-        while not self._is_probed.is_set() and (left := deadline - time.monotonic()) > 0:
-            await receive(session, self._receive, self._is_probed, left)
+        await receive(session, self._receive, self._is_probed, PROBE_PATIENCE)
         async with time_limit(PATIENCE):
             await session.execute(sql.SQL("unlisten {}").format(channel))
         return self._is_probed.is_set()
