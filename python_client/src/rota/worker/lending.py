@@ -84,7 +84,6 @@ _RESET_OWN = _RESET + b"execute rota_reset"
 
 Plain = psycopg.Connection[Any]
 C = TypeVar("C", Plain, AsyncConnection[Any])
-D = TypeVar("D", Plain, AsyncConnection[Any])
 T = TypeVar("T")
 
 
@@ -104,7 +103,6 @@ class Lent(Generic[C]):
         self.error: Exception | None = None
         """Why its socket was shut down."""
         self._watch = watch
-        self._is_new = True
         self._is_ready = False
         self._is_being_reset = False
         self._idle_since = 0.0
@@ -129,8 +127,7 @@ class Lent(Generic[C]):
 
         Return whether it can be lent.
         """
-        if self._is_new:
-            self._is_new = False
+        if not self._settings:
             answer = yield from self._ask(PID)
             if is_own(self.connection, [int(answer.get_value(0, 0) or 0)]):
                 self.connection.prepare_threshold = PREPARE_AFTER
@@ -296,8 +293,7 @@ class Pool:
         self._lock = threading.Lock()
         self._waiting: deque[Future[None]] = deque()
         self._is_closed = False
-        self._idle: deque[Lent[Plain]] = deque()
-        self._idle_in_loop: deque[Lent[AsyncConnection[Any]]] = deque()
+        self._idle: list[Lent[Any]] = []
 
     @contextmanager
     def lend(self, job: BaseJob, seconds: float | None = None) -> Iterator[Lent[Plain]]:
@@ -311,10 +307,10 @@ class Pool:
                 raise NoAnswerError("no connection has become free") from None
         try:
             while True:
-                lent = self._take(self._idle, self._idle_in_loop)
+                lent = self._take(psycopg.Connection)
                 if lent is None:
                     lent = Lent(connect(self._conninfo, "rota job", limit), self._watch)
-                with self._using(job, lent, self._idle):
+                with self._using(job, lent):
                     if lent.connection.wait(lent.prepare(resets=self._resets)):
                         lent.allow()
                         yield lent
@@ -341,12 +337,12 @@ class Pool:
                 raise
         try:
             while True:
-                lent = self._take(self._idle_in_loop, self._idle)
+                lent = self._take(AsyncConnection)
                 if lent is None:
                     async with time_limit(limit):
                         connection = await connect_async(self._conninfo, "rota job")
                     lent = Lent(connection, self._watch)
-                with self._using(job, lent, self._idle_in_loop):
+                with self._using(job, lent):
                     if await lent.connection.wait(lent.prepare(resets=self._resets)):
                         lent.allow()
                         yield lent
@@ -367,9 +363,8 @@ class Pool:
     def close_idle(self) -> None:
         """Close the idle connections."""
         with self._lock:
-            for idle in (self._idle, self._idle_in_loop):
-                while idle:
-                    idle.pop().close()
+            while self._idle:
+                self._idle.pop().close()
 
     def _take_turn(self) -> Future[None] | None:
         """Take a turn; return what to wait for, if there is none."""
@@ -396,19 +391,22 @@ class Pool:
         if not turn.cancel():
             self._give_turn()
 
-    def _take(self, idle: deque[Lent[C]], others: deque[Lent[D]]) -> Lent[C] | None:
-        """Return an idle connection; without one, make room for another to be opened."""
+    def _take(self, kind: type[C]) -> Lent[C] | None:
+        """Return the last idle connection; without one, make room for another to be opened."""
         with self._lock:
-            while idle:
-                if (lent := idle.pop()).works:
-                    return lent
-                lent.close()
-            while others and len(others) > self._free:
-                others.popleft().close()
+            for each in reversed(self._idle.copy()):
+                if isinstance(each.connection, kind):
+                    self._idle.remove(each)
+                    lent: Lent[C] = each
+                    if lent.works:
+                        return lent
+                    lent.close()
+            while len(self._idle) > self._free:
+                self._idle.pop(0).close()
         return None
 
     @contextmanager
-    def _using(self, job: BaseJob, lent: Lent[C], idle: deque[Lent[C]]) -> Iterator[None]:
+    def _using(self, job: BaseJob, lent: Lent[Any]) -> Iterator[None]:
         lent.job = job
         self._watch.add(lent)
         lent.expect()
@@ -423,7 +421,7 @@ class Pool:
             self._watch.remove(lent)
             with self._lock:
                 if is_clean and lent.error is None and not self._is_closed:
-                    idle.append(lent)
+                    self._idle.append(lent)
                 else:
                     lent.close()
 
