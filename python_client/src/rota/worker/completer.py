@@ -226,7 +226,7 @@ class Completer:
                 except PASSING as error:
                     self._pending = [r for r in part if r.job in self._reports] + self._pending
                     if is_lost(error):
-                        self._on_rest()  # of a full server, this worker may hold the last places
+                        self._on_rest()  # of a full server, it may hold the last places
                     await self._retry.wait(error)
                     continue
                 except Exception:  # no lease may be kept for a job that nobody ends
