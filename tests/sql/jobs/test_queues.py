@@ -220,14 +220,14 @@ def test_a_stage_takes_the_time_limit_of_its_type(db):
 
 def test_what_is_set_again_as_it_is_leaves_no_record(db):
     for _ in range(2):
-        for call in (
+        for setting in (
             "set_queue('mail', max_attempts => 3, retry_budget => '{\"per_minute\": 5}')",
             "set_type('send', time_limit => '1 minute')",
             "set_limit(queue => 'mail', max_running => 2)",
             "set_retry_rule('E', queue => 'mail', fatal => true)",
             "set_breaker('send', 'mail', max_failures => 3)",
         ):
-            db.execute(f"select rota.{call}".encode())
+            db.execute(f"select rota.{setting}".encode())
     value(db, "set_queue", queue="mail", max_attempts=4)
 
     assert [row.act for row in rows(db, "select act from rota.audit_log order by id")] == [
