@@ -418,8 +418,12 @@ begin
     where l.limit_name = _backfill_limit.limit_name
       and (not l.is_backfilled or l.backfill_xid is not null) for update skip locked;
     if not found then
-        -- Locked by a session that is changing it, and leaves a check.
-        return true;
+        -- One that another session has locked is asked for again, should that roll back.
+        return not exists (
+            select from rota.limits as l
+            where l.limit_name = _backfill_limit.limit_name
+              and (not l.is_backfilled or l.backfill_xid is not null)
+        );
     end if;
 
     if v_limit.max_running is not null then

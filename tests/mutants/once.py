@@ -599,6 +599,16 @@ v_row ->> 'pause_name',
         sql("waiting/dependencies", "if c_chunk = 1 then raise; end if;", "raise;"),
     ),
     mutant(
+        "limit-left-to-who-rolls-back",
+        "Nothing starts under a class any more whose change was rolled back.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/limits",
+            "        return not exists (\n            select from rota.limits as l\n",
+            "        return true or not exists (\n            select from rota.limits as l\n",
+        ),
+    ),
+    mutant(
         "parent-that-is-not-kept",
         "A job that is retried waits for ever for one that retention has removed.",
         "sql/waiting/test_dependencies.py",

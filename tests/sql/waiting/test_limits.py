@@ -929,6 +929,21 @@ def test_an_end_of_an_old_snapshot_does_not_fail_by_what_others_have_taken_since
     assert len(take(db)) == 1
 
 
+def test_a_change_of_a_class_that_is_rolled_back_leaves_it_counted(db, connect):
+    keyed(db, "c:1", 3)
+    (first,) = claim(db)
+    limit(db, limit_key="c:*", max_running=2)
+    other = connect(autocommit=False)
+    limit(other, limit_key="c:*", max_running=1)
+    settle(db)
+    other.rollback()
+
+    wait_until(lambda: take(db), "the limit that lets one more run")
+    assert take(db) == []
+    value(db, "finish_job", **owner(first))
+    assert len(take(db)) == 1
+
+
 def test_set_limit_of_an_old_snapshot_counts_what_began_since(db, connect, clock):
     clock.set("2026-01-12 10:00+00")
     keyed(db, "k", 2, lease="1 day")
