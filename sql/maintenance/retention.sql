@@ -519,6 +519,7 @@ begin
 
     -- The default privileges of the owner are not meant for this.
     execute format('create table rota.%1$I (like rota.%2$I including constraints);'
+        'alter table rota.%1$I replica identity full;'
         'alter table rota.%2$I attach partition rota.%1$I for values from (%3$L) to (%4$L);'
         'comment on table rota.%1$I is %5$L;'
         'revoke all on table rota.%1$I from public;'

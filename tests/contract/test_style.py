@@ -17,6 +17,7 @@ DYNAMIC = [
     "visible_rows.sql",
     "ids.sql",
     "archive.sql",
+    "first_run.sql",
     "retention.sql",
     "pg_cron.sql",
     "doctor.sql",

@@ -127,6 +127,22 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "rows-without-identity",
+        "Where all tables are published nothing is counted, retried or purged.",
+        "sql/tables/test_first_run.py",
+        sql("tables/first_run", "c.relkind = 'r' and not", "false and not"),
+    ),
+    mutant(
+        "new-partitions-without-identity",
+        "The same, of the partitions that are made later.",
+        "sql/tables/test_first_run.py",
+        sql(
+            "maintenance/retention",
+            "        'alter table rota.%1$I replica identity full;'\n",
+            "",
+        ),
+    ),
+    mutant(
         "checks-without-an-end",
         "A tick lets in what a thousand checks are for, a million jobs, in one transaction.",
         "sql/waiting/test_pending.py",

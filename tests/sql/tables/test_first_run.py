@@ -1,4 +1,4 @@
-"""Limits in sessions that replicate: no trigger keeps them, so all is as the rows say."""
+"""Sessions that replicate, in which no trigger keeps limits, and streams of all changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from rota.testing import EmbeddedPostgres, find_binaries
-from sql.helpers import Db, call, claim, enqueue, owner, rows
+from sql.helpers import Db, call, claim, enqueue, owner, rows, running, scalar, settle, value
 from support.waiting import wait_until
 
 HOLDS = "select id, status, hold, held_limits from rota.jobs order by id"
@@ -22,6 +22,11 @@ SLOTS = """
     from rota.limit_parts as p order by 1, 2
 """
 LEASED = "select id from rota.jobs where lease_token = %s"
+NOT_IDENTIFIED = """
+    select c.relname from pg_class as c
+    where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r' and c.relreplident <> 'f'
+      and not exists (select from pg_index as i where i.indrelid = c.oid and i.indisprimary)
+"""
 TABLES = "select count(*) from pg_subscription_rel"
 
 
@@ -73,6 +78,35 @@ def subscribe(publisher: Db, subscriber: Db) -> None:
         sql.SQL("create subscription s connection {} publication p with (create_slot = false)")
         .format(there)
     )  # fmt: skip
+
+
+def test_all_goes_on_where_the_changes_of_all_tables_are_published(db, clock):
+    """As for a stream of changes: the server changes no row then that nothing identifies."""
+    clock.set("2026-01-01 00:00+00")
+    db.execute("alter table rota_test.clock replica identity full")
+    db.execute("set client_min_messages = error")
+    db.execute("create publication p for all tables")
+    call(db, "set_limit", limit_key="shop", max_starts=1)
+    settle(db)
+    for _ in range(2):
+        job = running(db, limit_key="shop")
+        call(db, "fail_job", **owner(job), error="e", fatal=True)
+        clock.advance("1 day")
+        settle(db)
+        assert value(db, "retry_job", job_id=job.job_id) == "queued"
+        (again,) = claim(db)
+        call(db, "finish_job", **owner(again))
+        clock.advance("1 minute")
+    for act in ("purge", "erase"):
+        call(db, "act_on_jobs", act=act, filter={"ids": [job.job_id]})
+
+    clock.advance("1 day")
+    settle(db)
+
+    counted = "select counted_until > rota.now() - interval '1 minute' from rota.stats_progress"
+    assert scalar(db, counted)
+    assert scalar(db, "select count(*) from rota.limit_starts") == 0
+    assert rows(db, NOT_IDENTIFIED) == []
 
 
 @pytest.mark.slow
