@@ -816,7 +816,7 @@ begin
                 on (e.job #>> '{row,id}')::bigint = n.id
             order by n.id
         loop
-            loop
+            for v_try in 1..10 loop
                 insert into rota.jobs overriding system value select (v_job.job).*
                 on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
                     where idempotency_key is not null do nothing;
@@ -830,6 +830,10 @@ begin
                 -- As enqueue() would have told who came second: the job that has the key.
                 v_found := rota._find_keyed((v_job.job).idempotency_key,
                     (v_job.job).job_type);
+                if v_found is null and v_try = 10 then
+                    raise exception using errcode = 'triggered_action_exception',
+                        message = 'a trigger of this database does not let it in';
+                end if;
                 continue when v_found is null;
                 update rota.arrivals as a set new_job_id = v_found
                 where a.move_id = move.move_id and a.job_id = v_job.id;

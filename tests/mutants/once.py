@@ -167,6 +167,12 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "swallowed-by-a-trigger",
+        "A job that a trigger of the other database swallows is said to have arrived.",
+        "sql/maintenance/test_moves.py",
+        sql("maintenance/moves", "if v_found is null and v_try = 10 then", "if false then"),
+    ),
+    mutant(
         "effect-as-before-it-went",
         "What a job did where its queue was meanwhile is done again when it is back.",
         "sql/maintenance/test_moves.py",

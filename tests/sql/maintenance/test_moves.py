@@ -350,6 +350,20 @@ def test_a_refused_job_is_dead_here_and_its_line_stays(db, there):
     assert [job[0] for job in jobs(there)] == [*line, free]
 
 
+def test_a_job_that_a_trigger_swallows_there_is_dead_here(db, there):
+    there.execute("""create function swallow() returns trigger language plpgsql
+        as 'begin return null; end'""")
+    there.execute("""create trigger swallow before insert on rota.jobs for each row
+        when (new.job_type = 'y') execute function swallow()""")
+    there.execute("set statement_timeout = '20s'")
+    ids = [enqueue(db, t, queue="q") for t in "xyx"]
+
+    settle(db, there, begin(db, there))
+
+    assert [job[0] for job in jobs(there)] == [ids[0], ids[2]]
+    assert (run(db, ids[1]).status, run(db, ids[1]).error_type) == ("dead", "09000")
+
+
 def test_a_key_that_was_taken_while_its_job_was_away_stops_no_move(db, there):
     there.execute("alter table rota.jobs add constraint no_y check (job_type <> 'y')")
     refused_id = enqueue(db, "y", queue="q", ordering_key="k", idempotency_key="first")
