@@ -42,6 +42,16 @@ def test_a_handler_that_does_not_end_goes_with_its_process(
     assert db.execute("select status, attempts from rota.jobs").fetchall() == [("queued", 0)]
 
 
+def test_a_thread_that_a_job_has_left_keeps_no_process(
+    client: Client, start_worker: Start
+) -> None:
+    client.enqueue("leaves_thread")
+    worker = start_worker("--max-jobs", "1")
+
+    assert worker.wait() == 3
+    assert "go on: beacon" in worker.log.read_text()
+
+
 def test_texts_of_jobs_cannot_command_the_terminal_that_shows_the_log(
     client: Client, start_worker: Start
 ) -> None:

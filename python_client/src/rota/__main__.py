@@ -1,10 +1,33 @@
 """The command ``rota``."""
 
+import logging
+import os
 import sys
+import threading
+from collections.abc import Sequence
 
-from .cli import main
+from . import cli
 
-__all__ = ["main"]
+TIME_TO_END = 10.0
+"""Seconds that the interpreter may wait, at its end, for threads that jobs have left."""
+LEFT_THREADS = 3
+
+
+def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) -> int:
+    """Run one command like `cli.main`, as the last thing that this process does."""
+    code = cli.main(argv, again)
+    ending = threading.Timer(TIME_TO_END, _end)
+    ending.daemon = True
+    ending.start()
+    return code
+
+
+def _end() -> None:
+    ours = threading.main_thread(), threading.current_thread()
+    names = ", ".join(thread.name for thread in threading.enumerate() if thread not in ours)
+    logging.getLogger("rota").error("the process ends without threads that go on: %s", names)
+    os._exit(LEFT_THREADS)
+
 
 if __name__ == "__main__":
     sys.exit(main())
