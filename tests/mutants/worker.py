@@ -44,8 +44,8 @@ WORKER = (
         "client/test_leases.py client/test_worker.py",
         client(
             "worker/heartbeat",
-            "= inf  # no more heartbeats\n            return True",
-            "= inf  # no more heartbeats\n            return False",
+            "            job.is_told_lost = True\n",
+            "",
         ),
     ),
     mutant(
@@ -355,8 +355,8 @@ WORKER = (
         "client/test_leases.py",
         client(
             "worker/heartbeat",
-            "        if job.is_lost or job.is_overdue:\n",
-            "        if job.is_overdue:\n",
+            "        if not job.is_wanted:\n",
+            "        if job.is_overdue or job.is_cancel_requested:\n",
         ),
     ),
     mutant(
@@ -393,8 +393,8 @@ WORKER = (
         "client/test_run_async.py",
         client(
             "worker/worker",
-            "            self._stop.set()\n            self._fetcher.wake()\n",
-            "",
+            "        if self._stop.is_set() or self._is_retiring:\n",
+            "        if self._is_retiring:\n",
         ),
         client("worker/worker", "        await end_task(fetching)\n", ""),
     ),

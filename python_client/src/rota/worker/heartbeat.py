@@ -37,8 +37,8 @@ LOOK_AGAIN = 1.0
 class Heartbeat(threading.Thread):
     """Heartbeat every third of a lease; tell *on_change* which jobs are not wanted any more.
 
-    That is told again and again of a job whose lease or time limit is over.  What such a job
-    uses of the database is cut off by the *watch*.
+    That is told again and again while such a job is in hand.  What it uses of the database when
+    its lease or time is over is cut off by the *watch*.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class Heartbeat(threading.Thread):
         with self._lock:
             for job in jobs:
                 due = self._due[job] = job.confirmed_at + _interval(job)
-                self._heed(min(due, job.over_at))
+                # Without a time limit nothing is over before a heartbeat is due.
+                self._heed(due if job.time_limit is None else min(due, job.over_at))
 
     def remove(self, jobs: Iterable[BaseJob]) -> None:
         """Let go of jobs."""
@@ -124,8 +125,8 @@ class Heartbeat(threading.Thread):
         self._wake.set()
 
     def _look(self, job: BaseJob) -> float:
-        """Tell if the time of a job is over; return when to look again."""
-        if job.is_lost or job.is_overdue:
+        """Tell of a job that is not wanted any more; return when to look again."""
+        if not job.is_wanted:
             self._on_change(job)
         over_at, now = job.over_at, time.monotonic()
         return over_at if over_at > now else now + LOOK_AGAIN
@@ -160,29 +161,27 @@ class Heartbeat(threading.Thread):
                 if job not in self._due:
                     continue  # it has ended meanwhile
                 self._due[job] = sent_at + _interval(job)
-            if self._take_answer(job, beat, sent_at):
-                self._on_change(job)
+            self._take_answer(job, beat, sent_at)
 
-    def _take_answer(self, job: BaseJob, beat: JobHeartbeat, sent_at: float) -> bool:
-        """Store what a heartbeat said; return whether the job should stop."""
+    def _take_answer(self, job: BaseJob, beat: JobHeartbeat, sent_at: float) -> None:
+        """Store what a heartbeat said; the next look tells of it."""
         if beat.is_lost:
             if job.may_be_finished:
-                return False  # it is gone because it has just been finished
+                return  # it is gone because it has just been finished
             job.is_told_lost = True
             with self._lock:
                 if job in self._due:
                     self._due[job] = inf  # no more heartbeats
-            return True
+            return
         if beat.locked_until is None:
             # Another session has the row locked: ask again before long.
             with self._lock:
                 if job in self._due:
                     self._due[job] = sent_at + min(_interval(job), BUSY_PAUSE)
-            return False
+            return
         job.confirmed_at = sent_at
         job.is_cancel_requested = beat.is_cancel_requested
         job.is_told_overdue = beat.is_overdue
-        return job.is_cancel_requested or job.is_told_overdue
 
 
 def _interval(job: BaseJob) -> float:
