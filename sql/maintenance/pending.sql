@@ -150,9 +150,9 @@ begin
     loop
         if v_check.kind is distinct from v_kind then
             v_kind := v_check.kind;
-            v_until := clock_timestamp() + interval '300 milliseconds';
+            v_until := rota.now() + interval '300 milliseconds';
         end if;
-        continue when clock_timestamp() > v_until;
+        continue when rota.now() > v_until;
         if rota._do_check(v_check.kind, v_check.subject) then
             v_done := v_done || v_check.ids;
         else
@@ -175,13 +175,13 @@ end $$;
 create or replace function rota._do_checks_singly(check_ids bigint[])
     returns void language plpgsql as $$
 declare
-    c_began_at constant timestamptz := clock_timestamp();
+    c_began_at constant timestamptz := rota.now();
     v_check rota.pending_checks;
 begin
     for v_check in
         select c.* from rota.pending_checks as c where c.id = any(_do_checks_singly.check_ids)
     loop
-        exit when clock_timestamp() > c_began_at + interval '1 second';
+        exit when rota.now() > c_began_at + interval '1 second';
         begin
             perform rota._do_locked_checks(array[v_check.id]);
         exception when others then
