@@ -4,18 +4,19 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
 
-from . import cli
+from .cli import main
+
+__all__ = ["main", "run"]
 
 TIME_TO_END = 10.0
 """Seconds that the interpreter may wait, at its end, for threads that jobs have left."""
 LEFT_THREADS = 3
 
 
-def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) -> int:
-    """Run one command like `cli.main`, as the last thing that this process does."""
-    code = cli.main(argv, again)
+def run() -> int:
+    """Run one command as the last thing that this process does."""
+    code = main()
     ending = threading.Timer(TIME_TO_END, _end)
     ending.daemon = True
     ending.start()
@@ -30,4 +31,4 @@ def _end() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())
