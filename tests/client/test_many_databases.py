@@ -406,7 +406,8 @@ def test_a_worker_at_work_is_told_of_jobs_that_travel_by_its_one_notifier(make, 
                 began = time.monotonic()
                 db.execute("select rota.enqueue_to(16, 'ok')")
                 wait_until(lambda: waiting(urls[1]) == jobs)  # noqa: B023 - no place is free
-                assert time.monotonic() - began < 4
+                # The first may come just when the worker begins to wait for no other jobs.
+                assert jobs == 1 or time.monotonic() - began < 4
             notifiers = db.execute(
                 "select count(*)::int from pg_stat_activity where datname = current_database()"
                 " and application_name = 'rota notifier'"

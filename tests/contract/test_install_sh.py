@@ -191,7 +191,7 @@ def test_dry_run_on_an_installed_database_prints_its_upgrade(
 
     with psycopg.connect(empty, autocommit=True) as connection:
         connection.execute(done.stdout.encode())
-    assert "create schema" not in done.stdout
+    assert "\ncreate schema" not in done.stdout
     assert dump(empty) == before
 
 

@@ -34,7 +34,7 @@ ROWS: dict[str, str] = {
         ("finished_jobs", "job_errors", "stage_runs", "restored_ends"),
         "to_jsonb(t) - 'ended_by'",
     ),
-    "audit_log": "to_jsonb(t) - '{id,before,after}'::text[]",
+    "audit_log": "to_jsonb(t) - '{id,job_ids,before,after}'::text[]",
     "queue_moves": "to_jsonb(t) - 'move_id'",
 }
 EXPECTED_WARNINGS = ("lock timeout", "updated partition constraint for default partition")

@@ -159,9 +159,11 @@ class Scout:
         if notifier.place is Place.ACTIVE:
             pause = min(pause, ACTIVE_INTERVAL)
         elif notifier.others_heard.issuperset(self._queues):
-            # Of a move that begins, and of another database's number, nothing notifies it.
+            # Of a move that begins, and of another database's number, nothing notifies it; and
+            # an idle worker's notifier alone asks now and then for what came while it changed.
             knows_all = len(self.carriers) == len(self._databases) - 1
-            if knows_all and not self._has_moves:
+            is_told = not self._is_lent or notifier.place is Place.IDLE
+            if knows_all and is_told and not self._has_moves:
                 pause *= QUIET_FACTOR
         until_tick = max(0.0, self._ticker.due_at - time.monotonic())
         await wait_for(self._wake, min(pause, until_tick))
