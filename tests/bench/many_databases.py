@@ -48,7 +48,9 @@ async def x(job):
 
 SHARE, FLOOR, P99, IDLE_CPU, IDLE_CONNECTIONS = 0.85, 0.95, 15.0, 0.02, 2
 OTHERS, BACK = 0.9, 3.0
-"""What is to be reached: of ideal, of a floor, ms, of a CPU, to each database; of before, s."""
+SETTLING = 70.0
+"""What is to be reached: of ideal, of a floor, ms, of a CPU, to each database; of before, s;
+and how long a worker is left alone before it is called idle."""
 
 
 @contextmanager
@@ -217,7 +219,7 @@ def idle(urls: list[str], places: int) -> tuple[float, int]:
         " group by datname"
     )
     with working(urls, places) as worker:
-        time.sleep(25)
+        time.sleep(SETTLING)  # what ended before is counted meanwhile
         before, began = _cpu(dbs, worker.pid), time.monotonic()
         time.sleep(20)
         used = (_cpu(dbs, worker.pid) - before) / (time.monotonic() - began)
