@@ -54,9 +54,14 @@ end $$;
 create or replace function rota._check_brought(job_ids bigint[])
     returns void language plpgsql as $$
 begin
-    perform rota._raise_moved(d.parent_id) from rota.dependencies as d
-    where d.job_id = any(_check_brought.job_ids)
-      and not exists (select from rota.jobs as p where p.id = d.parent_id);
+    -- Where nothing has moved, a job of a million parents is none to ask of each of them.
+    if exists (select from rota.moved_jobs) or exists (select from rota.outgoing_jobs) then
+        perform rota._raise_moved(d.parent_id) from rota.dependencies as d
+        where d.job_id = any(_check_brought.job_ids)
+          and (exists (select from rota.moved_jobs as t where t.job_id = d.parent_id)
+            or exists (select from rota.outgoing_jobs as o where o.job_id = d.parent_id))
+          and not exists (select from rota.jobs as p where p.id = d.parent_id);
+    end if;
     if not exists (select from rota.queue_moves) then return; end if;
     perform rota._check_stays(p.queue, 'a job that others wait for')
     from rota.dependencies as d join rota.jobs as p on p.id = d.parent_id

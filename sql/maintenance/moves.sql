@@ -69,12 +69,11 @@ begin
         (select 'dependencies', format('job %s of it is waited for by job %s', d.parent_id,
                 d.job_id), format('select * from rota.explain_job(%s);', d.job_id)
         from rota.dependencies as d join rota.jobs as j on j.id = d.job_id
-        where exists (
-            select from rota.jobs as p
-            where p.id = d.parent_id and p.queue = plan_queue_move.queue
-            union all
-            select from rota.finished_jobs as p
-            where p.id = d.parent_id and p.queue = plan_queue_move.queue
+        left join rota.jobs as p on p.id = d.parent_id
+        where p.queue = plan_queue_move.queue
+          or p.id is null and exists (
+            select from rota.finished_jobs as f
+            where f.id = d.parent_id and f.queue = plan_queue_move.queue
         ) limit 1)
         union all
         (select 'pipelines', format('stage %s of pipeline %s is in it%s', s.stage, s.pipeline,
@@ -930,10 +929,18 @@ create or replace function rota._move_obstacle(move rota.queue_moves)
             where j.queue = move.queue and j.status = 'blocked'
               and o.queue <> j.queue and o.status <> 'blocked' limit 1
         ), (
+            -- From the jobs of the queue on, which become fewer, and not from all that waits.
             select format('job %s, for which job %s waits', d.parent_id, d.job_id)
-            from rota.dependencies as d join rota.jobs as j on j.id = d.job_id
-            left join rota.jobs as p on p.id = d.parent_id
-            where p.queue = move.queue or j.queue = move.queue and j.status = 'blocked' limit 1
+            from rota.jobs as q
+            cross join lateral (
+                (select d.parent_id, d.job_id
+                from rota.dependencies as d join rota.jobs as j on j.id = d.job_id
+                where d.parent_id = q.id limit 1)
+                union all
+                (select d.parent_id, d.job_id from rota.dependencies as d
+                where d.job_id = q.id and q.status = 'blocked' limit 1)
+            ) as d
+            where q.queue = move.queue limit 1
         ), (
             select format('job %s, which is of %s', j.id, coalesce('schedule ' || j.definition,
                 'pipeline ' || j.pipeline))

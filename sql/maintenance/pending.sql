@@ -42,11 +42,10 @@ begin
     end loop;
     if v_ids = '{}' then return 0; end if;
     begin
-        perform rota._do_locked_checks(v_ids);
+        return rota._do_locked_checks(v_ids);
     exception when others then
-        perform rota._do_checks_singly(v_ids);
+        return rota._do_checks_singly(v_ids);
     end;
-    return cardinality(v_ids);
 end $$;
 
 /* Whether a check is due that may be done, now or after the end of this transaction. */
@@ -65,8 +64,9 @@ create or replace function rota._is_alone()
 begin return transaction_timestamp() >= statement_timestamp(); end;
 $$;
 
-/* Whether this transaction leaves limits to others: it may hold what it takes for long, and a
- * limit as a whole with it, while ticks that are alone in theirs come by. */
+/* Whether this transaction leaves limits, and retry budgets, to others: it may hold what it takes
+ * for long, and a limit or budget as a whole with it, while ticks that are alone in theirs come
+ * by. */
 create or replace function rota._leaves_limits()
     returns boolean language plpgsql stable as $$
 declare
@@ -132,9 +132,10 @@ begin
     return v_ids || v_timed_ids;
 end $$;
 
-/* Do checks that this transaction has locked; those of one subject count as one. */
+/* Do checks that this transaction has locked, and return of how many that was their turn; those
+ * of one subject are one. */
 create or replace function rota._do_locked_checks(check_ids bigint[])
-    returns void language plpgsql as $$
+    returns integer language plpgsql as $$
 declare
     v_kind text;
     v_until timestamptz;
@@ -169,12 +170,14 @@ begin
         deferrals = c.deferrals + 1, updated_at = rota.now(),
         made_by = case when c.deferrals = 0 then pg_current_xact_id() else c.made_by end
     where c.id = any(v_deferred);
+    return cardinality(v_done) + cardinality(v_deferred);
 end $$;
 
 /* The same where one of them fails. */
 create or replace function rota._do_checks_singly(check_ids bigint[])
-    returns void language plpgsql as $$
+    returns integer language plpgsql as $$
 declare
+    v_seen integer := 0;
     c_began_at constant timestamptz := rota.now();
     v_check rota.pending_checks;
 begin
@@ -182,6 +185,7 @@ begin
         select c.* from rota.pending_checks as c where c.id = any(_do_checks_singly.check_ids)
     loop
         exit when rota.now() > c_began_at + interval '1 second';
+        v_seen := v_seen + 1;
         begin
             perform rota._do_locked_checks(array[v_check.id]);
         exception when others then
@@ -193,6 +197,7 @@ begin
             where c.id = v_check.id;
         end;
     end loop;
+    return v_seen;
 end $$;
 
 /* Look at one subject; false if it cannot be decided now. */

@@ -93,6 +93,10 @@ def test_retry_of_a_group_counts_asks_and_edits(run: Run, client: Client, db: Db
         seen,
     )
     assert "running" in seen
+    db.execute("insert into rota.moved_jobs values (4294967, 1, 8, 4294967)")
+    seen = run("retry", str(ids[3]), "4294967", "4294968", "--dry-run")
+    assert seen.startswith("1 job would be changed, such as\n")
+    assert "in database 8 now" in seen
 
 
 def test_several_ids_and_conflicts(run: Run, partly: Run, client: Client, db: Db) -> None:

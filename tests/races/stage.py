@@ -34,7 +34,9 @@ ROWS: dict[str, str] = {
         ("finished_jobs", "job_errors", "stage_runs", "restored_ends"),
         "to_jsonb(t) - 'ended_by'",
     ),
-    "audit_log": "to_jsonb(t) - '{id,job_ids,before,after}'::text[]",
+    # A job that an act makes has whatever id is the next.
+    "audit_log": "to_jsonb(t) - '{id,before,after}'::text[]"
+    " - case t.act when 'run_schedule_now' then 'job_ids' else '' end",
     "queue_moves": "to_jsonb(t) - 'move_id'",
 }
 EXPECTED_WARNINGS = ("lock timeout", "updated partition constraint for default partition")

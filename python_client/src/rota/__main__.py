@@ -6,12 +6,12 @@ import sys
 import threading
 
 from .cli import main
+from .cli.output import LEFT_BEHIND
 
 __all__ = ["main", "run"]
 
 TIME_TO_END = 10.0
 """Seconds that the interpreter may wait, at its end, for threads that jobs have left."""
-LEFT_THREADS = 3
 
 
 def run() -> int:
@@ -27,7 +27,7 @@ def _end() -> None:
     ours = threading.main_thread(), threading.current_thread()
     names = ", ".join(thread.name for thread in threading.enumerate() if thread not in ours)
     logging.getLogger("rota").error("the process ends without threads that go on: %s", names)
-    os._exit(LEFT_THREADS)
+    os._exit(LEFT_BEHIND)
 
 
 if __name__ == "__main__":

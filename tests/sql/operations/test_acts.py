@@ -752,7 +752,7 @@ def test_who_is_confined_to_queues_acts_on_their_jobs_only(db, admin, connect):
     told = act(db, "set_priority", {"all": True}, {"priority": 5})
     assert [job["job_id"] for job in told.samples] == [mine]
     told = act(db, "cancel", {"ids": [theirs]})
-    assert told.conflicts == [{"job_id": theirs, "reason": "not found"}]
+    assert told.conflicts == [{"job_id": theirs, "is_missing": True, "reason": "not found"}]
     for function in ("cancel_job", "retry_job"):
         with raises("RT001"):
             value(db, function, job_id=theirs)
@@ -792,7 +792,7 @@ def test_an_operator_who_sees_other_queues_only_edits_what_he_acts_on(db, admin,
     db.execute("reset session authorization")
 
     assert (told.changed, once_more.changed) == (2, 1)
-    assert told.conflicts == [{"job_id": theirs, "reason": "not found"}]
+    assert told.conflicts == [{"job_id": theirs, "is_missing": True, "reason": "not found"}]
     assert [*told.samples, *once_more.samples, *once_more.conflicts] == []
     kept = rows(db, "select payload from rota.job_errors where queue = 'mine' order by job_id")
     assert [row.payload for row in kept] == [{"n": 1}, {"n": 2}]

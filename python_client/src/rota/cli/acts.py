@@ -41,8 +41,6 @@ DONE = {
     "purge": "deleted",
     "erase": "erased",
 }
-NOT_FOUND = "not found"
-"""Why an id conflicts of which there is no job, and so none that was counted."""
 AT_ONCE = 1000
 MAX_SHOWN = 20
 
@@ -223,7 +221,8 @@ def _tell_count(
             }
         )
         return 0
-    refused = {conflict["job_id"] for conflict in conflicts if conflict["reason"] != NOT_FOUND}
+    # Of an id that is missing there is no job that was counted.
+    refused = {conflict["job_id"] for conflict in conflicts if not conflict.get("is_missing")}
     samples = [sample for sample in samples if sample["job_id"] not in refused]
     print(f"{_jobs(found - len(refused))} would be changed{', such as' if samples else ''}")
     if samples:

@@ -39,6 +39,8 @@ from ..worker.events import JsonFormatter
 
 LOCK_TIMEOUT = "set local lock_timeout = '3s'"
 NAMES = ("DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
+LEFT_BEHIND = 3
+"""The exit code of a worker that has left a handler, or a thread of a job, behind."""
 MAX_WIDTH = 48
 MAX_TEXT = 2000
 NAMING = frozenset({"scope", "key", "name", "queue", "job_type", "worker", "limit", "what"})

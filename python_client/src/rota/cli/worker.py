@@ -19,10 +19,15 @@ from ..worker.executor import Places
 from ..worker.process import peak_memory
 from ..worker.worker import Worker, run_together
 from .health import serve_health
-from .output import CommandError, UsageError, conninfo, conninfos, set_up_log
+from .output import (
+    LEFT_BEHIND,
+    CommandError,
+    UsageError,
+    conninfo,
+    conninfos,
+    set_up_log,
+)
 from .supervisor import Supervisor
-
-LEFT_HANDLERS = 3
 
 
 def work(arguments: argparse.Namespace) -> int:
@@ -70,7 +75,7 @@ def work(arguments: argparse.Namespace) -> int:
         # without a clean-up of the interpreter that it could disturb.
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(LEFT_HANDLERS)
+        os._exit(LEFT_BEHIND)
     return 0
 
 
