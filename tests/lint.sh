@@ -25,6 +25,8 @@ MYPYPATH=tests:python_client/src "$bin/mypy" --config-file $config --explicit-pa
     tests/bench/run.py tests/bench/workloads/*.py \
     tests/faults/faults.py tests/faults/of_*.py tests/settings.py \
     tests/history/*.py tests/model/*.py tests/mutants/*.py tests/security/*.py
+(cd tests && "../$bin/python" -m pytest -q --no-header -p no:cacheprovider \
+    contract/test_style.py contract/test_layers.py)
 wait $gate || {
     cat "$read"
     exit 1
