@@ -137,27 +137,7 @@ def test_demo_installs_into_an_empty_database_and_removes_it_again(
 
 
 @pytest.mark.slow
-def test_demo_leaves_an_installed_rota_and_its_jobs_alone(
-    demo: Callable[..., Demo], dsn: str, db: psycopg.Connection[Any]
-) -> None:
-    with db.transaction():
-        mine = Client(db).enqueue("send_weekly_report", {"user_id": 99}).job_id
-    before = schemas(dsn)
-
-    run = demo("-d", dsn)
-
-    assert run.wait() == 0, run.output + run.errors
-    assert "rota was there before, and stays" in run.output
-    assert schemas(dsn) == before
-    rows = db.execute("select id, status, attempts from rota.job_runs").fetchall()
-    assert rows == [(mine, "queued", 0)]
-    for table in ("job_errors", "workers", "queues", "effects"):
-        found = db.execute(sql.SQL("select * from rota.{}").format(sql.Identifier(table)))
-        assert found.fetchall() == []
-
-
-@pytest.mark.slow
-def test_demo_fails_when_something_is_not_as_told(
+def test_demo_tells_what_is_not_as_told_and_leaves_an_installed_rota_alone(
     demo: Callable[..., Demo], dsn: str, db: psycopg.Connection[Any]
 ) -> None:
     db.execute(
@@ -172,12 +152,22 @@ def test_demo_fails_when_something_is_not_as_told(
             execute function public.give_up_sooner();
         """
     )
+    with db.transaction():
+        mine = Client(db).enqueue("send_weekly_report", {"user_id": 99}).job_id
+    before = schemas(dsn)
 
     run = demo("-d", dsn)
 
-    assert run.wait() == 1
+    assert run.wait() == 1, run.output + run.errors
     assert "NOT  each job has the status, the attempts and the errors" in run.output
     assert "deliver_webhook:evt_812" in run.output
+    assert "rota was there before, and stays" in run.output
+    assert schemas(dsn) == before
+    rows = db.execute("select id, status, attempts from rota.job_runs").fetchall()
+    assert rows == [(mine, "queued", 0)]
+    for table in ("job_errors", "workers", "queues", "effects"):
+        found = db.execute(sql.SQL("select * from rota.{}").format(sql.Identifier(table)))
+        assert found.fetchall() == []
 
 
 @pytest.mark.slow

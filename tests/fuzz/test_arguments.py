@@ -60,11 +60,11 @@ def arena(db: Db, dsn: str) -> str:
 
 @pytest.mark.slow
 def test_no_argument_does_what_none_may(db: Db, arena: str) -> None:
-    tally = play(arena, 2500, 1, patience=10)
+    tally = play(arena, 1500, 1, patience=10)
 
     assert not tally.findings, "\n\n".join(map(str, tally.findings.values()))
     assert len(tally.functions) == len(judge.functions(db))
-    assert tally.outcomes["00000"] > 400
+    assert tally.outcomes["00000"] > 240
 
 
 @pytest.mark.slow
@@ -106,7 +106,8 @@ def test_the_server_refuses_no_more_than_known(read_only_db: Db) -> None:
 def test_tick_loop_refuses_or_ends(db: Db) -> None:
     """On its own, where it may commit; what would be a long loop ends by the time-out."""
     known = refused_values(db)
-    db.execute("set statement_timeout = '30ms'")
+    db.execute("call rota.tick_loop('2 ms', '1 ms')")  # the first call of a session takes long
+    db.execute("set statement_timeout = '60ms'")
 
     found = {
         failure(db, f"call rota.tick_loop({argument} => {span}, {other})")

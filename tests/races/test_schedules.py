@@ -39,10 +39,10 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
     bench: Bench,
 ) -> None:
     """A is stopped before each of its statements in turn; B does all of its own meanwhile."""
-    runs = [run for pair in choose(SEED, 30, SCHEDULES) for run in bench.play_pair(*pair)]
+    runs = [run for pair in choose(SEED, 12, SCHEDULES) for run in bench.play_pair(*pair)]
 
     assert ["\n".join([str(run), *run.problems]) for run in runs if run.problems] == []
-    assert len(runs) > 100
+    assert len(runs) > 40
 
 
 @pytest.mark.slow

@@ -49,11 +49,11 @@ def test_tickers_enqueue_what_the_rules_say_and_nothing_twice(dsn: str) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print("seed", seed)  # noqa: T201
 
-    problems, counts = tickers.play(dsn, rounds=12, seed=seed)
+    problems, counts = tickers.play(dsn, rounds=7, seed=seed)
 
     assert problems[:3] == []
     assert counts["duplicates"] == counts["missing"] == 0
-    assert counts["enqueued"] > 5_000
+    assert counts["enqueued"] > 2_500
 
 
 @pytest.mark.slow

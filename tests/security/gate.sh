@@ -7,8 +7,10 @@ bin=${BIN:-$(dirname "$0")/../../.venv/bin}
 # Not asked: assertions for the type checker, random numbers that spread load, and programs
 # that are started from a list of words.  The demo makes SQL of names that it chose itself.
 skips=B101,B311,B404,B603
-"$bin/bandit" -q -r -s "$skips" -x "$root/python_client/src/rota/contrib/demo" "$root/python_client/src"
-"$bin/bandit" -q -r -s "$skips,B608" "$root/python_client/src/rota/contrib/demo"
+status=0
+"$bin/bandit" -q -r -s "$skips" -x "$root/python_client/src/rota/contrib/demo" \
+    "$root/python_client/src" || status=1
+"$bin/bandit" -q -r -s "$skips,B608" "$root/python_client/src/rota/contrib/demo" || status=1
 # The whole install as one script, because the manifest pins the search_path for all parts.
 # PS002 is `create or replace`, which is how rota upgrades its functions: they are in a
 # schema that the install has made itself.  A procedure that commits cannot have a search_path;
@@ -18,7 +20,8 @@ flat=$(mktemp)
 trap 'rm -f "$flat"' EXIT
 spot() {
     "$bin/pgspot" "$@" \
-        --proc-without-search-path 'rota.tick_loop(duration interval,every interval)' "$flat"
+        --proc-without-search-path 'rota.tick_loop(duration interval,every interval)' "$flat" ||
+        status=1
 }
 # A private function has the owner and the path of the public one that called it, and nobody
 # else may execute it (test_catalog.py): so it is read as if it had that path itself.
@@ -38,3 +41,4 @@ flatten "with_roles with_cron"
 spot --ignore PS002 --ignore PS015
 awk -f "$root/sql/flatten.awk" "$root/sql/uninstall.sql" >"$flat"
 spot
+exit $status
