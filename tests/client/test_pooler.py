@@ -127,3 +127,23 @@ def test_a_worker_behind_a_pooler_is_woken_past_it(
         assert started.wait(20)
     finally:
         worker.stop(now=True)
+
+
+@pytest.mark.own_session
+def test_a_worker_goes_on_when_its_sessions_begin_otherwise(
+    client: Client, db: psycopg.Connection[Any], pooler: str
+) -> None:
+    """As when another client of the pooler has set it, or the pooler has opened new ones."""
+    registry, started = Registry(), threading.Event()
+    registry.add("a", lambda job: started.set())
+    worker = BackgroundWorker(pooler, registry, poll_interval=0.05, listen=False)
+    try:
+        wait_until(lambda: worker.worker.is_ready, "a worker that claims")
+        with psycopg.connect(pooler) as first, psycopg.connect(pooler) as second:
+            for other in (first, second):
+                other.execute("set default_transaction_isolation = 'repeatable read'")
+        client.enqueue("a")
+
+        assert started.wait(20)
+    finally:
+        worker.stop(now=True)

@@ -24,6 +24,7 @@ from psycopg import AsyncConnection, IsolationLevel
 
 from ..client.async_client import AsyncClient
 from ..client.connecting import connect_async, one_line
+from ..exceptions import IsolationLevelError
 
 logger = logging.getLogger("rota")
 
@@ -276,9 +277,14 @@ class Connection:
             try:
                 # A call that takes long would never end if it were cut off in time each time.
                 async with time_limit(timeout * 2.0 ** min(self._unanswered, max_doublings)):
-                    connection = await self.open()
-                    async with connection.transaction() if self._must_begin else nullcontext():
-                        value = await action(AsyncClient(connection))
+                    try:
+                        value = await self._act(action)
+                    except IsolationLevelError:
+                        if self._must_begin:
+                            raise
+                        # Behind a pooler it may be another session by now.
+                        self._must_begin = True
+                        value = await self._act(action)
             except (psycopg.Error, asyncio.CancelledError) as error:
                 if isinstance(error, NoAnswerError):
                     self._unanswered += 1
@@ -294,6 +300,11 @@ class Connection:
             if task.cancelling() > cancels:
                 raise asyncio.CancelledError
             return value
+
+    async def _act(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        connection = await self.open()
+        async with connection.transaction() if self._must_begin else nullcontext():
+            return await action(AsyncClient(connection))
 
     async def open(self) -> AsyncConnection[Any]:
         """Return the connection; open it if it is not."""
