@@ -279,6 +279,8 @@ def test_wrong_settings_are_found(options: dict[str, Any], message: str | None) 
 
 JOBS = """
 import os
+import threading
+import time
 
 import rota
 from django.contrib.contenttypes.models import ContentType
@@ -302,6 +304,11 @@ def ask(is_broken: bool) -> list[object]:
             connection.connection.close()
         cursor.execute("select 1")
     return [ContentType.__name__, os.getpid()]
+
+
+@registry.handler("leaves_thread")
+async def leaves_thread(job: rota.AsyncJob) -> None:
+    threading.Thread(target=time.sleep, args=[40]).start()
 """
 
 
@@ -381,6 +388,14 @@ def test_a_process_of_a_handler_has_django(
     first, _, last = (result for _, result in runs)
     assert first == last  # by one process, which has had a broken connection
     assert first[0] == "ContentType"
+
+
+def test_a_thread_that_a_job_has_left_keeps_no_process_of_manage_py(
+    shop: Callable[..., str], client: Client
+) -> None:
+    client.enqueue("leaves_thread")
+
+    shop("rota_worker", "--drain", "--registry", "shop_jobs:registry", code=3)
 
 
 def test_a_worker_that_may_not_read_results_tries_again(

@@ -4,6 +4,8 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 
 from .cli import main
 from .cli.output import LEFT_BEHIND
@@ -14,9 +16,9 @@ TIME_TO_END = 10.0
 """Seconds that the interpreter may wait, at its end, for threads that jobs have left."""
 
 
-def run() -> int:
-    """Run one command as the last thing that this process does."""
-    code = main()
+def run(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) -> int:
+    """Run one command, as `main`, and as the last thing that this process does."""
+    code = main(argv, again)
     ending = threading.Timer(TIME_TO_END, _end)
     ending.daemon = True
     ending.start()
@@ -27,6 +29,8 @@ def _end() -> None:
     ours = threading.main_thread(), threading.current_thread()
     names = ", ".join(thread.name for thread in threading.enumerate() if thread not in ours)
     logging.getLogger("rota").error("the process ends without threads that go on: %s", names)
+    with suppress(Exception):  # it may be closed already
+        sys.stdout.flush()
     os._exit(LEFT_BEHIND)
 
 

@@ -14,7 +14,7 @@ from django.utils.autoreload import get_child_arguments
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import Conninfo
 
-from .....__main__ import main
+from .....__main__ import run
 
 
 class Command(BaseCommand):  # type: ignore[misc]  # untyped in Django
@@ -49,7 +49,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # untyped in Django
         again = None
         with suppress(RuntimeError):  # a program that is no file cannot be started again
             again = get_child_arguments()
-        sys.exit(main(["worker", known.registry, *others], again))
+        sys.exit(run(["worker", known.registry, *others], again))
 
 
 def _conninfo(alias: str) -> str:
