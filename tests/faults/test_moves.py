@@ -23,6 +23,12 @@ def rota(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def make_known(url: str) -> None:
+    """Let there be a queue, though it has no jobs."""
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("select rota.set_queue('q')")
+
+
 def test_jobs_run_once_and_in_order_however_often_movers_are_killed(urls):
     with psycopg.connect(urls[0], autocommit=True) as db:
         db.execute("select nextval('rota.jobs_id_seq') from generate_series(1, 1000)")
@@ -64,13 +70,17 @@ def test_rota_queue_move_tells_moves_and_ends(urls):
 def test_rota_queue_move_goes_on_and_says_end_only_when_nothing_waits(urls):
     both = [word for url in urls for word in ("--database", url)]
     words = ["queue", "move", "q", "--to", "2", *both]
-    done = rota(*words)
+    unknown = rota(*words)
     with psycopg.connect(urls[0], autocommit=True) as db:
+        make_known(urls[0])
+        done = rota(*words)
         db.execute("select rota.enqueue('x', queue => 'r', ordering_key => 'k')")
         db.execute("select rota.enqueue('x', queue => 'q', ordering_key => 'k')")
         db.execute("select rota.set_limit(queue => 'q', max_running => 1)")
     waits = rota(*words)
 
+    assert unknown.returncode == 1
+    assert "it has neither settings nor jobs here" in unknown.stdout
     assert "then say --end" in done.stdout
     assert waits.returncode == 0, waits.stderr
     assert "info limits         limit queue q is not set in the other database" in waits.stdout
@@ -86,6 +96,7 @@ def test_rota_queue_move_refuses_to_move_a_queue_to_where_it_is(urls):
 
 
 def test_rota_queue_move_ends_what_a_killed_command_has_ended_here_only(urls):
+    make_known(urls[0])
     both = [word for url in urls for word in ("--database", url)]
     words = ["queue", "move", "q", "--to", "2", *both]
     rota(*words)
@@ -103,6 +114,7 @@ def test_rota_queue_move_ends_what_a_killed_command_has_ended_here_only(urls):
 
 
 def test_a_move_that_was_ended_there_first_takes_late_jobs_and_can_be_ended(urls):
+    make_known(urls[0])
     both = [word for url in urls for word in ("--database", url)]
     words = ["queue", "move", "q", "--to", "2", *both]
     rota(*words)
@@ -149,6 +161,7 @@ def test_a_move_that_is_called_off_is_not_begun_again_by_a_mover(urls):
 
 
 def test_rota_queue_move_needs_no_other_database_of_the_list(urls):
+    make_known(urls[0])
     away = make_conninfo(urls[1], port=free_port())
     three = [word for url in (away, *urls) for word in ("--database", url)]
     words = ["queue", "move", "q", *three]

@@ -7,6 +7,7 @@ import asyncio
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 import psycopg
 
@@ -20,6 +21,11 @@ from .output import CommandError, UsageError, acting, conninfos, print_findings,
 
 NOT_SETTLED = 3
 WATCH_INTERVAL = 1.0
+UNKNOWN = (
+    "it has neither settings nor jobs here: check its name in rota.queue_stats",
+    "make it known with set_queue()",
+)
+"""Of a name with a typing error nothing would ever move."""
 
 
 def move(arguments: argparse.Namespace) -> int:
@@ -119,8 +125,17 @@ def _plan(source: str, target: str, arguments: argparse.Namespace) -> list[MoveF
         client = Client(connection)
         findings = client.plan_queue_move(arguments.queue, arguments.to)
         facts = client.queue_move_facts(arguments.queue)
+        if not client.queue_move_status(arguments.queue) and not _is_known(
+            connection, arguments.queue
+        ):
+            findings.append(MoveFinding("refused", "queue", *UNKNOWN))
     with connect(target, "rota cli") as connection:
         return findings + Client(connection).receive_plan(arguments.queue, facts)
+
+
+def _is_known(connection: psycopg.Connection[Any], queue: str) -> bool:
+    query = "select from rota.queue_stats where queue = %s"
+    return connection.execute(query, [queue]).fetchone() is not None
 
 
 def _status(database: str, queue: str) -> MoveStatus | None:
