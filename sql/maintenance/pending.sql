@@ -147,7 +147,8 @@ begin
         select c.kind, c.subject, array_agg(c.id order by c.deferrals, c.id) as ids
         from rota.pending_checks as c
         where c.id = any(_do_locked_checks.check_ids) group by c.kind, c.subject
-        order by c.kind, c.subject
+        -- One that has left another check of itself comes after those that were left.
+        order by c.kind, min(c.id)
     loop
         if v_check.kind is distinct from v_kind then
             v_kind := v_check.kind;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from sql.helpers import (
     call,
@@ -110,6 +111,25 @@ def test_a_tick_begins_with_no_further_check_of_a_kind_after_a_while(db, is_bad)
     assert len(claim(db, queues=["behind"], max_jobs=9)) == 6 - let_in
 
 
+def test_a_check_that_leaves_another_of_itself_comes_after_those_that_were_left(db):
+    """As a pause that is over does as long as there is more to let in."""
+    jobs = [{"job_type": "a"}] * 1001 + [{"job_type": "b", "queue": "behind"}]
+    call(db, "enqueue_many", jobs=Jsonb(jobs))
+    db.execute("update rota.jobs set hold = 'pause type ' || job_type")
+    leave(db, "pause", "type a")
+    leave(db, "pause", "type b")
+    db.execute("""
+        create function public.slow() returns trigger language plpgsql as
+            'begin perform pg_sleep(0.35); return null; end';
+        create trigger slow after update on rota.jobs execute function public.slow();
+    """)
+
+    assert one(db, "tick").checks_done == 1
+    one(db, "tick")
+
+    assert len(claim(db, queues=["behind"])) == 1
+
+
 def test_a_transaction_leaves_its_own_checks_to_others(db):
     with db.transaction():
         leave(db, "order", "k")
@@ -131,7 +151,7 @@ def test_checks_that_a_forgotten_tick_holds_keep_no_others(db, connect, checks):
         [checks],
     )
     stranger = connect(autocommit=False)
-    assert one(stranger, "tick").checks_done == checks
+    assert 0 < one(stranger, "tick").checks_done <= checks  # within its time
     children = [enqueue(db, depends_on=[enqueue(db)]) for _ in range(5)]
     assert len(children) == 5
 
