@@ -288,8 +288,13 @@ declare
     v_job_id bigint;
 begin
     begin
-        update rota.jobs as j set hold = null where j.id = any(_let_in.job_ids);
-        return job_ids;
+        with let_in as (
+            update rota.jobs as j set hold = null
+            where j.id = any(_let_in.job_ids) returning j.id
+        )
+        -- A trigger may keep one as it is without an error.
+        select coalesce(array_agg(l.id), '{}') into v_ids from let_in as l;
+        return v_ids;
     exception
         when others then
             raise warning 'held jobs are let in one by one: %', sqlerrm;
@@ -297,7 +302,7 @@ begin
     foreach v_job_id in array job_ids loop
         begin
             update rota.jobs as j set hold = null where j.id = v_job_id;
-            v_ids := v_ids || v_job_id;
+            if found then v_ids := v_ids || v_job_id; end if;
         exception
             when others then
                 raise warning 'job % cannot be let in: %', v_job_id, sqlerrm;

@@ -86,13 +86,13 @@ def settle(db: Db) -> None:
         pass
 
 
-def poison(db: Db, job_id: int) -> None:
+def poison(db: Db, job_id: int, by: str = "raise exception 'poison'") -> None:
     """Let a trigger refuse every change of a job."""
     db.execute(
         f"""
         create function public.poison() returns trigger language plpgsql as $$
         begin
-            if old.id = {job_id} then raise exception 'poison'; end if;
+            if old.id = {job_id} then {by}; end if;
             return new;
         end $$;
         create trigger poison before update on rota.jobs

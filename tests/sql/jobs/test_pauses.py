@@ -10,6 +10,7 @@ from sql.helpers import (
     call,
     claim,
     enqueue,
+    one,
     owner,
     pending,
     poison,
@@ -281,3 +282,19 @@ def test_a_job_that_cannot_be_let_in_after_a_pause_keeps_no_other(db):
 
     assert ids(claim(db, max_jobs=10)) == [jobs[0], jobs[2]]
     assert pending(db) == [("pause", "type mail")]
+
+
+def test_a_job_that_a_trigger_keeps_as_it_is_after_a_pause_is_asked_for_later(db):
+    """Without an error; else the same thousand would be let in again and again."""
+    jobs = [enqueue(db, "mail") for _ in range(2)]
+    value(db, "pause_type", job_type="mail")
+    assert claim(db) == []
+    poison(db, jobs[0], by="return null")
+
+    value(db, "resume_type", job_type="mail")
+    for _ in range(3):
+        one(db, "tick")
+
+    assert ids(claim(db, max_jobs=10)) == [jobs[1]]
+    assert pending(db) == [("pause", "type mail")]
+    assert scalar(db, "select due_at > rota.now() from rota.pending_checks")

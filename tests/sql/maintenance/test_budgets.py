@@ -217,13 +217,14 @@ def test_retries_begin_also_where_no_tick_is_alone_for_a_while(db, clock, connec
     assert [job.job_id for job in claim(db, max_jobs=9)] == ids
 
 
-def test_a_retry_that_cannot_be_let_in_keeps_no_others(db, clock):
+@pytest.mark.parametrize("by", ["raise exception 'poison'", "return null"])
+def test_a_retry_that_cannot_be_let_in_keeps_no_others(db, clock, by):
     clock.set("2026-01-01 00:00+00")
-    budget(db, queue="a")
+    budget(db, queue="a", per_minute=6)
     budget(db, queue="b")
     first, second = fail(db, 2, queue="a")
     (third,) = fail(db, 1, queue="b")
-    poison(db, first)
+    poison(db, first, by)
 
     assert let_in(db, ("a", "b")) == [second, third]
 
