@@ -122,7 +122,7 @@ begin
             enqueue.queue, case when v_run_at is null then enqueue.limit_key end,
             enqueue.priority) as c;
     end if;
-    loop
+    for v_try in 1..100 loop
         insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
             time_limit, expires_at, headers, backoff, idempotency_key, ordering_key, skip_dead,
             if_parent_dead, limit_key, status, run_at, own_place, created_at, updated_at)
@@ -143,8 +143,9 @@ begin
           and (v_is_configured or limit_key is not null) then
             perform rota._enter_new(v_job_id);
         end if;
-        exit when v_job_id is not null;
+        exit when v_job_id is not null or idempotency_key is null;
     end loop;
+    if v_job_id is null then perform rota._raise_swallowed(); end if;
     if v_status = 'queued' and not (pg_try_advisory_lock(1919907936, hashtext(queue))
         and pg_advisory_unlock(1919907936, hashtext(queue))) then
         perform rota._notify(queue) where coalesce(v_run_at, v_now) < v_now + rota._soon();
@@ -200,7 +201,8 @@ begin
         into v_ids, v_news
         from rota._enqueue_many_keyed(v_read.new_jobs, enqueue_many.jobs) as m;
     end if;
-    while v_ids is null loop
+    for v_try in 1..100 loop
+        exit when v_ids is not null;
         begin
             perform rota._insert_requested(
                 array_agg(n.job order by (n.job).idempotency_key, (n.job).job_type, n.id),
@@ -213,6 +215,7 @@ begin
                 v_ids := null;
         end;
     end loop;
+    if v_ids is null then perform rota._raise_swallowed(); end if;
 
     if v_news is null then
         v_news := array(select i.id = i.new_id from unnest(v_ids, v_new_ids) as i (id, new_id));
@@ -270,7 +273,10 @@ begin
         from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job) returning id
     )
     -- Ids are drawn in the order of the rows.
-    select array_agg(a.id) into v_ids from added as a;
+    select coalesce(array_agg(a.id), '{}') into v_ids from added as a;
+    if cardinality(v_ids) < jsonb_array_length(jobs) then
+        perform rota._raise_swallowed();
+    end if;
     return v_ids;
 end $$;
 

@@ -15,12 +15,31 @@
  * coming here; what a schedule or a job here makes by itself has nothing to come before it. */
 create or replace function rota._insert_requested(new_jobs rota.jobs[], new_ids bigint[])
     returns bigint[] language plpgsql as $$
+declare
+    v_ids bigint[];
 begin
     if exists (select from rota.queue_moves) then
         perform rota._check_arrived(n.queue, coalesce(n.ordering_key, n.idempotency_key))
         from unnest(_insert_requested.new_jobs) as n;
     end if;
-    return rota._insert_jobs(new_jobs, new_ids);
+    v_ids := rota._insert_jobs(new_jobs, new_ids);
+    if cardinality(v_ids) < cardinality(new_ids) and exists (
+        select _insert_requested.new_ids[n.ordinality]
+        from unnest(_insert_requested.new_jobs) with ordinality as n
+        where n.idempotency_key is null
+        except select unnest(v_ids)
+    ) then
+        perform rota._raise_swallowed();
+    end if;
+    return v_ids;
+end $$;
+
+/* For a job that did not go in, though no other has its key. */
+create or replace function rota._raise_swallowed()
+    returns void language plpgsql as $$
+begin
+    raise exception using errcode = 'triggered_action_exception',
+        message = 'a trigger of this database does not let the job in';
 end $$;
 
 /*

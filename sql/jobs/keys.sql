@@ -72,7 +72,7 @@ begin
     if (v_is_versioned or on_conflict <> 'keep') and exists (select from rota.queue_moves) then
         perform rota._check_stays(new_job.queue, 'a rule for a key');
     end if;
-    loop
+    for v_try in 1..100 loop
         is_new := false;
         if v_is_locked then job_id := rota._lock_keyed(v_key, v_scope, may_wait); end if;
         exit when job_id is not null;
@@ -83,6 +83,7 @@ begin
         if not v_is_locked then job_id := rota._find_keyed(v_key, v_scope); end if;
         exit when job_id is not null;
     end loop;
+    if job_id is null then perform rota._raise_swallowed(); end if;
 
     if v_is_versioned and not rota._hold_key(v_key, v_scope, job_id, unique_for,
         updated_at) then

@@ -829,10 +829,7 @@ begin
                 -- As enqueue() would have told who came second: the job that has the key.
                 v_found := rota._find_keyed((v_job.job).idempotency_key,
                     (v_job.job).job_type);
-                if v_found is null and v_try = 10 then
-                    raise exception using errcode = 'triggered_action_exception',
-                        message = 'a trigger of this database does not let it in';
-                end if;
+                if v_found is null and v_try = 10 then perform rota._raise_swallowed(); end if;
                 continue when v_found is null;
                 update rota.arrivals as a set new_job_id = v_found
                 where a.move_id = move.move_id and a.job_id = v_job.id;

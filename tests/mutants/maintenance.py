@@ -153,6 +153,22 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "same-checks-first",
+        "A pause that is over, with jobs for many ticks, keeps another that is over waiting.",
+        "sql/waiting/test_pending.py",
+        sql("maintenance/pending", "order by c.kind, min(c.id)", "order by c.kind, c.subject"),
+    ),
+    mutant(
+        "let-in-though-it-stayed",
+        "A job that a trigger keeps as it is spends the retries of its queue.",
+        "sql/maintenance/test_budgets.py",
+        sql(
+            "jobs/pauses",
+            "select coalesce(array_agg(l.id), '{}') into v_ids from let_in as l;",
+            "select job_ids into v_ids;",
+        ),
+    ),
+    mutant(
         "single-checks-without-an-end",
         "The same, where one of the checks fails.",
         "sql/waiting/test_pending.py",

@@ -173,6 +173,32 @@ v_row ->> 'pause_name',
         sql("maintenance/moves", "if v_found is null and v_try = 10 then", "if false then"),
     ),
     mutant(
+        "swallowed-alone",
+        "A job that a trigger swallows is enqueued without an id.",
+        "sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/enqueue",
+            "if v_job_id is null then perform rota._raise_swallowed(); end if;",
+            "",
+        ),
+    ),
+    mutant(
+        "swallowed-in-a-batch",
+        "Of a batch the jobs have the ids of others where a trigger swallows one.",
+        "sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/enqueue",
+            "if cardinality(v_ids) < jsonb_array_length(jobs) then",
+            "if false then",
+        ),
+    ),
+    mutant(
+        "swallowed-with-a-rule",
+        "A job that a trigger swallows is gone when it is retried.",
+        "sql/jobs/test_enqueue.py",
+        sql("jobs/insert", "        perform rota._raise_swallowed();", "        null;"),
+    ),
+    mutant(
         "effect-as-before-it-went",
         "What a job did where its queue was meanwhile is done again when it is back.",
         "sql/maintenance/test_moves.py",

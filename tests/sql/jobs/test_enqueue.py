@@ -464,3 +464,36 @@ def test_enqueue_many_tells_no_long_value_whole(db):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "t", "delay": [1] * 100_000}]))
 
     assert len(str(caught.value.diag.message_primary)) < 300
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"ordering_key": "k"},
+        {"idempotency_key": "k"},
+        {"idempotency_key": "k", "on_conflict": "replace"},
+    ],
+)
+def test_a_job_that_a_trigger_swallows_is_refused(db, given):
+    """Else the caller has the id of a job that is not there, or waits without end."""
+    dead = running(db, job_type="y")
+    call(db, "fail_job", **owner(dead), error="e", fatal=True)
+    db.execute("""
+        create function swallow() returns trigger language plpgsql as 'begin return null; end';
+        create trigger swallow before insert on rota.jobs for each row
+            when (new.job_type = 'y') execute function swallow();
+        set statement_timeout = '20s';
+    """)
+    jobs = [{"job_type": "x"}, {"job_type": "y", **given}, {"job_type": "x"}]
+
+    with raises("09000"):
+        enqueue(db, "y", **given)
+    with raises("09000"):
+        many(db, jobs)
+    with raises("09000"):
+        many(db, [{**jobs[0], "idempotency_key": "other"}, *jobs])
+    with raises("09000"):
+        call(db, "retry_job", job_id=dead.job_id)
+    assert run(db, dead.job_id).status == "dead"
+    assert scalar(db, "select count(*) from rota.jobs") == 0
