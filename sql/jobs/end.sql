@@ -234,23 +234,19 @@ begin
     elsif ending - v_keys <> '{}' then
         perform rota._refuse(left(k.key, 80), format('does not go with outcome %s', v_outcome))
         from jsonb_object_keys(ending - v_keys) as k (key) limit 1;
-    elsif ending ->> 'job_id' is null then
-        perform rota._refuse('job_id', 'must not be null');
-    elsif ending ->> 'lease_token' is null then
-        perform rota._refuse('lease_token', 'must not be null');
-    elsif v_outcome = 'succeeded' then
+    end if;
+    perform rota._check_given('job_id', ending ->> 'job_id' is not null);
+    perform rota._check_given('lease_token', ending ->> 'lease_token' is not null);
+    if v_outcome = 'succeeded' then
         perform rota._check_size('result', ending -> 'result', '');
         if ending ->> 'next_stage' is not null then
             perform rota._check_next_stage('next_stage', (ending ->> 'job_id')::bigint,
                 (ending ->> 'lease_token')::bigint, ending ->> 'next_stage');
         end if;
     elsif v_outcome = 'failed' then
-        if ending ->> 'error' is null then
-            perform rota._refuse('error', 'must not be null');
-        elsif ending ->> 'retry_in' is not null then
-            perform rota._check_interval('retry_in', (ending ->> 'retry_in')::interval, '0',
-                '1 year');
-        end if;
+        perform rota._check_given('error', ending ->> 'error' is not null);
+        perform rota._check_interval('retry_in', (ending ->> 'retry_in')::interval, '0',
+            '1 year', true);
     elsif v_outcome = 'snoozed' then
         perform rota._check_interval('delay', (ending ->> 'delay')::interval, '0', '100 years');
     end if;

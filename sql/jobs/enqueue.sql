@@ -484,7 +484,8 @@ begin
     perform rota._check_backoff(prefix || 'backoff', backoff);
     if num_nonnulls(time_limit, expires_at, headers, expires_after) = 0 then return; end if;
     if expires_after is not null then
-        perform rota._check_expires_after(prefix || 'expires_after', expires_after);
+        perform rota._check_interval(prefix || 'expires_after', expires_after, '1 millisecond',
+            '100 years');
         if expires_at is not null then
             perform rota._refuse(prefix || 'expires_after',
                 'and expires_at must not both be given');

@@ -24,7 +24,8 @@ begin
     perform rota._check_interval('keep_finished', keep_finished, '0', '100 years', true);
     perform rota._check_interval('keep_dead', keep_dead, '0', '100 years', true);
     perform rota._check_interval('ageing', ageing, '1 second', '30 days', true);
-    perform rota._check_expires_after('expires_after', expires_after);
+    perform rota._check_interval('expires_after', expires_after, '1 millisecond', '100 years',
+        true);
     if jsonb_typeof(retry_budget) <> 'object' or not retry_budget ? 'per_minute'
       or retry_budget - '{per_minute,percent}'::text[] <> '{}' then
         perform rota._refuse('retry_budget',
@@ -87,7 +88,8 @@ begin
     perform rota._check_name('job_type', job_type);
     perform rota._check_queues('operator', '{*}');
     perform rota._check_lease('time_limit', time_limit);
-    perform rota._check_expires_after('expires_after', expires_after);
+    perform rota._check_interval('expires_after', expires_after, '1 millisecond', '100 years',
+        true);
     perform rota._check_given('reset', reset is not null);
     if num_nonnulls(time_limit, expires_after) = 0 then
         perform rota._refuse('time_limit', 'or expires_after or reset must be given')
@@ -110,12 +112,6 @@ end $$;
 comment on function rota.set_type is
     'Change the defaults of new jobs of a job_type, which go before those of their queue: null '
     'leaves one as it is, reset takes the others away; raises 22023 for a bad argument.';
-
-create or replace function rota._check_expires_after(argument text, expires_after interval)
-    returns void language plpgsql as $$
-begin
-    perform rota._check_interval(argument, expires_after, '1 millisecond', '100 years', true);
-end $$;
 
 /* Until when a new job may start, by what is set for its type or queue; null means for ever. */
 create or replace function rota._default_expiry(job_type text, queue text, run_at timestamptz)
