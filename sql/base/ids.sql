@@ -25,14 +25,12 @@ create or replace function rota.set_database_number(number integer)
     set lock_timeout = '100ms' as $$
 declare
     c_attempts constant integer := 25;
-    v_first bigint;
 begin
     perform rota._check_number('number', number, 0, 1023);
     if number = rota.database_number() then return; end if;
-    -- The lock of this statement waits for those that have drawn an id, and lets no other draw.
     for v_attempt in 1..c_attempts loop
         begin
-            alter sequence rota.jobs_id_seq increment by 1024;
+            perform rota._raise_ids(0, number);
             exit;
         exception
             when lock_not_available then
@@ -41,10 +39,6 @@ begin
         end;
     end loop;
     perform set_config('idle_in_transaction_session_timeout', '1s', true);
-    select (s.last_value / 1024 + 1) * 1024 + set_database_number.number into v_first
-    from rota.jobs_id_seq as s;
-    execute format('alter sequence rota.jobs_id_seq start with %s restart with %s', v_first,
-        v_first);
 end $$;
 
 comment on function rota.set_database_number is
@@ -53,8 +47,9 @@ comment on function rota.set_database_number is
     'producers wait for the commit, and a transaction that is then idle for a second is ended; '
     'raises 22023, 55P03.';
 
-/* Let all ids from now on be above that one, of whatever database it is. */
-create or replace function rota._raise_ids(above_id bigint)
+/* Let all ids from now on be above that one, of whatever database it is, and have that number
+ * of a database, which is kept as where the sequence starts. */
+create or replace function rota._raise_ids(above_id bigint, number integer default null)
     returns void language plpgsql as $$
 declare
     v_first bigint;
@@ -62,9 +57,10 @@ begin
     -- The lock of this statement waits for those that have drawn an id, and lets no other draw.
     alter sequence rota.jobs_id_seq increment by 1024;
     select (greatest(s.last_value, _raise_ids.above_id) / 1024 + 1) * 1024
-        + rota.database_number() into v_first
+        + coalesce(_raise_ids.number, rota.database_number()) into v_first
     from rota.jobs_id_seq as s;
-    execute format('alter sequence rota.jobs_id_seq restart with %s', v_first);
+    execute format('alter sequence rota.jobs_id_seq start with %1$s restart with %1$s',
+        v_first);
 end $$;
 
 create or replace function rota.database_number()
