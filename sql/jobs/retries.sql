@@ -54,17 +54,16 @@ comment on function rota.set_retry_rule is
     'none; and a pause of the job type for pause_for; reset takes the rule away; raises '
     '22023.';
 
-/* What is set for errors of this type; a row of nulls if nothing is. */
+/* What is set for errors of this type; null if nothing is. */
 create or replace function rota._retry_rule(error_type text, job_type text, queue text)
     returns rota.retry_rules language plpgsql stable as $$
-declare
-    v_rule rota.retry_rules;
 begin
-    select r.* into v_rule from rota.retry_rules as r
-    where r.error_type = _retry_rule.error_type
-      and r.job_type in (_retry_rule.job_type, '*') and r.queue in (_retry_rule.queue, '*')
-    order by r.job_type = '*', r.queue = '*' limit 1;
-    return v_rule;
+    return (
+        select r from rota.retry_rules as r
+        where r.error_type = _retry_rule.error_type
+          and r.job_type in (_retry_rule.job_type, '*') and r.queue in (_retry_rule.queue, '*')
+        order by r.job_type = '*', r.queue = '*' limit 1
+    );
 end $$;
 
 /* Hold those of these failed jobs whose queue has a retry budget; returns the others. */
