@@ -22,7 +22,8 @@ begin
     select e.schedule, e.command into v_schedule, v_command
     from rota._cron_entry(v_version, start_ticker.every) as e;
     perform rota._check_cron(v_schedule, v_command);
-    perform rota._lock_ticker();
+    -- Wait for one that starts or stops it: pg_cron fails on an entry that is just going.
+    perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));
 
     -- Scheduling again keeps an entry as active as it is.
     perform cron.unschedule(j.jobid) from cron.job as j
@@ -46,7 +47,7 @@ create or replace function rota.stop_ticker()
 begin
     perform rota._check_queues('operator', '{*}');
     if not rota._has_cron() then return false; end if;
-    perform rota._lock_ticker();
+    perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));
     perform cron.unschedule(j.jobid) from cron.job as j
     where j.jobname in ('rota tick', 'rota tick log')
       and j.database = current_database() and j.username = current_user;
@@ -57,13 +58,6 @@ end $$;
 
 comment on function rota.stop_ticker is
     'Remove what start_ticker() set up in pg_cron, and return whether there was anything.';
-
-/* Wait for another session that starts or stops: pg_cron fails on an entry that is just going.
- */
-create or replace function rota._lock_ticker()
-    returns void language plpgsql as $$
-begin perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0)); end;
-$$;
 
 /* Whether pg_cron is in this database, with names and a log, for the owner of rota to use. */
 create or replace function rota._has_cron()
