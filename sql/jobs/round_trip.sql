@@ -26,39 +26,34 @@ create or replace function rota.finish_and_claim(
 begin
     if (job_ids = '{}' and lease_tokens = '{}' and results is null
         and next_stages is null) is not true then
-        return query
-        select f.outcome, f.job_id, finish_and_claim.lease_tokens[f.ordinal], null, null,
-            null::jsonb, null::smallint, null::integer, null::integer, null::timestamptz,
-            null::timestamptz, null::interval, null, null::timestamptz, null, null, null::jsonb,
-            null, null::timestamptz, null::interval, null::jsonb
-        from rota.finish_jobs(finish_and_claim.job_ids, finish_and_claim.lease_tokens,
-            finish_and_claim.results, finish_and_claim.next_stages)
-            with ordinality as f (job_id, outcome, ordinal)
-        where f.outcome in ('lost', 'busy');
+        for outcome, job_id, lease_token in
+            select f.outcome, f.job_id, finish_and_claim.lease_tokens[f.ordinal]
+            from rota.finish_jobs(finish_and_claim.job_ids, finish_and_claim.lease_tokens,
+                finish_and_claim.results, finish_and_claim.next_stages)
+                with ordinality as f (job_id, outcome, ordinal)
+            where f.outcome in ('lost', 'busy')
+        loop return next; end loop;
     end if;
     if endings is not null then
-        return query
-        select e.answer, e.job_id, e.lease_token, null, null, null::jsonb, null::smallint,
-            null::integer, null::integer, null::timestamptz, null::timestamptz, null::interval,
-            null, null::timestamptz, null, null, null::jsonb, null, null::timestamptz,
-            null::interval, null::jsonb
-        from rota.end_jobs(finish_and_claim.endings) as e
-        where e.answer not in ('finished', 'already_finished', 'failed', 'snoozed', 'released');
+        for outcome, job_id, lease_token in
+            select e.answer, e.job_id, e.lease_token
+            from rota.end_jobs(finish_and_claim.endings) as e
+            where e.answer
+                not in ('finished', 'already_finished', 'failed', 'snoozed', 'released')
+        loop return next; end loop;
     end if;
     if (kept_job_ids = '{}' and kept_lease_tokens = '{}') is not true then
         perform rota._check_job_refs(kept_job_ids, kept_lease_tokens, 'kept_');
-        return query
-        select
-            case when h.is_lost then 'lost' when h.locked_until is null then 'busy'
-                when h.is_cancel_requested then 'cancel_requested' else 'overdue' end,
-            h.job_id, finish_and_claim.kept_lease_tokens[h.ordinal], null, null, null::jsonb,
-            null::smallint, null::integer, null::integer, null::timestamptz, h.locked_until,
-            null::interval, null, null::timestamptz, null, null, null::jsonb, null,
-            null::timestamptz, null::interval, null::jsonb
-        from rota.heartbeat_jobs(finish_and_claim.kept_job_ids,
-            finish_and_claim.kept_lease_tokens, finish_and_claim.lease) with ordinality
-            as h (job_id, locked_until, is_lost, is_cancel_requested, is_overdue, ordinal)
-        where h.is_lost or h.locked_until is null or h.is_cancel_requested or h.is_overdue;
+        for outcome, job_id, lease_token, locked_until in
+            select
+                case when h.is_lost then 'lost' when h.locked_until is null then 'busy'
+                    when h.is_cancel_requested then 'cancel_requested' else 'overdue' end,
+                h.job_id, finish_and_claim.kept_lease_tokens[h.ordinal], h.locked_until
+            from rota.heartbeat_jobs(finish_and_claim.kept_job_ids,
+                finish_and_claim.kept_lease_tokens, finish_and_claim.lease) with ordinality
+                as h (job_id, locked_until, is_lost, is_cancel_requested, is_overdue, ordinal)
+            where h.is_lost or h.locked_until is null or h.is_cancel_requested or h.is_overdue
+        loop return next; end loop;
     end if;
     return query
     select 'claimed', c.job_id, c.lease_token, c.queue, c.job_type, c.payload, c.priority,
