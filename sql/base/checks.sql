@@ -142,8 +142,11 @@ $$;
 
 create or replace function rota._check_lease(argument text, lease interval)
     returns void language plpgsql as $$
-begin perform rota._check_interval(argument, lease, '1 millisecond', '30 days', true); end;
-$$;
+begin
+    if lease is not null then
+        perform rota._check_interval(argument, lease, '1 millisecond', '30 days');
+    end if;
+end $$;
 
 create or replace function rota._check_run_at(argument text, run_at timestamptz)
     returns void language plpgsql as $$
