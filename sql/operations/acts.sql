@@ -144,30 +144,28 @@ begin
 
     if arguments ? 'payload' and arguments ? 'merge' then
         perform rota._refuse('arguments', 'must have payload or merge, and not both');
-    elsif arguments ? 'payload' then
-        perform rota._check_size('arguments.payload', arguments -> 'payload', '');
-    elsif arguments ? 'merge' and jsonb_typeof(arguments -> 'merge') <> 'object' then
-        perform rota._refuse('arguments.merge', 'must be an object, whose values replace those '
-            'of the payload');
-    elsif arguments ? 'merge' then
-        perform rota._check_size('arguments.merge', arguments -> 'merge', '');
     end if;
-    perform rota._check_reads('arguments.' || g.key, g.value, case
-            when g.key in ('max_attempts', 'priority') then 'a whole number'
-            when g.key = 'run_at' then 'a time'
-            else 'a length of time'
-        end)
+    perform rota._refuse('arguments.' || k.name, k.problem)
+    from (values ('merge', 'object', 'must be an object, whose values replace those of the '
+            'payload'),
+        ('force', 'boolean', 'must be true or false'),
+        ('keep_run_at', 'boolean', 'must be true or false')) as k (name, type, problem)
+    where jsonb_typeof(_check_act.arguments -> k.name) <> k.type limit 1;
+    perform case
+            when g.key in ('payload', 'merge')
+            then rota._check_size('arguments.' || g.key, g.value, '')
+            else rota._check_reads('arguments.' || g.key, g.value, case
+                when g.key in ('max_attempts', 'priority') then 'a whole number'
+                when g.key = 'run_at' then 'a time'
+                else 'a length of time'
+            end)
+        end
     from jsonb_each(_check_act.arguments) as g
-    where g.key in ('max_attempts', 'priority', 'run_at', 'delay');
+    where g.key in ('payload', 'merge', 'max_attempts', 'priority', 'run_at', 'delay');
     if arguments ? 'max_attempts' then
         perform rota._check_number('arguments.max_attempts',
             (arguments ->> 'max_attempts')::integer, 1, 2147483647);
     end if;
-    foreach v_name in array '{force,keep_run_at}'::text[] loop
-        if jsonb_typeof(arguments -> v_name) <> 'boolean' then
-            perform rota._refuse('arguments.' || v_name, 'must be true or false');
-        end if;
-    end loop;
     if act = 'set_priority' then
         perform rota._check_priority('arguments.priority',
             (arguments ->> 'priority')::integer);
@@ -217,63 +215,47 @@ declare
     c_texts constant text[] := '{queue,job_type,error,error_text,error_type,key,'
         'idempotency_key,ordering_key,limit_key,definition,pipeline,stage,worker}'::text[];
     c_statuses constant text[] := rota._act_statuses(act, arguments);
-    v_entry record;
-    v_statuses text[];
+    v_statuses constant text[] := case jsonb_typeof(filter -> 'status')
+        when 'string' then array[filter ->> 'status']
+        when 'array' then array(
+            select jsonb_array_elements_text(_check_filter.filter -> 'status'))
+    end;
 begin
     if jsonb_typeof(filter) is distinct from 'object' then
         perform rota._refuse('filter', 'must be an object');
     elsif filter = '{}' then
         perform rota._refuse('filter', 'must say which jobs: name ids, queue, job_type, status '
             'or another of its keys, or {"all": true}');
+    elsif filter ? 'status' and v_statuses <@ c_statuses is not true then
+        perform rota._refuse('filter', format('must have as status one or more of %s, which '
+            'are those that %s is for, got %s', array_to_string(c_statuses, ', '), act,
+            filter -> 'status'));
     end if;
-    for v_entry in select e.key, e.value from jsonb_each(filter) as e loop
-        if v_entry.key = any(c_texts) then
-            if jsonb_typeof(v_entry.value) <> 'string'
-              and (v_entry.key not in ('error', 'error_type') or v_entry.value <> 'null') then
-                perform rota._refuse('filter', format('must have a text as %s', v_entry.key));
-            end if;
-        elsif v_entry.key = 'is_discarded' then
-            if jsonb_typeof(v_entry.value) <> 'boolean' then
-                perform rota._refuse('filter', 'must have true or false as is_discarded');
-            end if;
-        elsif v_entry.key = 'ids' then
-            if jsonb_typeof(v_entry.value) <> 'array'
-              or jsonb_path_exists(v_entry.value, 'strict $[*] ? (@.type() <> "number"
-                || @ < 1 || @ > 9223372036854775807 || @.floor() <> @)')
-              or jsonb_array_length(v_entry.value) not between 1 and 1000 then
-                perform rota._refuse('filter', 'must have a list of 1 to 1000 whole numbers as '
-                    'ids');
-            end if;
-        elsif v_entry.key = 'status' then
-            v_statuses := case jsonb_typeof(v_entry.value)
-                when 'string' then array[v_entry.value #>> '{}']
-                when 'array' then array(select jsonb_array_elements_text(v_entry.value))
-            end;
-            if v_statuses <@ c_statuses is not true then
-                perform rota._refuse('filter', format('must have as status one or more of %s, '
-                    'which are those that %s is for, got %s',
-                    array_to_string(c_statuses, ', '), act, v_entry.value));
-            end if;
-        elsif v_entry.key in ('payload', 'headers') then
-            if jsonb_typeof(v_entry.value) <> 'object'
-              and (jsonb_typeof(v_entry.value) <> 'array' or v_entry.value = '[]'
-                or jsonb_path_exists(v_entry.value,
-                    'strict $[*] ? (@.type() <> "object")')) then
-                perform rota._refuse('filter', format('must have an object as %s, which that '
-                    'of the job contains, or a list of them', v_entry.key));
-            end if;
-        elsif v_entry.key in ('older_than', 'newer_than') then
-            perform rota._check_reads('filter.' || v_entry.key, v_entry.value,
-                'a length of time');
-            perform rota._check_interval('filter.' || v_entry.key,
-                (v_entry.value #>> '{}')::interval, '0', '100 years');
-        elsif v_entry.key <> 'all' or v_entry.value <> 'true' then
-            perform rota._refuse('filter', format('has %L, which is no key of it: it may have '
-                'ids, status, payload, headers, older_than, newer_than, is_discarded, %s or '
-                'all', v_entry.key,
-                array_to_string(c_texts, ', ')));
-        end if;
-    end loop;
+    perform rota._refuse('filter', coalesce(format('must have ' || k.what, e.key),
+        format('has %L, which is no key of it: it may have ids, status, payload, headers, '
+            'older_than, newer_than, is_discarded, %s or all', e.key,
+            array_to_string(c_texts, ', '))))
+    from jsonb_each(_check_filter.filter) as e
+    left join (values
+        (c_texts, 'a text as %s', '$ ? (@.type() == "string")'),
+        ('{is_discarded}', 'true or false as %s', '$ ? (@.type() == "boolean")'),
+        ('{ids}', 'a list of 1 to 1000 whole numbers as %s',
+            '$ ? (@.type() == "array" && @.size() >= 1 && @.size() <= 1000 && !exists (@[*] ? '
+            '(@.type() <> "number" || @ < 1 || @ > 9223372036854775807 || @.floor() <> @)))'),
+        ('{payload,headers}',
+            'an object as %s, which that of the job contains, or a list of them',
+            '$ ? (@.type() == "object" || @.type() == "array" && @.size() >= 1 '
+            '&& !exists (@[*] ? (@.type() <> "object")))'),
+        ('{status,older_than,newer_than}', '', '$'),
+        ('{all}', null, '$ ? (@ == true)')
+    ) as k (keys, what, good) on e.key = any(k.keys)
+    where jsonb_path_exists(e.value, ('strict ' || k.good)::jsonpath) is not true
+      -- Of what failed without one.
+      and not (e.key in ('error', 'error_type') and e.value = 'null')
+    limit 1;
+    perform rota._check_reads('filter.' || e.key, e.value, 'a length of time'),
+        rota._check_interval('filter.' || e.key, (e.value #>> '{}')::interval, '0', '100 years')
+    from jsonb_each(_check_filter.filter) as e where e.key in ('older_than', 'newer_than');
     return filter || jsonb_build_object('status', coalesce(v_statuses, case
         when filter ? 'ids' or act = 'erase'
             then '{blocked,queued,failed,running,succeeded,dead,cancelled}'::text[]
@@ -542,43 +524,33 @@ declare
         select k.name from jsonb_object_keys(_before_of.jobs -> 0) as k (name)
         where k.name not in ('status', 'payload')
     );
-    v_of_each jsonb;
 begin
     if jsonb_array_length(jobs) = 1 then
         return c_statuses || (jobs -> 0) - 'status';
     elsif c_replaced is null then
         return c_statuses;
     end if;
-    v_of_each := coalesce((
-        select jsonb_build_object(c_replaced || '_of', jsonb_object_agg(v.value, v.ids))
-        from (
-            select b.job ->> c_replaced as value,
-                jsonb_agg(_before_of.job_ids[b.place] order by b.place) as ids
+    return c_statuses || (
+        with kinds as (
+            select b.job ->> c_replaced as value, count(*) as jobs,
+                jsonb_agg(_before_of.job_ids[b.place] order by b.place) as ids,
+                row_number() over (order by count(*) desc, b.job ->> c_replaced) as place
             from jsonb_array_elements(_before_of.jobs) with ordinality as b (job, place)
-            where c_replaced in ('queue', 'priority', 'run_at') group by 1
-        ) as v
-        having count(*) between 2 and 100
-    ), '{}');
-    if c_replaced = 'run_at' then
-        return c_statuses || v_of_each || (
-            select jsonb_build_object('run_at', jsonb_build_object('first',
-                min((b.job ->> 'run_at')::timestamptz), 'last',
-                max((b.job ->> 'run_at')::timestamptz)))
-            from jsonb_array_elements(_before_of.jobs) as b (job)
-        );
-    end if;
-    return c_statuses || v_of_each || (
-        select jsonb_build_object(c_replaced, jsonb_object_agg(g.value, g.jobs))
-        from (
-            select case when v.place <= 20 then v.value else '(others)' end as value,
-                sum(v.jobs) as jobs
-            from (
-                select b.job ->> c_replaced as value, count(*) as jobs,
-                    row_number() over (order by count(*) desc, b.job ->> c_replaced) as place
-                from jsonb_array_elements(_before_of.jobs) as b (job) group by 1
-            ) as v
             group by 1
-        ) as g
+        ), frequent as (
+            select case when k.place <= 20 then k.value else '(others)' end as value,
+                sum(k.jobs) as jobs
+            from kinds as k where c_replaced <> 'run_at' group by 1
+        )
+        select jsonb_build_object(c_replaced, coalesce(
+                (select jsonb_object_agg(f.value, f.jobs) from frequent as f),
+                jsonb_build_object(
+                    'first', min(k.value::timestamptz) filter (where c_replaced = 'run_at'),
+                    'last', max(k.value::timestamptz) filter (where c_replaced = 'run_at'))))
+            || case when c_replaced <> 'max_attempts' and count(*) between 2 and 100
+                then jsonb_build_object(c_replaced || '_of', jsonb_object_agg(k.value, k.ids))
+                else '{}' end
+        from kinds as k
     );
 end $$;
 
