@@ -11,52 +11,38 @@
 
 create or replace function rota._access()
     returns table (access text, kind text, name text) language sql immutable as $$
-select 'producer', 'function', f.name
-from unnest(
-    '{enqueue,enqueue_many,enqueue_to,start_pipeline,wait_for_result,find_live_keys}'::text[]
-) as f (name)
-union all
-select 'worker', 'function', f.name
-from unnest(
-    '{claim_jobs,finish_job,finish_jobs,finish_and_claim,end_jobs,fail_job,snooze_job,'
-    'release_jobs,heartbeat,heartbeat_jobs,set_progress,record_effect,complete_effect,'
-    'withdraw_effect,effect_result,report_worker,deregister_worker,wait_for_jobs,stop_waiting,'
-    'untaken_jobs,sweep_stale_leases,tick,waiting_forwards,take_forwards,end_forwards,'
-    'receive_jobs,waiting_moves,open_arrival,pick_moves,take_moves,receive_moves,end_moves,'
-    'settle_arrival,confirm_arrival}'::text[]) as f (name)
-union all
-select 'operator', 'function', f.name
-from unnest(
-    '{retry_job,retry_with_dependants,cancel_job,set_priority,reschedule_job,pause_queue,'
-    'resume_queue,pause_type,resume_type,pause_all,resume_all,set_queue,set_type,set_limit,'
-    'resume_ordering_key,define_pipeline,drop_pipeline,restart_pipeline,schedule_job,'
-    'unschedule_job,enable_schedule,disable_schedule,run_schedule_now,tick,start_ticker,'
-    'stop_ticker,sweep_stale_leases,settle_effect,act_on_jobs,set_archive,set_retry_rule,'
-    'set_breaker,'
-    'plan_queue_move,queue_move_facts,receive_plan,begin_queue_move,end_queue_move,'
-    'queue_move_status,grant_statements}'::text[]) as f (name)
-union all
-select a.access, 'procedure', 'tick_loop' from unnest('{worker,operator}'::text[]) as a (access)
-union all
-select 'observer', 'view', v.name
-from unnest(
-    '{job_runs,queue_stats,running_jobs,stale_jobs,dead_jobs,error_groups,hourly_stats,'
-    'workers,worker_starts,queues,job_types,pauses,job_errors,effects,dependencies,'
-    'halted_keys,pipeline_stages,stage_runs,audit_log,limits,retry_rules,breakers,'
-    'retry_budgets,job_definitions,occurrences,queue_grants,queue_moves,moved_jobs,'
-    'limit_stats,unknown_effects,ticker_health}'::text[]) as v (name)
-union all
-select 'observer', 'function', f.name
-from unnest(
-    '{explain_job,doctor,verify,fold_error,job_stats,job_counts,rising_failures,'
-    'visible_queues}'::text[]) as f (name)
-union all
--- The views compute ages with now(), as the calling role.
-select a.access, 'function', f.name
-from unnest('{producer,worker,observer}'::text[]) as a (access)
-cross join unnest(
-    '{version,now,next_run,upcoming_runs,describe_schedule,database_number,'
-    'database_number_of}'::text[]) as f (name)
+select a.access, l.kind, n.name
+from (values
+    ('{producer}', 'function', '{enqueue,enqueue_many,enqueue_to,start_pipeline,'
+        'wait_for_result,find_live_keys}'),
+    ('{worker}', 'function', '{claim_jobs,finish_job,finish_jobs,finish_and_claim,end_jobs,'
+        'fail_job,snooze_job,release_jobs,heartbeat,heartbeat_jobs,set_progress,record_effect,'
+        'complete_effect,withdraw_effect,effect_result,report_worker,deregister_worker,'
+        'wait_for_jobs,stop_waiting,untaken_jobs,waiting_forwards,take_forwards,end_forwards,'
+        'receive_jobs,waiting_moves,open_arrival,pick_moves,take_moves,receive_moves,end_moves,'
+        'settle_arrival,confirm_arrival}'),
+    ('{worker,operator}', 'function', '{tick,sweep_stale_leases}'),
+    ('{worker,operator}', 'procedure', '{tick_loop}'),
+    ('{operator}', 'function', '{retry_job,retry_with_dependants,cancel_job,set_priority,'
+        'reschedule_job,pause_queue,resume_queue,pause_type,resume_type,pause_all,resume_all,'
+        'set_queue,set_type,set_limit,resume_ordering_key,define_pipeline,drop_pipeline,'
+        'restart_pipeline,schedule_job,unschedule_job,enable_schedule,disable_schedule,'
+        'run_schedule_now,start_ticker,stop_ticker,settle_effect,act_on_jobs,set_archive,'
+        'set_retry_rule,set_breaker,plan_queue_move,queue_move_facts,receive_plan,'
+        'begin_queue_move,end_queue_move,queue_move_status,grant_statements}'),
+    ('{observer}', 'view', '{job_runs,queue_stats,running_jobs,stale_jobs,dead_jobs,'
+        'error_groups,hourly_stats,workers,worker_starts,queues,job_types,pauses,job_errors,'
+        'effects,dependencies,halted_keys,pipeline_stages,stage_runs,audit_log,limits,'
+        'retry_rules,breakers,retry_budgets,job_definitions,occurrences,queue_grants,'
+        'queue_moves,moved_jobs,limit_stats,unknown_effects,ticker_health}'),
+    ('{observer}', 'function', '{explain_job,doctor,verify,fold_error,job_stats,job_counts,'
+        'rising_failures,visible_queues}'),
+    -- The views compute ages with now(), as the calling role.
+    ('{producer,worker,observer}', 'function', '{version,now,next_run,upcoming_runs,'
+        'describe_schedule,database_number,database_number_of}')
+) as l (accesses, kind, names)
+cross join unnest(l.accesses::text[]) as a (access)
+cross join unnest(l.names::text[]) as n (name)
 $$;
 
 create or replace function rota.grant_statements(access text, role name)
@@ -68,19 +54,18 @@ begin
         perform rota._refuse('role', format('%L does not exist', role));
     end if;
 
-    return query select format('grant usage on schema rota to %I;', grant_statements.role);
-    return query select format('grant select on rota.%I to %I;', a.name, grant_statements.role)
-    from rota._access() as a
-    where a.kind = 'view'
-      and (a.access = grant_statements.access
-        or (a.access = 'observer' and grant_statements.access = 'operator'));
-    return query select format('grant execute on %s %s to %I;', a.kind, p.oid::regprocedure,
-        grant_statements.role)
-    from rota._access() as a
-    join pg_proc as p on p.proname = a.name and p.pronamespace = 'rota'::regnamespace
-    where a.kind in ('function', 'procedure')
-      and (a.access = grant_statements.access
-        or (a.access = 'observer' and grant_statements.access = 'operator'));
+    return query select format('grant %s to %I;', g.what, grant_statements.role)
+    from (
+        select 'usage on schema rota' as what, grant_statements.access
+        union all
+        select case a.kind when 'view' then format('select on rota.%I', a.name)
+            else format('execute on %s %s', a.kind, p.oid::regprocedure) end, a.access
+        from rota._access() as a
+        left join pg_proc as p on a.kind <> 'view' and p.proname = a.name
+          and p.pronamespace = 'rota'::regnamespace
+    ) as g
+    where g.access = grant_statements.access
+       or g.access = 'observer' and grant_statements.access = 'operator';
 end $$;
 
 comment on function rota.grant_statements is
@@ -90,13 +75,18 @@ comment on function rota.grant_statements is
 do $$
 declare
     v_role text;
+    v_what text;
     v_type regtype;
-    v_grant text;
 begin
+    foreach v_role in array
+        '{public,rota_producer,rota_worker,rota_operator,rota_observer}'::text[]
+    loop
+        continue when v_role <> 'public' and to_regrole(v_role) is null;
+        foreach v_what in array '{tables,sequences,routines}'::text[] loop
+            execute format('revoke all on all %s in schema rota from %I', v_what, v_role);
+        end loop;
+    end loop;
     revoke all on schema rota from public;
-    revoke all on all tables in schema rota from public;
-    revoke all on all sequences in schema rota from public;
-    revoke all on all routines in schema rota from public;
     -- A column of the type of a row of ours would keep an upgrade from changing the table.
     for v_type in
         select t.oid::regtype from pg_type as t
@@ -104,16 +94,11 @@ begin
     loop
         execute format('revoke all on type %s from public', v_type);
     end loop;
-
-    foreach v_role in array array['producer', 'worker', 'operator', 'observer'] loop
-        continue when to_regrole('rota_' || v_role) is null;
-        execute format('revoke all on all tables in schema rota from %I', 'rota_' || v_role);
-        execute format('revoke all on all sequences in schema rota from %I', 'rota_' || v_role);
-        execute format('revoke all on all routines in schema rota from %I', 'rota_' || v_role);
-        for v_grant in
-            select g from rota.grant_statements(v_role, ('rota_' || v_role)::name) as g
-        loop
-            execute v_grant;
-        end loop;
+    for v_what in
+        select g.statement from unnest('{producer,worker,operator,observer}'::text[]) as a
+        cross join lateral rota.grant_statements(a, ('rota_' || a)::name) as g (statement)
+        where to_regrole('rota_' || a) is not null
+    loop
+        execute v_what;
     end loop;
 end $$;

@@ -603,9 +603,7 @@ MAINTENANCE = (
         "public-may-execute",
         "Whoever may connect may call every function.",
         "sql/access/test_grants.py contract/test_catalog.py",
-        sql(
-            "access/grants", "    revoke all on all routines in schema rota from public;\n", ""
-        ),
+        sql("access/grants", "'{public,rota_producer,", "'{rota_producer,"),
     ),
     mutant(
         "observer-may-cancel",
@@ -619,10 +617,8 @@ MAINTENANCE = (
         "sql/access/test_grants.py",
         sql(
             "access/grants",
-            """\
-        execute format('revoke all on all routines in schema rota from %I', 'rota_' || v_role);
-""",
-            "",
+            "'{public,rota_producer,rota_worker,rota_operator,rota_observer}'",
+            "'{public}'",
         ),
     ),
     mutant(

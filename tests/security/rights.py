@@ -196,7 +196,7 @@ def _read(table: str) -> dict[str, set[str]]:
 def _observed() -> dict[str, str]:
     """Return the functions in the list for observers, and what they take."""
     grants = (SQL / "access" / "grants.sql").read_text()
-    pattern = r"select 'observer', 'function', f.name\s+from unnest\(\s*'{([a-z_,'\s]+)}'"
+    pattern = r"\('{observer}', 'function', '{([a-z_,'\s]+)}'\)"
     (names,) = re.findall(pattern, grants)
     sources = "\n".join(path.read_text() for path in SQL.glob("*/*.sql"))
     signature = r"create or replace function rota\.{}\(([^()]*)\)"
