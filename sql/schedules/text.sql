@@ -76,14 +76,12 @@ declare
     v_text constant text := upper(btrim(schedule, c_space) collate "C");
 begin
     return regexp_split_to_array(
-        case v_text
-            when '@YEARLY' then '0 0 1 1 *'
-            when '@ANNUALLY' then '0 0 1 1 *'
-            when '@MONTHLY' then '0 0 1 * *'
-            when '@WEEKLY' then '0 0 * * 0'
-            when '@DAILY' then '0 0 * * *'
-            when '@MIDNIGHT' then '0 0 * * *'
-            when '@HOURLY' then '0 * * * *'
+        case
+            when v_text in ('@YEARLY', '@ANNUALLY') then '0 0 1 1 *'
+            when v_text = '@MONTHLY' then '0 0 1 * *'
+            when v_text = '@WEEKLY' then '0 0 * * 0'
+            when v_text in ('@DAILY', '@MIDNIGHT') then '0 0 * * *'
+            when v_text = '@HOURLY' then '0 * * * *'
             else v_text
         end,
         '[' || c_space || ']+');
@@ -95,13 +93,7 @@ declare
     v_match constant text[] := regexp_match(array_to_string(words[2:], ' '),
         '^(?:0*([1-9][0-9]{0,9}) )?(SECOND|MINUTE|HOUR|DAY|WEEK)S?$');
     v_seconds constant numeric := coalesce(v_match[1], '1')::numeric
-        * case v_match[2]
-            when 'SECOND' then 1
-            when 'MINUTE' then 60
-            when 'HOUR' then 3600
-            when 'DAY' then 86400
-            when 'WEEK' then 604800
-        end;
+        * extract(epoch from ('1 ' || v_match[2])::interval);
 begin
     if v_seconds is null or v_seconds > 3155760000 then
         perform rota._refuse_schedule(schedule, format(
