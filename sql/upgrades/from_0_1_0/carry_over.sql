@@ -42,44 +42,31 @@ create function rota_0_1_0._is_since(written_by xid, since xid)
 select age(written_by) <= age(since)
 $$;
 
--- What has the same key on both sides: the new rows, and which transaction wrote the old ones.
-create view rota_0_1_0._queues as
-select q.xmin as written_by, q.queue, q.lease, q.max_attempts, q.backoff, q.keep_finished,
-    q.keep_dead, q.ageing, q.created_at, q.updated_at
-from rota_0_1_0.queues as q;
+-- What has the same key on both sides: which transaction wrote the old rows, these, and what is
+-- called otherwise now.
+create view rota_0_1_0._queues as select q.xmin as written_by, q.* from rota_0_1_0.queues as q;
 create view rota_0_1_0._pauses as
 select q.xmin as written_by, rota._pause_name(q.queue, null) as pause_name, q.queue,
     q.paused_at, q.paused_by, q.pause_reason as reason
 from rota_0_1_0.queues as q where q.is_paused;
 create view rota_0_1_0._limits as
-select l.xmin as written_by, l.limit_name, l.queue, l.job_type, l.limit_key, l.max_running,
-    l.max_starts, l.per, l.burst, l.weight, l.created_at, l.updated_at, false as is_backfilled,
-    xid8 '18446744073709551615' as backfill_xid
+select l.xmin as written_by, l.*, xid8 '18446744073709551615' as backfill_xid
 from rota_0_1_0.limits as l;
 create view rota_0_1_0._queue_grants as
 select g.xmin as written_by, g.* from rota_0_1_0.queue_grants as g;
 create view rota_0_1_0._workers as
 select w.xmin as written_by, w.* from rota_0_1_0.workers as w;
-create view rota_0_1_0._maintenance as
-select u.xmin as written_by, u.task, u.done_at, u.done_by from rota_0_1_0.upkeep as u;
 create view rota_0_1_0._pipeline_stages as
 select p.xmin as written_by, p.* from rota_0_1_0.pipeline_stages as p;
 create view rota_0_1_0._job_definitions as
-select d.xmin as written_by, d.name, d.job_type, d.queue, d.payload, d.schedule, d.time_zone,
-    d.priority, d.max_attempts, d.lease, d.backoff, d.catch_up, d.catch_up_window,
-    d.catch_up_max, d.overlap, d.jitter, d.starts_at, d.ends_at, d.is_enabled, d.disabled_at,
-    d.disabled_by, d.last_error, d.anchored_at, d.next_run_at, d.last_run_at, d.last_job_id,
-    d.created_at, d.updated_at
-from rota_0_1_0.job_definitions as d;
+select d.xmin as written_by, d.* from rota_0_1_0.job_definitions as d;
 create view rota_0_1_0._occurrences as
 select f.xmin as written_by, f.definition, f.scheduled_for,
     case f.outcome when 'fired' then 'enqueued' else f.outcome end as outcome, f.job_id,
     f.fired_at as recorded_at
 from rota_0_1_0.fires as f;
 create view rota_0_1_0._effects as
-select e.xmin as written_by, e.scope, e.key, e.job_id, e.lease_token, e.recorded_at,
-    e.completed_at, e.kept_until as expires_at, e.result
-from rota_0_1_0.effects as e;
+select e.xmin as written_by, e.*, e.kept_until as expires_at from rota_0_1_0.effects as e;
 create view rota_0_1_0._dependencies as
 select case when age(d.xmin) < age(j.xmin) then d.xmin else j.xmin end as written_by,
     d.parent_id, coalesce(j.first_job_id, j.id) as job_id
@@ -100,16 +87,22 @@ from rota_0_1_0.job_errors as e
 left join rota_0_1_0.jobs as j on j.id = e.job_id and j.first_job_id is not null
 left join rota_0_1_0.finished_jobs as f on f.id = e.job_id and f.first_job_id is not null;
 
+/* The columns that a relation of then and a table of now both have, but for these. */
+create function rota_0_1_0._columns(source text, target text, others text[] default '{}')
+    returns text language sql stable as $$
+    select string_agg(quote_ident(n.attname), ', ' order by n.attnum) from pg_attribute as n
+    join pg_attribute as o on o.attname = n.attname and o.attnum > 0
+      and o.attrelid = format('rota_0_1_0.%I', source)::regclass
+    where n.attrelid = format('rota.%I', target)::regclass and n.attnum > 0
+      and n.attgenerated = '' and n.attname <> all(others)
+$$;
+
 /* Carry the rows of one of these that were written since, or all; which are gone is of no
  * interest where only retention deletes. */
 create function rota_0_1_0._carry_rows(name text, keys text[], since xid, goes_by_age boolean)
     returns void language plpgsql as $$
 declare
-    c_columns constant text := (
-        select string_agg(quote_ident(a.attname), ', ' order by a.attnum) from pg_attribute as a
-        where a.attrelid = format('rota_0_1_0._%s', _carry_rows.name)::regclass
-          and a.attname <> 'written_by'
-    );
+    c_columns constant text := rota_0_1_0._columns('_' || name, name);
     c_same constant text := (
         select string_agg(format('n.%1$I = o.%1$I', k.key), ' and ')
         from unnest(_carry_rows.keys) as k (key)
@@ -133,19 +126,6 @@ begin
     using since;
 end $$;
 
-/* The ids, as they are here, of jobs that were written since. */
-create function rota_0_1_0._changed_jobs(since xid)
-    returns bigint[] language plpgsql as $$
-begin
-    return array(
-        select coalesce(j.first_job_id, j.id) from rota_0_1_0.jobs as j
-        where rota_0_1_0._is_since(j.xmin, _changed_jobs.since)
-        union
-        select coalesce(f.first_job_id, f.id) from rota_0_1_0.finished_jobs as f
-        where rota_0_1_0._is_since(f.xmin, _changed_jobs.since)
-    );
-end $$;
-
 /* Carry these jobs, or all.  The stages before of a run have had leases of their own. */
 create function rota_0_1_0._carry_jobs(ids bigint[])
     returns void language plpgsql set plan_cache_mode = force_custom_plan
@@ -167,63 +147,36 @@ begin
     delete from rota.finished_jobs as n where n.id = any(ids);
     delete from rota.stage_runs as n where n.job_id = any(ids);
 
-    insert into rota.jobs (id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, pipeline, stage,
-        stage_input, stage_queued_at, definition, scheduled_for, status, run_at, attempts,
-        lease_token, locked_by, locked_until, cancel_requested_at, cancel_reason, rerun_payload,
-        rerun_run_at, rerun_priority, progress_percent, progress_message, last_error,
-        error_type, failed_at, created_at, updated_at, started_at)
-    overriding system value
-    select coalesce(j.first_job_id, j.id), j.queue, j.job_type, j.payload, j.priority,
-        j.max_attempts, j.lease, j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead,
-        j.if_parent_dead, j.limit_key, j.pipeline, j.stage, j.stage_input,
-        case when j.pipeline is not null then j.created_at end, j.definition, j.scheduled_for,
-        j.status, j.run_at, j.attempts,
-        case
-            when j.first_job_id <> j.id then j.lease_token + 1 + (
-                select count(*) from rota_0_1_0.finished_jobs as f
-                where f.first_job_id = j.first_job_id
-            )
-            else j.lease_token
-        end,
-        j.locked_by, j.locked_until, j.cancel_requested_at, j.cancel_reason, j.rerun_payload,
-        j.rerun_run_at, j.rerun_priority, j.progress_percent, j.progress_message, j.last_error,
-        j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at
-    from rota_0_1_0.jobs as j where ids is null or j.id = any(ids) or j.first_job_id = any(ids)
-    on conflict do nothing;
+    execute format(
+        'insert into rota.jobs (id, lease_token, stage_queued_at, %1$s) '
+        'overriding system value '
+        'select coalesce(j.first_job_id, j.id), case '
+        'when j.first_job_id <> j.id then j.lease_token + 1 + ('
+        'select count(*) from rota_0_1_0.finished_jobs as f '
+        'where f.first_job_id = j.first_job_id) else j.lease_token end, '
+        'case when j.pipeline is not null then j.created_at end, %1$s '
+        'from rota_0_1_0.jobs as j '
+        'where $1 is null or j.id = any($1) or j.first_job_id = any($1) '
+        'on conflict do nothing',
+        rota_0_1_0._columns('jobs', 'jobs', '{id,lease_token,stage_queued_at}')) using ids;
     foreach v_index in array coalesce(v_indexes, '{}') loop
         execute v_index;
     end loop;
 
-    insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts, lease,
-        backoff, idempotency_key, ordering_key, skip_dead, limit_key, pipeline, stage,
-        stage_input, definition, scheduled_for, status, run_at, attempts, lease_token,
-        locked_by, cancel_requested_at, cancel_reason, progress_percent, progress_message,
-        last_error, error_type, failed_at, created_at, updated_at, started_at, finished_at,
-        result)
-    select coalesce(f.first_job_id, f.id), f.queue, f.job_type, f.payload, f.priority,
-        f.max_attempts, f.lease, f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead,
-        f.limit_key, f.pipeline, f.stage, f.stage_input, f.definition, f.scheduled_for,
-        f.status, f.run_at, f.attempts,
-        case
-            when f.first_job_id is not null then f.lease_token + 1 + (
-                select count(*) from rota_0_1_0.finished_jobs as s
-                where s.first_job_id = f.first_job_id
-            )
-            else f.lease_token
-        end,
-        f.locked_by, f.cancel_requested_at, f.cancel_reason, f.progress_percent,
-        f.progress_message, f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at,
-        f.started_at, f.finished_at, f.result
-    from rota_0_1_0.finished_jobs as f
-    where (ids is null or f.id = any(ids) or f.first_job_id = any(ids))
-      -- Of a run its last stage, and none while it goes on.
-      and (f.first_job_id is null
-        or not exists (select from rota_0_1_0.jobs as j where j.first_job_id = f.first_job_id)
-        and not exists (
-            select from rota_0_1_0.finished_jobs as s
-            where s.first_job_id = f.first_job_id and s.id > f.id
-        ));
+    -- Of a run its last stage, and none while it goes on.
+    execute format(
+        'insert into rota.finished_jobs (id, lease_token, %1$s) '
+        'select coalesce(f.first_job_id, f.id), case '
+        'when f.first_job_id is not null then f.lease_token + 1 + ('
+        'select count(*) from rota_0_1_0.finished_jobs as s '
+        'where s.first_job_id = f.first_job_id) else f.lease_token end, %1$s '
+        'from rota_0_1_0.finished_jobs as f '
+        'where ($1 is null or f.id = any($1) or f.first_job_id = any($1)) '
+        'and (f.first_job_id is null or not exists ('
+        'select from rota_0_1_0.jobs as j where j.first_job_id = f.first_job_id) '
+        'and not exists (select from rota_0_1_0.finished_jobs as s '
+        'where s.first_job_id = f.first_job_id and s.id > f.id))',
+        rota_0_1_0._columns('finished_jobs', 'finished_jobs', '{id,lease_token}')) using ids;
 
     insert into rota.stage_runs (job_id, lease_token, pipeline, stage, status, queue, job_type,
         attempts, worker, queued_at, started_at, finished_at, stage_input, result)
@@ -280,14 +233,6 @@ begin
     on conflict do nothing;
 end $$;
 
-/* Take away what has ended and is not kept there any more, of which no row tells. */
-create function rota_0_1_0._drop_gone_jobs() returns void language plpgsql as $$
-begin
-    delete from rota.jobs as n
-    where not exists (
-        select from rota_0_1_0.jobs as o where coalesce(o.first_job_id, o.id) = n.id);
-end $$;
-
 /* Leave checks of what these jobs wait for, or all, and give places to those of limit keys. */
 create function rota_0_1_0._settle_jobs(ids bigint[])
     returns void language plpgsql set plan_cache_mode = force_custom_plan as $$
@@ -324,8 +269,14 @@ end $$;
 /* One pass: all, or what has changed since; returns how many jobs that were. */
 create function rota_0_1_0._carry(since xid) returns integer language plpgsql as $$
 declare
-    c_changed constant bigint[] :=
-        case when since is not null then rota_0_1_0._changed_jobs(since) end;
+    -- By the ids that they have here.
+    c_changed constant bigint[] := case when since is not null then array(
+        select coalesce(j.first_job_id, j.id) from rota_0_1_0.jobs as j
+        where rota_0_1_0._is_since(j.xmin, _carry.since)
+        union
+        select coalesce(f.first_job_id, f.id) from rota_0_1_0.finished_jobs as f
+        where rota_0_1_0._is_since(f.xmin, _carry.since)
+    ) end;
 begin
     -- Settings first: triggers list what they are for.
     perform rota_0_1_0._carry_rows('queues', '{queue}', since, false);

@@ -56,7 +56,10 @@ begin
 
     perform rota_0_1_0._carry(v_since);
     if (select count(*) from rota.jobs) <> (select count(*) from rota_0_1_0.jobs) then
-        perform rota_0_1_0._drop_gone_jobs();
+        -- What has ended and is not kept there any more, of which no row tells.
+        delete from rota.jobs as n
+        where not exists (
+            select from rota_0_1_0.jobs as o where coalesce(o.first_job_id, o.id) = n.id);
     end if;
     if (select count(*) from rota.jobs) <> (select count(*) from rota_0_1_0.jobs) then
         raise exception 'the jobs of 0.1.0 and those carried over are not the same';
