@@ -227,8 +227,6 @@ end $$;
 
 create or replace function rota_front.grant_again(access jsonb)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-    v_missing record;
 begin
     revoke all on all routines in schema rota from public;
     revoke all on all routines in schema rota_front from public;
@@ -238,25 +236,11 @@ begin
     from jsonb_to_recordset(grant_again.access) as a (access text, name text);
     delete from rota_front.grants as g where to_regrole(quote_ident(g.role)) is null;
     -- A role goes to a database that came later as it goes to the others.
-    for v_missing in
-        select g.role, s.srvname as server, m.umoptions as options
-        from (select distinct g.role from rota_front.grants as g) as g
-        join pg_user_mapping as m on m.umuser = to_regrole(quote_ident(g.role))
-        join pg_foreign_server as f on f.oid = m.umserver and f.srvname = 'rota_shards'
-        join pg_foreign_server as s on s.srvname in (
-            select format('rota_%s', h.number) from rota_front.shards as h)
-        where not exists (
-            select from pg_user_mapping as u where u.umserver = s.oid and u.umuser = m.umuser
-        )
-    loop
-        execute format('create user mapping for %I server %I options (%s)', v_missing.role,
-            v_missing.server, (
-            select string_agg(format('%I %L', split_part(o, '=', 1),
-                substr(o, position('=' in o) + 1)), ', ')
-            from unnest(v_missing.options) as o
-        ));
-    end loop;
-    perform rota_front.grant_to(g.role, g.access) from rota_front.grants as g;
+    perform rota_front.set_role(g.role, g.access, substr(o.option, 6)::name)
+    from rota_front.grants as g
+    join pg_user_mapping as m on m.umuser = to_regrole(quote_ident(g.role))
+    join pg_foreign_server as s on s.oid = m.umserver and s.srvname = 'rota_shards'
+    cross join lateral unnest(m.umoptions) as o (option) where o.option like 'user=%';
 end $$;
 
 /* A queue has gone from one of them to another, and with it keys of the first one's slots. */
