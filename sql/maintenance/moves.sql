@@ -352,16 +352,18 @@ create or replace function rota.queue_move_status(queue text)
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
-    return query select m.move_id, m.direction, m.database, m.state,
-        (select count(*) from rota.jobs as j
-        where j.queue = m.queue and j.status <> 'running' and m.direction = 'out'),
-        (select count(*) from rota.jobs as j
-        where j.queue = m.queue and j.status = 'running' and m.direction = 'out'),
+    return query select m.move_id, m.direction, m.database, m.state, w.waiting, w.running,
         (select count(*) from rota.outgoing_jobs as o where o.move_id = m.move_id),
         (select count(*) from rota.moved_jobs as t where t.move_id = m.move_id)
             + (select count(*) from rota.arrivals as a where a.move_id = m.move_id),
         rota._move_obstacle(m), m.started_at
-    from rota.queue_moves as m where m.queue = queue_move_status.queue;
+    from rota.queue_moves as m
+    cross join lateral (
+        select count(*) filter (where j.status <> 'running') as waiting,
+            count(*) filter (where j.status = 'running') as running
+        from rota.jobs as j where j.queue = m.queue and m.direction = 'out'
+    ) as w
+    where m.queue = queue_move_status.queue;
 end $$;
 
 comment on function rota.queue_move_status is
@@ -815,26 +817,13 @@ begin
                 on (e.job #>> '{row,id}')::bigint = n.id
             order by n.id
         loop
-            for v_try in 1..10 loop
-                insert into rota.jobs overriding system value select (v_job.job).*
-                on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
-                    where idempotency_key is not null do nothing;
-                if found then
-                    v_inserted := v_inserted || v_job.new_id;
-                    if (v_job.job).ordering_key is not null then
-                        v_keyed := v_keyed || v_job.new_id;
-                    end if;
-                    exit;
-                end if;
-                -- As enqueue() would have told who came second: the job that has the key.
-                v_found := rota._find_keyed((v_job.job).idempotency_key,
-                    (v_job.job).job_type);
-                if v_found is null and v_try = 10 then perform rota._raise_swallowed(); end if;
-                continue when v_found is null;
+            v_found := rota._insert_moved(v_job.job);
+            if v_found is null then
+                v_inserted := v_inserted || v_job.new_id;
+            else
                 update rota.arrivals as a set new_job_id = v_found
                 where a.move_id = move.move_id and a.job_id = v_job.id;
-                exit;
-            end loop;
+            end if;
             -- What it left open, when it was here before, has gone on where it was since.
             delete from rota.effects as f where f.job_id = v_job.id and f.completed_at is null;
             insert into rota.effects
@@ -847,7 +836,11 @@ begin
             -- What came back is not elsewhere any more: two databases would lead in a circle.
             delete from rota.moved_jobs as t where t.job_id = any(v_inserted);
             perform rota._enter_lanes(v_inserted);
-            if v_keyed is not null then perform rota._jobs_came_in(v_keyed); end if;
+            v_keyed := array(
+                select j.id from rota.jobs as j
+                where j.id = any(v_inserted) and j.ordering_key is not null
+            );
+            if v_keyed <> '{}' then perform rota._jobs_came_in(v_keyed); end if;
             perform rota._notify_for(v_inserted);
         end if;
     exception when others then
@@ -858,6 +851,24 @@ begin
         error_code := sqlstate;
         message := sqlerrm;
     end;
+end $$;
+
+/* Insert a job that moves, or return the one that has its key, as enqueue() tells who comes
+ * second. */
+create or replace function rota._insert_moved(job rota.jobs)
+    returns bigint language plpgsql as $$
+declare
+    v_found bigint;
+begin
+    for v_try in 1..10 loop
+        insert into rota.jobs overriding system value select job.*
+        on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
+            where idempotency_key is not null do nothing;
+        if found then return null; end if;
+        v_found := rota._find_keyed(job.idempotency_key, job.job_type);
+        if v_found is not null then return v_found; end if;
+    end loop;
+    perform rota._raise_swallowed();
 end $$;
 
 /* A job that did not arrive is here again: dead with that error, or where it was.  While it was
@@ -872,29 +883,20 @@ declare
     v_key constant text := job ->> 'ordering_key';
     v_found bigint;
 begin
-    loop
-        insert into rota.jobs overriding system value
-        select r.*
-        from jsonb_populate_record(null::rota.jobs, job || case
-            when ending is not null then jsonb_build_object('status', 'running', 'attempts',
-                (job ->> 'attempts')::integer + 1, 'lease_token', v_token, 'locked_by',
-                'rota queue move', 'locked_until', v_now + interval '1 minute', 'started_at',
-                v_now, 'idempotency_key', null)
-            when v_key is not null then jsonb_build_object('status', 'blocked',
-                'if_parent_dead', coalesce(job ->> 'if_parent_dead', 'cancel'))
-            else '{}'
-        end) as r
-        on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
-            where idempotency_key is not null do nothing;
-        exit when found;
-        -- As for one that arrives: the job that has the key stands for both.
-        v_found := rota._find_keyed(job ->> 'idempotency_key', job ->> 'job_type');
-        if v_found is not null then
-            insert into rota.moved_jobs (job_id, move_id, database, new_job_id)
-            values (_come_back.job_id, move.move_id, rota.database_number(), v_found);
-            return;
-        end if;
-    end loop;
+    v_found := rota._insert_moved(jsonb_populate_record(null::rota.jobs, job || case
+        when ending is not null then jsonb_build_object('status', 'running', 'attempts',
+            (job ->> 'attempts')::integer + 1, 'lease_token', v_token, 'locked_by',
+            'rota queue move', 'locked_until', v_now + interval '1 minute', 'started_at', v_now,
+            'idempotency_key', null)
+        when v_key is not null then jsonb_build_object('status', 'blocked', 'if_parent_dead',
+            coalesce(job ->> 'if_parent_dead', 'cancel'))
+        else '{}'
+    end));
+    if v_found is not null then
+        insert into rota.moved_jobs (job_id, move_id, database, new_job_id)
+        values (_come_back.job_id, move.move_id, rota.database_number(), v_found);
+        return;
+    end if;
 
     if ending is not null then
         perform rota.fail_job(job_id, v_token,

@@ -174,7 +174,11 @@ v_row ->> 'pause_name',
         "swallowed-by-a-trigger",
         "A job that a trigger of the other database swallows is said to have arrived.",
         "sql/maintenance/test_moves.py",
-        sql("maintenance/moves", "if v_found is null and v_try = 10 then", "if false then"),
+        sql(
+            "maintenance/moves",
+            "    end loop;\n    perform rota._raise_swallowed();\n",
+            "    end loop;\n    return null;\n",
+        ),
     ),
     mutant(
         "swallowed-alone",

@@ -351,18 +351,38 @@ def test_a_refused_job_is_dead_here_and_its_line_stays(db, there):
     assert [job[0] for job in jobs(there)] == [*line, free]
 
 
-def test_a_job_that_a_trigger_swallows_there_is_dead_here(db, there):
-    there.execute("""create function swallow() returns trigger language plpgsql
+def swallow(db: Db) -> None:
+    db.execute("""create function swallow() returns trigger language plpgsql
         as 'begin return null; end'""")
-    there.execute("""create trigger swallow before insert on rota.jobs for each row
+    db.execute("""create trigger swallow before insert on rota.jobs for each row
         when (new.job_type = 'y') execute function swallow()""")
-    there.execute("set statement_timeout = '20s'")
+    db.execute("set statement_timeout = '20s'")
+
+
+def test_a_job_that_a_trigger_swallows_there_is_dead_here(db, there):
+    swallow(there)
     ids = [enqueue(db, t, queue="q") for t in "xyx"]
 
     settle(db, there, begin(db, there))
 
     assert [job[0] for job in jobs(there)] == [ids[0], ids[2]]
     assert (run(db, ids[1]).status, run(db, ids[1]).error_type) == ("dead", "09000")
+
+
+def test_a_job_that_a_trigger_swallows_here_stays_on_its_way(db, there):
+    there.execute("alter table rota.jobs add constraint no_y check (job_type <> 'y')")
+    job_id = enqueue(db, "y", queue="q")
+    move_id = begin(db, there)
+    one(db, "pick_moves", move_id=move_id)
+    assert one(db, "pick_moves", move_id=move_id).in_transit == 1
+    swallow(db)
+
+    with pytest.raises(psycopg.errors.TriggeredActionException):
+        step(db, there, move_id)
+
+    db.execute("drop trigger swallow on rota.jobs")
+    step(db, there, move_id)
+    assert run(db, job_id).status == "dead"
 
 
 def test_a_key_that_was_taken_while_its_job_was_away_stops_no_move(db, there):
