@@ -98,22 +98,12 @@ create or replace function rota._examine_ticker()
     select 'critical', format('no tick has run %s: expired leases are not swept, schedules '
             'make no jobs, and what waits for others stays where it is. Start a worker or rota '
             'tick --loop%s',
-            case when t.has_ticked then 'for ' || rota._span(t.lag)
+            case when t.last_tick_at is not null then 'for ' || rota._span(t.lag)
                 else format('since the install, %s ago', rota._span(t.lag)) end,
             case when to_regnamespace('cron') is not null
                 then ', or let pg_cron tick with select rota.start_ticker()' end),
         'select * from rota.tick();'
-    from (
-        select w.ticked_at is not null as has_ticked,
-            rota.now() - coalesce(w.ticked_at, w.installed_at) as lag
-        from (
-            select nullif((
-                select u.done_at from rota.maintenance as u where u.task = 'tick'
-            ), '-infinity') as ticked_at, (
-                select min(i.applied_at) from rota.upgrade_log as i
-            ) as installed_at
-        ) as w
-    ) as t
+    from rota.ticker_health as t
     -- While there is nothing to do, a tick is recorded every five.
     where t.lag > interval '6 minutes';
 $$;
