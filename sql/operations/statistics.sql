@@ -25,29 +25,42 @@ declare
     c_visible constant text[] := rota._allowed_queues('observer');
     -- Where many rows become one, to add up their buckets first is less to sort.
     c_is_coarse constant boolean := step = 'total' or cardinality(group_by) < 2;
-    v_since timestamptz;
+    c_now constant timestamptz := rota.now();
+    -- Nothing ends tomorrow, and steps cannot be counted to the end of all times.
+    c_since constant timestamptz := least(greatest('1970-01-01 00:00+00', coalesce(since,
+        least(case when until is not null then greatest(until, '1970-01-01 00:00+00') end,
+            c_now) - case step
+            when 'hour' then interval '1 day'
+            when 'day' then interval '30 days'
+            else interval '1 hour'
+        end)), c_now + interval '1 day');
+    -- Rounded down to what is kept of that time.
+    c_from constant timestamptz := date_bin(case
+        when step = 'day' or c_since < c_now - interval '29 days' then interval '1 day'
+        when step = 'hour' or c_since < c_now - interval '47 hours' then interval '1 hour'
+        else interval '1 minute'
+    end, c_since, 'epoch');
 begin
     perform rota._check_choice('step', step, '{minute,hour,day,total}');
     if group_by is null or not group_by <@ '{queue,job_type}' then
         perform rota._refuse('group_by', 'must be a list of queue and job_type');
     end if;
 
-    v_since := rota._stats_since(step, since, until);
     return query
     with parts as materialized (
         -- By a number of its own for each row of the answer, which is quicker to group by.
         select dense_rank() over (order by r.starts_at, r.queue, r.job_type) as place, r.*
         from (
             select
-                case job_stats.step when 'total' then v_since else date_bin(
+                case job_stats.step when 'total' then c_from else date_bin(
                     ('1 ' || job_stats.step)::interval, s.starts_at, 'epoch') end as starts_at,
                 case when 'queue' = any(group_by) then s.queue end as queue,
                 case when 'job_type' = any(group_by) then s.job_type end as job_type,
                 s.outcome, s.outcome in ('succeeded', 'failed') as is_attempt, s.total,
                 s.total_wait, s.longest_wait, s.wait_buckets, s.wait_counts, s.waits,
                 s.total_run, s.longest_run, s.run_buckets, s.run_counts, s.runs
-            from rota._stats_rows(job_stats.step, v_since,
-                greatest(least(job_stats.until, rota.now() + interval '1 day'),
+            from rota._stats_rows(job_stats.step, c_from,
+                greatest(least(job_stats.until, c_now + interval '1 day'),
                     '1970-01-01 00:00+00')) as s
             where (queues is null or s.queue = any(queues))
               and (c_visible is null or s.queue = any(c_visible))
@@ -115,27 +128,6 @@ comment on function rota.job_stats is
     'within 5 %; since is an hour, a day, 30 days or an hour ago if not given, and is rounded '
     'down to what is kept: minutes for 2 days, hours for 30, days for 400; raises 22023.';
 
-/* Where the span begins that is asked for, rounded down to what is kept of that time. */
-create or replace function rota._stats_since(step text, since timestamptz, until timestamptz)
-    returns timestamptz language plpgsql stable as $$
-declare
-    c_now constant timestamptz := rota.now();
-    -- Nothing ends tomorrow, and steps cannot be counted to the end of all times.
-    c_since constant timestamptz := least(greatest('1970-01-01 00:00+00', coalesce(since,
-        least(case when until is not null then greatest(until, '1970-01-01 00:00+00') end,
-            c_now) - case step
-            when 'hour' then interval '1 day'
-            when 'day' then interval '30 days'
-            else interval '1 hour'
-        end)), c_now + interval '1 day');
-begin
-    return date_bin(case
-        when step = 'day' or c_since < c_now - interval '29 days' then interval '1 day'
-        when step = 'hour' or c_since < c_now - interval '47 hours' then interval '1 hour'
-        else interval '1 minute'
-    end, c_since, 'epoch');
-end $$;
-
 /* The rows of job_stats that make up a span, each end of a job in one of them.  The row of a
  * day or hour that goes on has what ended up to days_until or hours_until. */
 create or replace function rota._stats_rows(step text, since timestamptz, until timestamptz)
@@ -149,18 +141,14 @@ declare
 begin
     select p.* into v_progress from rota.stats_progress as p;
     -- The days and hours that are wholly in the span; of neither if from is the end.
-    if step in ('day', 'total') then
-        v_days_from := date_bin('1 day', since + interval '24 hours' - interval '1 us',
-            'epoch');
-        v_days_to := case when until < v_progress.days_until
-            then date_bin('1 day', until, 'epoch') else v_progress.days_until end;
-    end if;
-    if step <> 'minute' then
-        v_hours_from := date_bin('1 hour', since + interval '1 hour' - interval '1 us',
-            'epoch');
-        v_hours_to := case when until < v_progress.hours_until
-            then date_bin('1 hour', until, 'epoch') else v_progress.hours_until end;
-    end if;
+    v_days_from := case when step in ('day', 'total') then date_bin('1 day',
+        since + interval '24 hours' - interval '1 us', 'epoch') end;
+    v_days_to := case when until < v_progress.days_until then date_bin('1 day', until, 'epoch')
+        else v_progress.days_until end;
+    v_hours_from := case when step <> 'minute' then date_bin('1 hour',
+        since + interval '1 hour' - interval '1 us', 'epoch') end;
+    v_hours_to := case when until < v_progress.hours_until
+        then date_bin('1 hour', until, 'epoch') else v_progress.hours_until end;
     if v_hours_from < v_hours_to is not true then
         v_hours_from := until;
         v_hours_to := until;
