@@ -73,8 +73,8 @@ ONCE = (
         "races/test_enqueue.py sql/jobs/test_enqueue.py",
         sql(
             "jobs/insert",
-            "case when current_setting('transaction_isolation') = 'read committed'",
-            "case when true",
+            "if current_setting('transaction_isolation') = 'read committed' then",
+            "if true then",
         ),
     ),
     mutant(
