@@ -145,7 +145,7 @@ begin
         end if;
         exit when v_job_id is not null or idempotency_key is null;
     end loop;
-    if v_job_id is null then perform rota._raise_swallowed(); end if;
+    if v_job_id is null then perform rota._raise_swallowed('the job'); end if;
     if v_status = 'queued' and not (pg_try_advisory_lock(1919907936, hashtext(queue))
         and pg_advisory_unlock(1919907936, hashtext(queue))) then
         perform rota._notify(queue) where coalesce(v_run_at, v_now) < v_now + rota._soon();
@@ -215,7 +215,7 @@ begin
                 v_ids := null;
         end;
     end loop;
-    if v_ids is null then perform rota._raise_swallowed(); end if;
+    if v_ids is null then perform rota._raise_swallowed('one of the jobs'); end if;
 
     if v_news is null then
         v_news := array(select i.id = i.new_id from unnest(v_ids, v_new_ids) as i (id, new_id));
@@ -275,7 +275,7 @@ begin
     -- Ids are drawn in the order of the rows.
     select coalesce(array_agg(a.id), '{}') into v_ids from added as a;
     if cardinality(v_ids) < jsonb_array_length(jobs) then
-        perform rota._raise_swallowed();
+        perform rota._raise_swallowed('one of the jobs');
     end if;
     return v_ids;
 end $$;

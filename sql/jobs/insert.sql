@@ -29,17 +29,17 @@ begin
         where n.idempotency_key is null
         except select unnest(v_ids)
     ) then
-        perform rota._raise_swallowed();
+        perform rota._raise_swallowed('one of the jobs');
     end if;
     return v_ids;
 end $$;
 
 /* For a job that did not go in, though no other has its key. */
-create or replace function rota._raise_swallowed()
+create or replace function rota._raise_swallowed(job text)
     returns void language plpgsql as $$
 begin
     raise exception using errcode = 'triggered_action_exception',
-        message = 'a trigger of this database does not let the job in';
+        message = format('a trigger of this database does not let %s in', job);
 end $$;
 
 /*

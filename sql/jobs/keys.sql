@@ -83,7 +83,7 @@ begin
         if not v_is_locked then job_id := rota._find_keyed(v_key, v_scope); end if;
         exit when job_id is not null;
     end loop;
-    if job_id is null then perform rota._raise_swallowed(); end if;
+    if job_id is null then perform rota._raise_swallowed('the job'); end if;
 
     if v_is_versioned and not rota._hold_key(v_key, v_scope, job_id, unique_for,
         updated_at) then

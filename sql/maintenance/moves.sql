@@ -866,9 +866,10 @@ begin
             where idempotency_key is not null do nothing;
         if found then return null; end if;
         v_found := rota._find_keyed(job.idempotency_key, job.job_type);
-        if v_found is not null then return v_found; end if;
+        exit when v_found is not null;
     end loop;
-    perform rota._raise_swallowed();
+    if v_found is null then perform rota._raise_swallowed('the job'); end if;
+    return v_found;
 end $$;
 
 /* A job that did not arrive is here again: dead with that error, or where it was.  While it was
