@@ -203,3 +203,24 @@ def test_a_worker_warns_once_of_due_jobs_that_no_worker_takes(
         "no live worker takes refund in queue default",
     ]
     assert warnings()[0].endswith(f"such as job {first}")
+
+
+def test_a_handler_of_the_log_that_raises_ends_no_worker(
+    client: Client, dsn: str, db: psycopg.Connection[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ValueError("no space left")
+
+    registry, broken = Registry(), Broken()
+    registry.add("a", lambda job: None)
+    client.enqueue_many([{"job_type": "a"}] * 3)
+    logging.getLogger("rota").addHandler(broken)
+    try:
+        rota.Worker(dsn, registry).run(drain=True)
+    finally:
+        logging.getLogger("rota").removeHandler(broken)
+
+    done = "select count(*) from rota.finished_jobs where status = 'succeeded'"
+    assert db.execute(done).fetchone() == (3,)
+    assert "ValueError: no space left" in capsys.readouterr().err

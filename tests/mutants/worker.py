@@ -18,6 +18,29 @@ WORKER = (
         client("worker/heartbeat", "BEATS_PER_LEASE = 3", "BEATS_PER_LEASE = 0.8"),
     ),
     mutant(
+        "log-ends-a-worker",
+        "What a handler of the log raises ends the worker.",
+        "client/test_worker_log.py",
+        client(
+            "worker/events", "logger.handle = _guard(logger.handle)", "_guard(logger.handle)"
+        ),
+    ),
+    mutant(
+        "isolation-asked-once",
+        "A worker ends when another client of its pooler has set the isolation level.",
+        "client/test_pooler.py",
+        client(
+            "worker/connection",
+            """\
+                        if self._must_begin:
+                            raise
+""",
+            """\
+                        raise
+""",
+        ),
+    ),
+    mutant(
         "heartbeat-ends-with-the-claims",
         "A worker that leaves keeps no lease while its last jobs run.",
         "client/test_worker_process.py",

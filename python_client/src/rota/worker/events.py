@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +23,22 @@ logger = logging.getLogger("rota")
 MAX_PENDING = 2000
 """So many ends may wait for their functions before no more jobs are started."""
 _LEVELS = {"failed": logging.WARNING, "lost": logging.WARNING, "dead": logging.ERROR}
+
+
+def _guard(handle: Callable[[logging.LogRecord], None]) -> Callable[[logging.LogRecord], None]:
+    """Let what a handler of the log raises end no worker, and tell it as `logging` does."""
+
+    def guarded(record: logging.LogRecord) -> None:
+        try:
+            handle(record)
+        except Exception:
+            if logging.raiseExceptions:
+                traceback.print_exc()
+
+    return guarded
+
+
+logger.handle = _guard(logger.handle)  # type: ignore[method-assign,assignment]
 
 
 def log_job(
