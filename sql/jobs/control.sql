@@ -47,7 +47,7 @@ comment on function rota.retry_job is
     'Run a job again now and return queued, or blocked if it has to wait for others: a waiting '
     'one at once, an ended one with all its attempts, a running one only if forced (its worker '
     'loses the lease); raises RT001, RT007 if its idempotency_key is taken, RT008 if it is '
-    'running, 22023 if it was erased.';
+    'running, RT016 if its queue, or a job that it waits for, moves, 22023 if it was erased.';
 
 /* A live job, back to the head of its lane; its worker has lost the lease. */
 create or replace function rota._requeue(job_id bigint)

@@ -222,7 +222,8 @@ end $$;
 comment on function rota.restart_pipeline is
     'Restore an ended job of a pipeline, to continue from a stage with the latest result of a '
     'stage before it, and return its id; raises RT001 if the job or that result is not there '
-    'any more, RT014 if it is under way, RT007 if its idempotency_key is taken, 22023.';
+    'any more, RT014 if it is under way, RT007 if its idempotency_key is taken, RT016 if its '
+    'queue moves, 22023.';
 
 /* What a stage is given if an ended job goes on from there: the latest result of a stage before
  * it, or what it was given itself if that was later. */
