@@ -188,9 +188,7 @@ comment on function rota_front.set_role is
 create or replace function rota_front.grant_to(role name, access text)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    v_names text[];
-    v_function regprocedure;
-    v_server name;
+    v_names text[]; v_function regprocedure; v_server name;
 begin
     execute format('grant usage on schema rota, rota_front to %I', role);
     execute format('grant usage on foreign server rota_shards to %I', role);
@@ -316,8 +314,7 @@ create or replace function rota_front.ask_each(
 ) returns table (shard integer, problem text, found jsonb) language plpgsql stable
     set search_path = pg_catalog, pg_temp as $$
 declare
-    v_number integer;
-    v_where text;
+    v_number integer; v_where text;
 begin
     if to_regclass(format('rota_all.%I', view_name)) is null then
         raise exception using
@@ -401,12 +398,8 @@ end $$;
 create or replace function rota_front.shard_for(jobs jsonb, shard_key text)
     returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    v_numbers integer[];
-    v_keys text[];
-    v_slots integer[];
-    v_slot rota_front.slots;
-    v_number integer;
-    v_place integer;
+    v_numbers integer[]; v_keys text[]; v_slots integer[]; v_slot rota_front.slots;
+    v_number integer; v_place integer;
 begin
     perform rota_front.check_call();
     if jsonb_typeof(jobs) is distinct from 'array' then
@@ -488,11 +481,7 @@ create or replace function rota_front.follow_keys(
     jobs jsonb, keys text[], slot rota_front.slots
 ) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    v_number integer;
-    v_answer record;
-    v_moves_from integer;
-    v_found integer;
-    v_place integer;
+    v_number integer; v_answer record; v_moves_from integer; v_found integer; v_place integer;
 begin
     perform pg_advisory_xact_lock(k.lock)
     from (
@@ -557,8 +546,7 @@ $$;
 create or replace function rota_front.check_return(shard integer, job_id bigint)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    v_job jsonb;
-    v_other integer;
+    v_job jsonb; v_other integer;
 begin
     if not exists (select from rota_front.slots as s where s.earlier <> '{}') then
         return;

@@ -127,10 +127,7 @@ create or replace function rota._front_functions()
 declare
     -- Of the functions that are made.
     c_pinned constant text := 'set ' || 'search_path = pg_catalog, pg_temp';
-    v_function record;
-    v_remote text;
-    v_route text;
-    v_call text;
+    v_function record; v_remote text; v_route text; v_call text;
 begin
     for v_function in
         select p.oid, p.proname::text as name, p.prokind, p.proretset,
@@ -216,11 +213,7 @@ $body$;$f$,
     returns %4$s language plpgsql
     %8$s as $body$
 declare
-    v_shard integer;
-    v_state text;
-    v_message text;
-    v_detail text;
-    v_hint text;
+    v_shard integer; v_state text; v_message text; v_detail text; v_hint text;
 begin
     v_shard := %5$s;%6$s
     -- Each move of its queue leads to the next database, and none back.

@@ -74,9 +74,7 @@ comment on function rota.grant_statements is
 
 do $$
 declare
-    v_role text;
-    v_what text;
-    v_type regtype;
+    v_role text; v_what text; v_type regtype;
 begin
     foreach v_role in array
         '{public,rota_producer,rota_worker,rota_operator,rota_observer}'::text[]

@@ -33,9 +33,7 @@ create or replace function rota.enqueue_to(
 ) returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
-    v_payload jsonb;
-    v_line text;
-    v_ids bigint[];
+    v_payload jsonb; v_line text; v_ids bigint[];
 begin
     perform rota._check_number('database', database, 0, 1023);
     if rota.database_number() is null then
@@ -120,10 +118,7 @@ create or replace function rota.take_forwards(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
-    v_ids bigint[];
-    v_head record;
-    v_room integer;
-    v_taken integer;
+    v_ids bigint[]; v_head record; v_room integer; v_taken integer;
 begin
     perform rota._check_number('database', database, 0, 1023);
     perform rota._check_number('max_bytes', max_bytes, 1, 2147483647);
@@ -172,9 +167,7 @@ create or replace function rota.end_forwards(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
-    v_arrived_as bigint[];
-    v_status text;
-    v_arrived record;
+    v_arrived_as bigint[]; v_status text; v_arrived record;
     v_ended bigint[] := '{}'::bigint[];
     v_job record;
 begin
@@ -253,13 +246,10 @@ create or replace function rota.receive_jobs(
     set lock_timeout = '100ms' as $$
 #variable_conflict use_column
 declare
-    v_new record;
-    v_lock record;
+    v_new record; v_lock record;
     v_halted text[] := '{}'::text[];
     v_taken text[] := '{}'::text[];
-    v_key text;
-    v_scope text;
-    v_job record;
+    v_key text; v_scope text; v_job record;
 begin
     if receive_jobs.database is distinct from rota.database_number() then
         perform rota._refuse('database', format('must be %s, as here, got %s',
@@ -331,10 +321,7 @@ create or replace function rota._receive(
     out message text
 ) language plpgsql as $$
 declare
-    v_new_ids bigint[];
-    v_created_at timestamptz[];
-    v_table text;
-    v_new_jobs jsonb;
+    v_new_ids bigint[]; v_created_at timestamptz[]; v_table text; v_new_jobs jsonb;
 begin
     loop
         select array_agg(i.id order by i.n), array_agg(i.created_at order by i.n),
@@ -382,8 +369,7 @@ create or replace function rota._claim_carriers(worker text, queue text, max_job
 declare
     v_now constant timestamptz := rota.now();
     v_call constant text := format('claim carriers %L', queue);
-    v_due record;
-    v_ids bigint[];
+    v_due record; v_ids bigint[];
 begin
     perform rota._check_claim(worker, array[queue], max_jobs, null, null);
     select d.locked_rows, d.held_limits into v_due

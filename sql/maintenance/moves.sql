@@ -257,9 +257,7 @@ comment on function rota.receive_plan is
 create or replace function rota.begin_queue_move(queue text, database integer)
     returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    v_move_id bigint;
-    v_plan record;
-    v_is_operators boolean;
+    v_move_id bigint; v_plan record; v_is_operators boolean;
 begin
     perform rota._check_name('queue', queue);
     perform pg_advisory_xact_lock(hashtextextended('rota.move ' || queue, 0));
@@ -430,9 +428,7 @@ create or replace function rota.pick_moves(
     set jit = off set enable_bitmapscan = off as $$
 declare
     c_window constant integer := 10000;
-    v_move rota.queue_moves;
-    v_window record;
-    v_ids bigint[];
+    v_move rota.queue_moves; v_window record; v_ids bigint[];
 begin
     v_move := rota._lock_move(move_id, max_jobs, max_bytes);
     if v_move.move_id is null then return; end if;
@@ -520,9 +516,7 @@ create or replace function rota.receive_moves(
     set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
-    v_move rota.queue_moves;
-    v_job record;
-    v_error record;
+    v_move rota.queue_moves; v_job record; v_error record;
     v_halted text[] := '{}'::text[];
 begin
     select m.* into v_move from rota.queue_moves as m
@@ -569,8 +563,7 @@ create or replace function rota.end_moves(move_id bigint, job_ids bigint[], endi
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 declare
-    v_move rota.queue_moves;
-    v_job record;
+    v_move rota.queue_moves; v_job record;
 begin
     perform rota._check_job_refs(end_moves.job_ids, end_moves.job_ids);
     if jsonb_typeof(end_moves.endings) is distinct from 'array' then
@@ -676,10 +669,7 @@ create or replace function rota._take_out(
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
-    v_ids bigint[];
-    v_key text;
-    v_keys text[];
-    v_types jsonb;
+    v_ids bigint[]; v_key text; v_keys text[]; v_types jsonb;
 begin
     if job_ids = '{}' then return '{}'::bigint[]; end if;
     v_ids := array(
@@ -735,8 +725,7 @@ create or replace function rota._line_to_go(ordering_key text, queue text, max_j
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
-    v_line bigint[];
-    v_locked bigint[];
+    v_line bigint[]; v_locked bigint[];
 begin
     if exists (
         select from rota.halted_keys as h where h.ordering_key = _line_to_go.ordering_key
@@ -779,11 +768,7 @@ create or replace function rota._arrive(
     move rota.queue_moves, jobs jsonb, is_late boolean, out error_code text, out message text
 ) language plpgsql as $$
 declare
-    v_ids bigint[];
-    v_new_ids bigint[];
-    v_inserted bigint[];
-    v_keyed bigint[];
-    v_found bigint;
+    v_ids bigint[]; v_new_ids bigint[]; v_inserted bigint[]; v_keyed bigint[]; v_found bigint;
     v_job record;
 begin
     select array_agg((e.job #>> '{row,id}')::bigint order by (e.job #>> '{row,id}')::bigint)

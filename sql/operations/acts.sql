@@ -24,14 +24,11 @@ declare
     c_window constant integer := case when dry_run then 2500 else 1000 end;
     c_max_looked constant integer := case when dry_run then 50000 else 5000 end;
     c_began_at constant timestamptz := clock_timestamp();
-    v_arguments jsonb;
-    v_filter jsonb;
+    v_arguments jsonb; v_filter jsonb;
     v_ids bigint[] := '{}'::bigint[];
     v_found record;
     v_looked integer := 0;
-    v_done bigint[];
-    v_before jsonb;
-    v_missing jsonb;
+    v_done bigint[]; v_before jsonb; v_missing jsonb;
 begin
     v_arguments := rota._check_act(act, arguments);
     v_filter := rota._check_filter(act, filter, v_arguments);
@@ -119,8 +116,7 @@ $$;
 create or replace function rota._check_act(act text, arguments jsonb)
     returns jsonb language plpgsql as $$
 declare
-    v_known text[];
-    v_name text;
+    v_known text[]; v_name text;
 begin
     perform rota._check_choice('act', act,
         '{retry,cancel,discard,reschedule,set_priority,move,purge,erase}');
@@ -384,8 +380,7 @@ declare
         when 'retry' then case when arguments ? 'max_attempts' then 'max_attempts' end
     end;
     c_locked constant jsonb := rota._known_for_act(job_ids, false);
-    v_payload jsonb;
-    v_planned jsonb;
+    v_payload jsonb; v_planned jsonb;
 begin
     select s.done, s.conflicts into done, conflicts
     from rota._sort_out(act, job_ids, c_locked, arguments) as s;
@@ -560,8 +555,7 @@ create or replace function rota._act_singly(
     out before jsonb
 ) language plpgsql as $$
 declare
-    v_id bigint;
-    v_one record;
+    v_id bigint; v_one record;
 begin
     done := '{}';
     conflicts := '[]';
@@ -587,10 +581,7 @@ create or replace function rota._conflict(
     act text, job_id bigint, locked jsonb, arguments jsonb
 ) returns jsonb language plpgsql stable as $$
 declare
-    v_xmax xid;
-    v_pid integer;
-    v_reason text;
-    v_key_job bigint;
+    v_xmax xid; v_pid integer; v_reason text; v_key_job bigint;
 begin
     if locked is null then
         v_xmax := (select j.xmax from rota.jobs as j where j.id = _conflict.job_id);

@@ -128,9 +128,7 @@ declare
     c_max_ahead constant integer := 1000;
     c_budget constant rota.retry_budgets := (
         select b from rota.retry_budgets as b where b.queue = job.queue);
-    v_state record;
-    v_ahead bigint;
-    v_wait interval;
+    v_state record; v_ahead bigint; v_wait interval;
 begin
     v_state := rota._budget_state(c_budget);
     v_ahead := (
@@ -193,12 +191,8 @@ declare
           and job.hold not like 'retries %' then job.hold
     end;
     c_visible constant text[] := rota._allowed_queues('observer');
-    v_bound rota.limits;
-    v_argument text;
-    v_kept jsonb;
-    v_free integer;
-    v_next_start_at timestamptz;
-    v_running text[];
+    v_bound rota.limits; v_argument text; v_kept jsonb; v_free integer;
+    v_next_start_at timestamptz; v_running text[];
     v_is_full boolean := false;
 begin
     for v_bound in
@@ -331,8 +325,7 @@ create or replace function rota._explain_order(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
     c_max_ahead constant integer := 1000;
-    v_head_id bigint;
-    v_ahead integer;
+    v_head_id bigint; v_ahead integer;
 begin
     if job.ordering_key is null then return; end if;
     return query
@@ -382,9 +375,7 @@ end $$;
 create or replace function rota._explain_workers(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
-    v_takers bigint;
-    v_others text[];
-    v_gone text;
+    v_takers bigint; v_others text[]; v_gone text;
 begin
     select count(*) filter (where w.takes_type), array_agg(w.worker order by w.worker)
     into v_takers, v_others
@@ -429,8 +420,7 @@ declare
     c_now constant timestamptz := rota.now();
     c_lane constant smallint := coalesce(job.own_lane, job.priority);
     c_limit constant text := substring(job.hold, '^(?:queue|type|key) .*');
-    v_ahead integer;
-    v_ended record;
+    v_ahead integer; v_ended record;
 begin
     if job.run_at > c_now or job.hold <> coalesce(c_limit, '') then return; end if;
     if c_limit is null then
@@ -535,9 +525,7 @@ begin
                 'next tick takes it back', c_holder, rota._span(c_now - job.locked_until)),
             'select rota.sweep_stale_leases();';
     elsif exists (select from rota.workers as w where w.worker = job.locked_by)
-      and not exists (
-        select from rota._live_workers() as l where l.worker = job.locked_by
-      ) then
+      and not exists (select from rota._live_workers() as l where l.worker = job.locked_by) then
         return query
         select 'worker_gone', format('%s, but that worker is not connected any more: without a '
                 'sign of life the job is taken back in %s, when its lease ends', c_holder,

@@ -133,11 +133,8 @@ comment on function rota.job_stats is
 create or replace function rota._stats_rows(step text, since timestamptz, until timestamptz)
     returns setof rota.job_stats language plpgsql stable as $$
 declare
-    v_progress rota.stats_progress;
-    v_days_from timestamptz;
-    v_days_to timestamptz;
-    v_hours_from timestamptz;
-    v_hours_to timestamptz;
+    v_progress rota.stats_progress; v_days_from timestamptz; v_days_to timestamptz;
+    v_hours_from timestamptz; v_hours_to timestamptz;
 begin
     select p.* into v_progress from rota.stats_progress as p;
     -- The days and hours that are wholly in the span; of neither if from is the end.

@@ -31,8 +31,7 @@ declare
     v_year integer := extract(year from _next_day.day)::integer;
     v_month integer := extract(month from _next_day.day)::integer;
     v_skipped integer := extract(day from _next_day.day)::integer;
-    v_first date;
-    v_days bigint;
+    v_first date; v_days bigint;
     -- Months have 28 forms, by length and first weekday, and each comes about in 40 years.
     c_until constant integer := least(9999, v_year + 41);
 begin

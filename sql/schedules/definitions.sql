@@ -70,8 +70,7 @@ create or replace function rota._put_definition(new rota.job_definitions)
     returns table (outcome text, next_run_at timestamptz) language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_old rota.job_definitions;
-    v_changed_at timestamptz;
+    v_old rota.job_definitions; v_changed_at timestamptz;
 begin
     loop
         -- What is so already is neither written nor waited for.
@@ -193,8 +192,7 @@ create or replace function rota.enable_schedule(name text)
     returns timestamptz language plpgsql security definer
     set search_path = pg_catalog, pg_temp as $$
 declare
-    v_definition rota.job_definitions;
-    v_next_run_at timestamptz;
+    v_definition rota.job_definitions; v_next_run_at timestamptz;
 begin
     v_definition := rota._hold_definition(name);
     if v_definition.is_enabled then return v_definition.next_run_at; end if;
@@ -243,9 +241,7 @@ end $$;
 create or replace function rota.run_schedule_now(name text)
     returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    v_definition rota.job_definitions;
-    v_parsed rota.parsed_schedule;
-    v_time timestamptz;
+    v_definition rota.job_definitions; v_parsed rota.parsed_schedule; v_time timestamptz;
     v_job_id bigint;
 begin
     v_definition := rota._hold_definition(name);

@@ -217,8 +217,7 @@ create or replace function rota._describe_runs(numbers integer[], names text[])
     returns text[] language plpgsql immutable as $$
 declare
     v_items text[] := '{}'::text[];
-    v_first integer;
-    v_number integer;
+    v_first integer; v_number integer;
 begin
     foreach v_number in array numbers loop
         if v_number - 1 <> all(numbers) then v_first := v_number; end if;

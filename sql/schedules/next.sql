@@ -44,8 +44,7 @@ create or replace function rota.upcoming_runs(
     ) language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_after constant timestamptz := coalesce(after, rota.now());
-    v_definition rota.job_definitions;
-    v_parsed rota.parsed_schedule;
+    v_definition rota.job_definitions; v_parsed rota.parsed_schedule;
 begin
     perform rota._check_number('max_runs', max_runs, 1, 1000);
     if num_nonnulls(schedule, name) <> 1 then
@@ -161,10 +160,8 @@ declare
     v_from timestamptz := date_trunc('second', after) + interval '1 second';
     v_last constant timestamp without time zone :=
         (after at time zone 'UTC') + interval '100 years';
-    v_wall timestamp without time zone;
-    v_next timestamp without time zone;
-    v_instant timestamptz;
-    v_change timestamptz;
+    v_wall timestamp without time zone; v_next timestamp without time zone;
+    v_instant timestamptz; v_change timestamptz;
 begin
     loop
         v_wall := v_from at time zone time_zone;
@@ -217,8 +214,7 @@ declare
     v_low timestamptz := until - back;
     v_high timestamptz := until;
     v_back interval := back;
-    v_time timestamptz;
-    v_next timestamptz;
+    v_time timestamptz; v_next timestamptz;
 begin
     loop
         if v_low < first then

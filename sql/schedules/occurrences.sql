@@ -119,14 +119,8 @@ create or replace function rota._enqueue_due(names text[], due timestamptz, max_
     returns integer language plpgsql set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 declare
-    v_names text[];
-    v_times timestamptz[];
-    v_outcomes text[];
-    v_lasts timestamptz[];
-    v_nexts timestamptz[];
-    v_made_names text[];
-    v_made_times timestamptz[];
-    v_made_ids bigint[];
+    v_names text[]; v_times timestamptz[]; v_outcomes text[]; v_lasts timestamptz[];
+    v_nexts timestamptz[]; v_made_names text[]; v_made_times timestamptz[]; v_made_ids bigint[];
 begin
     select array_agg(p.name), array_agg(p.scheduled_for), array_agg(p.outcome),
         array_agg(p.last_run_at), array_agg(p.next_run_at)
@@ -164,9 +158,7 @@ create or replace function rota._plan_due(names text[], due timestamptz, max_job
     ) language plpgsql stable as $$
 declare
     v_live constant text[] := rota._live_definitions(names);
-    v_group record;
-    v_plan record;
-    v_taken text[];
+    v_group record; v_plan record; v_taken text[];
     v_planned integer := 0;
 begin
     for v_group in
@@ -346,8 +338,7 @@ end $$;
 create or replace function rota._check_schedule(name text)
     returns boolean language plpgsql as $$
 declare
-    v_definition rota.job_definitions;
-    v_next_run_at timestamptz;
+    v_definition rota.job_definitions; v_next_run_at timestamptz;
 begin
     select d.* into v_definition from rota.job_definitions as d
     where d.name = _check_schedule.name for update skip locked;
@@ -377,8 +368,7 @@ create or replace function rota._plan_next(definition rota.job_definitions, afte
     returns timestamptz language plpgsql stable as $$
 declare
     v_parsed constant rota.parsed_schedule := rota._parse_schedule(definition.schedule);
-    v_ended_at timestamptz;
-    v_next timestamptz;
+    v_ended_at timestamptz; v_next timestamptz;
 begin
     if v_parsed.kind = 'after' and definition.last_job_id is not null then
         v_ended_at := rota._ended_at(definition.last_job_id);

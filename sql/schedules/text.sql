@@ -19,8 +19,7 @@ create or replace function rota._parse_schedule(schedule text)
     returns rota.parsed_schedule language plpgsql immutable as $$
 declare
     v_length constant integer := char_length(schedule);
-    v_words text[];
-    v_parsed rota.parsed_schedule;
+    v_words text[]; v_parsed rota.parsed_schedule;
 begin
     if schedule is null then
         perform rota._refuse('schedule', 'must not be null');
@@ -106,8 +105,7 @@ end $$;
 create or replace function rota._parse_field(schedule text, field text, value text)
     returns bigint language plpgsql immutable as $$
 declare
-    v_term text;
-    v_bits bigint;
+    v_term text; v_bits bigint;
     v_set bigint := 0::bigint;
 begin
     foreach v_term in array string_to_array(value, ',') loop

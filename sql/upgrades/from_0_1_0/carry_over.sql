@@ -131,8 +131,7 @@ create function rota_0_1_0._carry_jobs(ids bigint[])
     returns void language plpgsql set plan_cache_mode = force_custom_plan
     set enable_seqscan = on as $$
 declare
-    v_indexes text[];
-    v_index text;
+    v_indexes text[]; v_index text;
 begin
     perform set_config('enable_seqscan', (ids is null)::text, true);
     if ids is null then

@@ -15,8 +15,7 @@ declare
     c_passes constant integer := 4;
     c_few constant integer := 500;
     v_since xid := current_setting('rota.carried_before')::xid;
-    v_next xid;
-    v_table regclass;
+    v_next xid; v_table regclass;
     v_tries integer := 0;
 begin
     set local lock_timeout = '200ms';
