@@ -167,7 +167,7 @@ create or replace function rota.end_forwards(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
-    v_arrived_as bigint[]; v_status text; v_arrived record;
+    v_status text; v_arrived record;
     v_ended bigint[] := '{}'::bigint[];
     v_job record;
 begin
@@ -182,40 +182,32 @@ begin
     perform rota._raise_not_found(min(o.id))
     from unnest(rota._jobs_outside_grants(job_ids)) as o (id) having min(o.id) is not null;
 
-    v_arrived_as := array(
-        select (e.ending ->> 'job_id')::bigint
-        from jsonb_array_elements(end_forwards.endings) with ordinality as e (ending, n)
-        order by e.n
-    );
     -- Those behind first: the end of a head opens the next that is still there.
     foreach v_status in array '{blocked,running}'::text[] loop
         select coalesce(array_agg(j.id order by j.id), '{}') as ids,
             coalesce(array_agg(i.lease_token order by j.id), '{}') as tokens,
-            jsonb_agg(jsonb_build_object('job_id', i.job_id) order by j.id) as results
+            jsonb_agg(jsonb_build_object('job_id', (i.ending ->> 'job_id')::bigint)
+                order by j.id) as results
         into v_arrived
-        from unnest(end_forwards.job_ids, end_forwards.lease_tokens, v_arrived_as)
-            as i (id, lease_token, job_id)
+        from rows from (unnest(end_forwards.job_ids, end_forwards.lease_tokens),
+            jsonb_array_elements(end_forwards.endings)) as i (id, lease_token, ending)
         join rota.jobs as j on j.id = i.id and j.status = v_status
           and j.job_type = 'rota.forward'
-        where i.job_id is not null;
+        where i.ending ->> 'job_id' is not null;
         v_ended := v_ended || rota._archive_jobs(v_arrived.ids, v_arrived.tokens, v_status,
             'succeeded', v_arrived.results);
     end loop;
-    select i.id, i.lease_token into v_job
-    from unnest(end_forwards.job_ids, end_forwards.lease_tokens, v_arrived_as)
-        as i (id, lease_token, job_id)
-    where i.job_id is not null and i.id <> all(v_ended) limit 1;
-    if found then perform rota._raise_lost(v_job.id, v_job.lease_token); end if;
+    perform rota._raise_lost(i.id, i.lease_token)
+    from rows from (unnest(end_forwards.job_ids, end_forwards.lease_tokens),
+        jsonb_array_elements(end_forwards.endings)) as i (id, lease_token, ending)
+    where i.ending ->> 'job_id' is not null and i.id <> all(v_ended) limit 1;
 
     for v_job in
-        select j.id, j.lease_token, j.created_at, e.ending
-        from unnest(end_forwards.job_ids, end_forwards.lease_tokens) with ordinality
-            as i (id, lease_token, ordinal)
+        select j.id, j.lease_token, j.created_at, i.ending
+        from rows from (unnest(end_forwards.job_ids, end_forwards.lease_tokens),
+            jsonb_array_elements(end_forwards.endings)) as i (id, lease_token, ending)
         join rota.jobs as j on j.id = i.id and j.lease_token = i.lease_token
           and j.status = 'running' and j.job_type = 'rota.forward'
-        cross join lateral (
-            select end_forwards.endings -> (i.ordinal - 1)::integer
-        ) as e (ending)
         order by j.id
     loop
         if v_job.ending ->> 'error_code' in ('RT016', '42501', '55P03') then
@@ -276,9 +268,10 @@ begin
     if v_new.error_code is not null then
         -- One of them cannot be taken: each by itself, but none behind one that was not.
         for v_job in
-            select i.id, i.created_at, receive_jobs.jobs -> (i.n - 1)::integer as job, i.n
-            from unnest(receive_jobs.job_ids, receive_jobs.enqueue_times) with ordinality
-                as i (id, created_at, n) order by i.n
+            select i.id, i.created_at, i.job, i.n
+            from rows from (unnest(receive_jobs.job_ids, receive_jobs.enqueue_times),
+                jsonb_array_elements(receive_jobs.jobs)) with ordinality
+                as i (id, created_at, job, n) order by i.n
         loop
             v_key := v_job.job ->> 'ordering_key';
             continue when v_key = any(v_halted);
@@ -325,10 +318,10 @@ declare
 begin
     loop
         select array_agg(i.id order by i.n), array_agg(i.created_at order by i.n),
-            jsonb_agg(_receive.jobs -> (i.n - 1)::integer order by i.n)
+            jsonb_agg(i.job order by i.n)
         into v_new_ids, v_created_at, v_new_jobs
-        from unnest(_receive.job_ids, _receive.created_at) with ordinality
-            as i (id, created_at, n)
+        from rows from (unnest(_receive.job_ids, _receive.created_at),
+            jsonb_array_elements(_receive.jobs)) with ordinality as i (id, created_at, job, n)
         where not exists (
             select from rota.receipts as r
             where r.source_job_id = i.id and r.source_created_at = i.created_at
