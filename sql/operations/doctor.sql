@@ -30,8 +30,6 @@ create or replace function rota._findings()
     returns table (severity text, finding text, evidence text, remedy text) language plpgsql
     stable as $$
 declare
-    -- What the server counts for itself, and who is connected to it.
-    c_not_of_standby constant text[] := '{workers,horizon,vacuum,notifications}'::text[];
     v_check record;
 begin
     for v_check in
@@ -62,7 +60,9 @@ begin
             ('standby', 'this is no standby')
         ) as c (name, if_ok)
     loop
-        if v_check.name = any(c_not_of_standby) and pg_is_in_recovery() then
+        -- What the server counts for itself, and who is connected to it.
+        if v_check.name in ('workers', 'horizon', 'vacuum', 'notifications')
+          and pg_is_in_recovery() then
             return query
             select 'ok', v_check.name, 'this is not to be told on a standby: ask the primary',
                 null::text;

@@ -14,25 +14,21 @@ create or replace function rota.explain_job(job_id bigint)
     stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
     set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 declare
-    v_found record;
+    v_live record; v_ended rota.finished_jobs;
 begin
     perform rota._check_job_id(job_id);
-    -- One statement, so that a job on its way between the tables is seen in one of them.
-    select j.id as live_id, j.job, j.row_xmax, f.id as ended_id, f.ended into v_found
-    from (select explain_job.job_id as id) as asked
-    left join lateral (
-        select i.id, i as job, i.xmax as row_xmax from rota.jobs as i where i.id = asked.id
-    ) as j on true
-    left join lateral (
-        select i.id, i as ended from rota.finished_jobs as i where i.id = asked.id limit 1
-    ) as f on true;
-    if coalesce(v_found.live_id, v_found.ended_id) is null
+    -- Stable, so that a job on its way between the tables is seen in one of them.
+    select j as job, j.xmax as row_xmax into v_live from rota.jobs as j
+    where j.id = explain_job.job_id;
+    select f.* into v_ended from rota.finished_jobs as f
+    where f.id = explain_job.job_id limit 1;
+    if coalesce((v_live.job).id, v_ended.id) is null
       or rota._jobs_outside_grants(array[explain_job.job_id], 'observer') <> '{}' then
         perform rota._raise_not_found(job_id);
     end if;
 
     return query select r.ordinal::integer, r.reason, rota._printable(r.explanation), r.remedy
-    from rota._explain(v_found.job, v_found.row_xmax, v_found.ended)
+    from rota._explain(v_live.job, v_live.row_xmax, v_ended)
         with ordinality as r (reason, explanation, remedy, ordinal)
     order by r.ordinal;
 end $$;

@@ -189,24 +189,18 @@ $$;
 
 /* Who a process of the server is; says that it is gone where it is. */
 create or replace function rota._session_words(pid integer)
-    returns text language plpgsql stable as $$
-declare
-    v_session record;
-begin
-    select a.usename, nullif(a.application_name, '') as application_name, a.state,
-        clock.now - coalesce(a.state_change, a.xact_start) as since, a.backend_type,
-        clock.now - a.xact_start as open_for
-    into v_session from pg_stat_get_activity(_session_words.pid) as g
-    join pg_stat_activity as a on a.pid = g.pid cross join (select rota.now() as now) as clock;
-    if not found then return format('pid %s, which has just left', pid); end if;
-    return format('pid %s (%s)', pid, concat_ws(', ', 'role ' || v_session.usename,
-        'application ' || v_session.application_name,
-        case when v_session.backend_type is not null
-              and v_session.backend_type not in ('client backend', 'parallel worker')
-            then v_session.backend_type end,
-        v_session.state || ' for ' || rota._span(v_session.since),
-        'transaction open for ' || rota._span(v_session.open_for)));
-end $$;
+    returns text language sql stable as $$
+    select coalesce((
+        select format('pid %s (%s)', a.pid, concat_ws(', ', 'role ' || a.usename,
+            'application ' || nullif(a.application_name, ''),
+            case when a.backend_type not in ('client backend', 'parallel worker')
+                then a.backend_type end,
+            a.state || ' for ' || rota._span(n.now - coalesce(a.state_change, a.xact_start)),
+            'transaction open for ' || rota._span(n.now - a.xact_start)))
+        from pg_stat_get_activity(_session_words.pid) as g
+        join pg_stat_activity as a on a.pid = g.pid cross join (select rota.now() as now) as n
+    ), format('pid %s, which has just left', pid));
+$$;
 
 /* Workers that are there: they have reported lately, and the session by which they did is still
  * connected.  On a standby the sessions of the primary are not to be seen. */
