@@ -336,8 +336,9 @@ begin
         end
     from rota.halted_keys as h
     left join lateral (
-        select i.id, i.error_type, i.last_error from rota.finished_jobs as i
-        where i.id = h.job_id limit 1
+        select i.id, r.error_type, r.last_error from rota.finished_jobs as i
+        -- Of a job of another queue a confined observer does not see the error.
+        left join rota.job_runs as r on r.id = i.id where i.id = h.job_id limit 1
     ) as f on true
     where h.ordering_key = job.ordering_key
     union all
