@@ -19,8 +19,16 @@ begin
     perform rota._check_number('max_rows', max_rows, 1, 1000000);
 
     return query
+    with live as materialized (
+        select i.id, i.status, i.job_type, i.pipeline, i.idempotency_key, i.ordering_key,
+            i.attempts, i.max_attempts
+        from rota.jobs as i order by i.id desc limit verify.max_rows
+    ), ended as materialized (
+        select i.id, i.definition, i.scheduled_for, i.attempts, i.max_attempts
+        from rota.finished_jobs as i order by i.id desc limit verify.max_rows
+    ),
     -- What is issued of a limit is free or held, and no more is held than may run.
-    with limits as materialized (
+    limits as materialized (
         select n.limit_name, coalesce(h.held, 0) as held,
             (select sum(p.slots) from rota.limit_parts as p
             where p.limit_name = n.limit_name) as issued,
@@ -41,15 +49,10 @@ begin
     from (values ('a job is live or has ended, and never both', array(
         select case when exists (select from rota.finished_jobs as f where f.id = j.id)
             then format('job %s is %s, and has ended', j.id, j.status) end
-        from (
-            select i.id, i.status from rota.jobs as i order by i.id desc limit verify.max_rows
-        ) as j
+        from live as j
     )), ('a job ends once', array(
         select case when count(*) > 1 then format('job %s ended %s times', f.id, count(*)) end
-        from (
-            select i.id from rota.finished_jobs as i order by i.id desc limit verify.max_rows
-        ) as f
-        group by f.id
+        from ended as f group by f.id
     )), ('a running job has a worker, a lease of at most 30 days, and did not start before its '
         'time', array(
         select case
@@ -68,11 +71,7 @@ begin
             (select i.id, i.definition, i.scheduled_for from rota.jobs as i
             where i.definition is not null order by i.id desc limit verify.max_rows)
             union all
-            select r.id, r.definition, r.scheduled_for
-            from (
-                select i.id, i.definition, i.scheduled_for from rota.finished_jobs as i
-                order by i.id desc limit verify.max_rows
-            ) as r
+            select r.id, r.definition, r.scheduled_for from ended as r
             where r.definition is not null
         ) as j
         left join rota.occurrences as o
@@ -81,11 +80,9 @@ begin
         select case when a.attempts > a.max_attempts
             then format('job %s had %s of %s', a.id, a.attempts, a.max_attempts) end
         from (
-            (select i.id, i.attempts, i.max_attempts from rota.jobs as i order by i.id desc
-            limit verify.max_rows)
+            select i.id, i.attempts, i.max_attempts from live as i
             union all
-            (select i.id, i.attempts, i.max_attempts from rota.finished_jobs as i
-            order by i.id desc limit verify.max_rows)
+            select i.id, i.attempts, i.max_attempts from ended as i
         ) as a
     )), ('the lease tokens of a job grow, and an attempt fails once', array(
         select case
@@ -115,7 +112,7 @@ begin
         from (
             select i.id, i.idempotency_key,
                 coalesce('pipeline ' || i.pipeline, i.job_type) as scope
-            from rota.jobs as i order by i.id desc limit verify.max_rows
+            from live as i
         ) as k
         where k.idempotency_key is not null group by k.idempotency_key, k.scope
     )), ('jobs of an ordering key run one at a time', array(
@@ -157,11 +154,7 @@ begin
                   or c.kind = 'order' and c.subject = b.ordering_key
             )
             then format('job %s waits for nothing, and no check is pending', b.id) end
-        from (
-            select i.id, i.ordering_key, i.status from rota.jobs as i order by i.id desc
-            limit verify.max_rows
-        ) as b
-        where b.status = 'blocked'
+        from live as b where b.status = 'blocked'
     )), ('a job that is held waits for a limit, pause or budget that there is', array(
         select case when num_nonnulls(l.max_running, l.max_starts) = 0 and h.hold <> 'expired'
               and not exists (
