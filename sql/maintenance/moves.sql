@@ -257,7 +257,7 @@ comment on function rota.receive_plan is
 create or replace function rota.begin_queue_move(queue text, database integer)
     returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    v_move_id bigint; v_plan record; v_is_operators boolean;
+    v_move_id bigint; v_plan record;
 begin
     perform rota._check_name('queue', queue);
     perform pg_advisory_xact_lock(hashtextextended('rota.move ' || queue, 0));
@@ -273,20 +273,18 @@ begin
     if v_move_id is not null then return v_move_id; end if;
 
     v_move_id := (rota._new_ids(1))[1];
-    v_is_operators := exists (
-        select from rota.pauses as p
-        where p.pause_name = rota._pause_name(begin_queue_move.queue, null)
-          and p.set_by = 'operator' and (p.until is null or p.until > rota.now())
-    );
     insert into rota.queue_moves (move_id, queue, direction, database)
     values (v_move_id, begin_queue_move.queue, 'out', begin_queue_move.database);
-    -- An operator's pause stays as it is, also after the move, but does not end by itself.
     insert into rota.pauses as p (pause_name, queue, set_by, reason)
     values (rota._pause_name(queue, null), begin_queue_move.queue, 'move',
         format('it moves to database %s', begin_queue_move.database))
     on conflict on constraint pauses_pkey do update
-    set set_by = case when v_is_operators then p.set_by else excluded.set_by end,
-        reason = case when v_is_operators then p.reason else excluded.reason end, until = null;
+    set set_by = excluded.set_by, reason = excluded.reason, until = null
+    where p.set_by <> 'operator' or p.until <= rota.now();
+    -- An operator's pause stays as it is, also after the move, but does not end by itself.
+    update rota.pauses as p
+    set until = null
+    where p.pause_name = rota._pause_name(begin_queue_move.queue, null) and p.until is not null;
     perform rota._audit('move_queue', jsonb_build_object('queue', queue), null, null,
         jsonb_build_object('database', database));
     return v_move_id;

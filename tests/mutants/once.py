@@ -1045,8 +1045,8 @@ v_row ->> 'pause_name',
         "sql/maintenance/test_moves.py",
         sql(
             "maintenance/moves",
-            "set set_by = case when v_is_operators then p.set_by else excluded.set_by end",
-            "set set_by = excluded.set_by",
+            "where p.set_by <> 'operator' or p.until <= rota.now()",
+            "where true",
         ),
     ),
     mutant(
