@@ -188,7 +188,7 @@ comment on function rota_front.set_role is
 create or replace function rota_front.grant_to(role name, access text)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    v_names text[]; v_function regprocedure; v_server name;
+    v_names text[]; v_function regprocedure; v_schema name;
 begin
     execute format('grant usage on schema rota, rota_front to %I', role);
     execute format('grant usage on foreign server rota_shards to %I', role);
@@ -211,16 +211,15 @@ begin
     loop
         execute format('grant execute on routine %s to %I', v_function, role);
     end loop;
-    if grant_to.access = 'operator' then
-        execute format('grant usage on schema rota_all to %I', role);
-        execute format('grant select on all tables in schema rota_all to %I', role);
-        for v_server in
-            select format('rota_%s', s.number) from rota_front.shards as s
-        loop
-            execute format('grant usage on schema %I to %I', v_server, role);
-            execute format('grant select on all tables in schema %I to %I', v_server, role);
-        end loop;
-    end if;
+    for v_schema in
+        select 'rota_all' where grant_to.access = 'operator'
+        union all
+        select format('rota_%s', s.number) from rota_front.shards as s
+        where grant_to.access = 'operator'
+    loop
+        execute format('grant usage on schema %I to %I', v_schema, role);
+        execute format('grant select on all tables in schema %I to %I', v_schema, role);
+    end loop;
 end $$;
 
 create or replace function rota_front.grant_again(access jsonb)
@@ -422,28 +421,22 @@ begin
                 '%s', array_to_string(v_numbers, ', ')),
             hint = 'Jobs that wait for each other have to be in one database.';
     end if;
-    v_keys := array(
-        select distinct k.key from jsonb_array_elements(jobs) as j
-        cross join lateral (
-            values (j ->> 'idempotency_key'), (j ->> 'ordering_key'), (j ->> 'limit_key')
-        ) as k (key)
-        where k.key is not null
-    );
-    with slots as (
-        select j.place, rota_front.slot_of(k.key) as slot
+    with keys as (
+        select j.place, k.key,
+            coalesce(shard_for.shard_key, j.job #>> '{headers,shard_key}', k.key) as slot_key
         from jsonb_array_elements(jobs) with ordinality as j (job, place)
         cross join lateral (
-            select coalesce(shard_for.shard_key, j.job #>> '{headers,shard_key}') as shard_key
-        ) as s
-        cross join lateral unnest(case
-            when s.shard_key is not null then array[s.shard_key]
-            else array[j.job ->> 'idempotency_key', j.job ->> 'ordering_key',
-                j.job ->> 'limit_key'] end) as k (key)
-        where k.key is not null
+            values (j.job ->> 'idempotency_key'), (j.job ->> 'ordering_key'),
+                (j.job ->> 'limit_key')
+        ) as k (key)
+    ), slots as (
+        select k.place, rota_front.slot_of(k.slot_key) as slot from keys as k
+        where k.slot_key is not null
     )
-    select coalesce(array_agg(distinct s.slot), '{}'), min(s.place) filter (where s.slot <> (
-        select f.slot from slots as f order by f.place limit 1))
-    into v_slots, v_place from slots as s;
+    select array(select distinct k.key from keys as k where k.key is not null),
+        coalesce(array_agg(distinct s.slot), '{}'), min(s.place) filter (where s.slot <> (
+            select f.slot from slots as f order by f.place limit 1))
+    into v_keys, v_slots, v_place from slots as s;
     if cardinality(v_slots) > 1 then
         raise exception using errcode = '22023',
             message = case when jsonb_array_length(jobs) > 1
