@@ -215,13 +215,7 @@ begin
           and (_archive_jobs.new_status <> 'succeeded'
             or not exists (select from rota.queue_grants)
             or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))
-        returning j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
-            j.time_limit, j.expires_at, j.headers, j.backoff, j.idempotency_key, j.ordering_key,
-            j.skip_dead, j.limit_key, j.pipeline, j.stage, j.stage_input, j.definition,
-            j.scheduled_for, j.run_at, j.attempts, j.lease_token, j.locked_by,
-            j.cancel_requested_at, j.cancel_reason, j.progress_percent, j.progress_message,
-            j.last_error, j.error_type, j.failed_at, j.created_at, j.started_at,
-            j.rerun_payload, j.rerun_run_at, j.rerun_priority, j.held_limits
+        returning j.*
     ),
     -- Read when the first row is deleted: the statistics rely on finished_at being later than
     -- the lock on finished_jobs and the number of this transaction.
