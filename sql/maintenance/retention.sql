@@ -284,12 +284,9 @@ begin
             union all
             select true, null, interval '90 days'
             union all
-            select false, h.queue, interval '7 days'
-            from (
-                select n.queue from rota._history_queues() as n (queue)
-                where v_horizon > interval '7 days'
-            ) as h
-            left join rota.queues as q on q.queue = h.queue where q.keep_finished is null
+            select false, h.queue, interval '7 days' from rota._history_queues() as h (queue)
+            left join rota.queues as q on q.queue = h.queue
+            where v_horizon > interval '7 days' and q.keep_finished is null
         ) as k
     loop
         v_deleted := v_deleted + rota._purge_queue(v_keep.is_dead, v_keep.queue, v_keep.before,

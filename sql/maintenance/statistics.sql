@@ -216,14 +216,9 @@ begin
             case when f.locked_by is not null
                 then f.started_at - greatest(f.run_at, f.created_at) end as waited,
             case when f.locked_by is not null then f.finished_at - f.started_at end as ran
-        from unnest(c_queues) as q (queue)
-        cross join lateral (
-            select i.queue, i.job_type, i.status, i.finished_at, i.ended_by, i.locked_by,
-                i.started_at, i.run_at, i.created_at
-            from rota.finished_jobs as i
-            where i.queue = q.queue and i.finished_at > _count_between.since
-              and i.finished_at <= _count_between.until and i.pipeline is null
-        ) as f
+        from unnest(c_queues) as q (queue) join rota.finished_jobs as f on f.queue = q.queue
+          and f.finished_at > _count_between.since and f.finished_at <= _count_between.until
+          and f.pipeline is null
         union all
         select e.queue, e.job_type, 'failed', e.failed_at, e.ended_by, e.started_at - e.run_at,
             e.failed_at - e.started_at
@@ -236,13 +231,8 @@ begin
                 then s.started_at - s.queued_at end,
             case when s.worker is not null then s.finished_at - s.started_at end
         from unnest(c_pipelines) as p (pipeline)
-        cross join lateral (
-            select r.queue, r.job_type, r.status, r.finished_at, r.ended_by, r.attempts,
-                r.worker, r.started_at, r.queued_at
-            from rota.stage_runs as r
-            where r.pipeline = p.pipeline and r.finished_at > _count_between.since
-              and r.finished_at <= _count_between.until
-        ) as s
+        join rota.stage_runs as s on s.pipeline = p.pipeline
+          and s.finished_at > _count_between.since and s.finished_at <= _count_between.until
         union all
         select r.queue, r.job_type, r.status, r.finished_at, r.ended_by, r.waited, r.ran
         from rota.restored_ends as r
