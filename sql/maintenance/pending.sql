@@ -208,7 +208,10 @@ begin
     case kind
         when 'limit' then return rota._check_limit(subject, false);
         when 'slots' then return rota._check_limit(subject, true);
-        when 'order' then return rota._check_key(subject);
+        when 'order' then
+            -- Then also below the start, for what came before the head was seen.
+            return case when rota._check_order(subject)
+                then rota._has_none_below_start(subject) else false end;
         when 'queue' then return rota._check_queue(subject);
         when 'pause' then return rota._check_pause(subject);
         when 'error' then return rota._check_error(subject);

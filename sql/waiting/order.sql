@@ -23,15 +23,6 @@
  * while vacuum is held up, the index entries of all that have ended are in front.
  */
 
-/* See that who ends heads of a key sees its jobs; false if that is not to be known now. */
-create or replace function rota._check_key(ordering_key text)
-    returns boolean language plpgsql as $$
-begin
-    -- One after the other: below the start is searched for what came before the head was seen.
-    if not rota._check_order(ordering_key) then return false; end if;
-    return rota._has_none_below_start(ordering_key);
-end $$;
-
 /* Open the first job of a key, if that has no head; false if it is not to be known now. */
 create or replace function rota._check_order(ordering_key text)
     returns boolean language plpgsql as $$
