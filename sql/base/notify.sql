@@ -80,26 +80,6 @@ begin
     ) as d;
 end $$;
 
-/* The same for new jobs in the form of enqueue_many(), without looking them up. */
-create or replace function rota._notify_for_new(jobs jsonb)
-    returns void language plpgsql as $$
-begin
-    if pg_try_advisory_lock(1919907936, hashtext(''))
-      and pg_advisory_unlock(1919907936, hashtext('')) then
-        return;
-    end if;
-
-    perform rota._notify(d.queue, d.jobs)
-    from (
-        select coalesce(n.job ->> 'queue', 'default') as queue,
-            greatest(1, count(*) filter (where n.job ->> 'delay' is null))::integer as jobs
-        from jsonb_array_elements(_notify_for_new.jobs) as n (job)
-        where coalesce((n.job ->> 'delay')::interval < rota._soon(), true)
-          and coalesce((n.job ->> 'run_at')::timestamptz < rota.now() + rota._soon(), true)
-        group by 1
-    ) as d;
-end $$;
-
 /* A poll sees in time what is due later than this, as polls are a second apart. */
 create or replace function rota._soon()
     returns interval language plpgsql immutable as $$

@@ -178,7 +178,16 @@ declare
 begin
     v_ids := rota._insert_plain_jobs(jobs);
     if v_ids is not null then
-        perform rota._notify_for_new(jobs);
+        -- Each waiting worker holds this lock, and all of these jobs are due.
+        if not (pg_try_advisory_lock(1919907936, hashtext(''))
+            and pg_advisory_unlock(1919907936, hashtext(''))) then
+            perform rota._notify(q.queue, q.jobs)
+            from (
+                select coalesce(e.job ->> 'queue', 'default') as queue,
+                    count(*)::integer as jobs
+                from jsonb_array_elements(enqueue_many.jobs) as e (job) group by 1
+            ) as q;
+        end if;
         return query
         select i.ordinal::integer, i.id, true
         from unnest(v_ids) with ordinality as i (id, ordinal);
@@ -221,7 +230,7 @@ begin
         v_news := array(select i.id = i.new_id from unnest(v_ids, v_new_ids) as i (id, new_id));
     end if;
     if v_read.has_rules then perform rota._link_jobs(jobs, v_ids, v_news); end if;
-    perform rota._notify_for_new(jobs);
+    perform rota._notify_for(v_ids);
     return query
     select i.ordinal::integer, i.id, i.is_new
     from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal) order by i.ordinal;

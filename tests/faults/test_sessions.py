@@ -165,7 +165,7 @@ def test_no_other_function_takes_an_advisory_lock(
         "_notify",
         "_notify_slots",
         "_notify_for",
-        "_notify_for_new",
+        "enqueue_many",
         "_take_listen_slots",
         "_held_locks",
         "_give_up",
