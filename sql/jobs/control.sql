@@ -217,14 +217,19 @@ comment on function rota.cancel_job is
     'Cancel a waiting job and return cancelled, or ask for the cancel of a running one and '
     'return running; raises RT001 if there is no such job, RT003 if it ended otherwise.';
 
-/* Cancel jobs, which the caller has locked: those that run are asked for it. */
-create or replace function rota._cancel_jobs(job_ids bigint[], reason text)
-    returns void language plpgsql as $$
+/* Cancel jobs, which the caller has locked: those that run are asked for it.  Those of the
+ * caller that ends what has waited too long all wait, and tell that as their error. */
+create or replace function rota._cancel_jobs(
+    job_ids bigint[], reason text, have_expired boolean default false
+) returns void language plpgsql as $$
 begin
     update rota.jobs as j
     set cancel_requested_at = case
             when j.status = 'running' then coalesce(j.cancel_requested_at, rota.now()) end,
-        cancel_reason = coalesce(left(_cancel_jobs.reason, 1000), j.cancel_reason),
+        cancel_reason = case when _cancel_jobs.have_expired
+            then format('expired at %s', j.expires_at)
+            else coalesce(left(_cancel_jobs.reason, 1000), j.cancel_reason) end,
+        error_type = case when _cancel_jobs.have_expired then 'expired' else j.error_type end,
         -- What was asked for before the cancel is cancelled with it.
         rerun_payload = null, rerun_run_at = null, rerun_priority = null,
         updated_at = case when j.status = 'running' then j.updated_at else rota.now() end

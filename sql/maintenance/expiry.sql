@@ -24,7 +24,7 @@ begin
     if not rota._has_expired() then return 0; end if;
     begin
         v_ids := rota._lock_expired(max_jobs);
-        perform rota._expire(v_ids);
+        perform rota._cancel_jobs(v_ids, null, have_expired => true);
         return cardinality(v_ids);
     exception
         when others then
@@ -35,7 +35,7 @@ begin
     foreach v_job_id in array rota._lock_expired(10 * max_jobs) loop
         exit when v_ended >= max_jobs;
         begin
-            perform rota._expire(array[v_job_id]);
+            perform rota._cancel_jobs(array[v_job_id], null, have_expired => true);
             v_ended := v_ended + 1;
         exception
             when others then
@@ -61,22 +61,6 @@ begin
         order by j.locked_until, j.expires_at limit _lock_expired.max_jobs
         for update skip locked
     );
-end $$;
-
-/* End waiting jobs, which the caller has locked. */
-create or replace function rota._expire(job_ids bigint[])
-    returns void language plpgsql as $$
-begin
-    update rota.jobs as j
-    set error_type = 'expired', cancel_reason = format('expired at %s', j.expires_at),
-        updated_at = rota.now()
-    where j.id = any(_expire.job_ids);
-    perform rota._end_jobs(s.ids, s.lease_tokens, s.status, 'cancelled')
-    from (
-        select j.status, array_agg(j.id order by j.id) as ids,
-            array_agg(j.lease_token order by j.id) as lease_tokens
-        from rota.jobs as j where j.id = any(_expire.job_ids) group by j.status
-    ) as s;
 end $$;
 
 /* Whether a job waits that has expired; remembers where the first one is. */
