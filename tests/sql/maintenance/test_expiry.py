@@ -220,9 +220,12 @@ def test_as_many_as_a_tick_ends_that_cannot_be_ended_keep_no_other(db):
     """)
     db.execute(EXPIRED, [1, 1])
 
-    tick = one(db, "tick")
+    ticks = [one(db, "tick")]
+    while ticks[-1].has_more and len(ticks) < 5:  # another part had no time left
+        ticks.append(one(db, "tick"))
 
-    assert (tick.jobs_expired, tick.has_more) == (1, False)
+    assert [tick.jobs_expired for tick in ticks] == [1] + [0] * (len(ticks) - 1)
+    assert not ticks[-1].has_more
     assert scalar(db, "select count(*) from rota.jobs where job_type <> 'bad'") == 0
 
 
