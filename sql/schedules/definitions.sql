@@ -76,8 +76,7 @@ begin
         -- What is so already is neither written nor waited for.
         select d.* into v_old from rota.job_definitions as d where d.name = new.name;
         if not found then
-            new := jsonb_populate_record(new, jsonb_build_object('anchored_at',
-                coalesce(new.starts_at, v_now)));
+            new.anchored_at := coalesce(new.starts_at, v_now);
             outcome := 'created';
             next_run_at := rota._plan_next(new, v_now);
             insert into rota.job_definitions (name, job_type, queue, payload, schedule, source,
@@ -122,8 +121,8 @@ begin
             'must be %L, which has put in schedule %L, got %L', old.source, old.name,
             new.source));
     end if;
-    return jsonb_populate_record(new, jsonb_build_object('source',
-        coalesce(new.source, old.source)));
+    new.source := coalesce(new.source, old.source);
+    return new;
 end $$;
 
 /* Whether two definitions say the same; the rest of a row says how far it has come. */
@@ -147,13 +146,10 @@ declare
     v_is_enabled constant boolean := old.is_enabled or old.disabled_by is null;
     v_next_run_at timestamptz := old.next_run_at;
 begin
-    new := jsonb_populate_record(new, jsonb_build_object(
-        'anchored_at', coalesce(
-            new.starts_at,
-            case when new.schedule = old.schedule and old.starts_at is null
-                then old.anchored_at else changed_at end),
-        'last_run_at', old.last_run_at,
-        'last_job_id', old.last_job_id));
+    new.anchored_at := coalesce(new.starts_at, case when new.schedule = old.schedule
+        and old.starts_at is null then old.anchored_at else changed_at end);
+    new.last_run_at := old.last_run_at;
+    new.last_job_id := old.last_job_id;
     if v_is_enabled and (v_has_new_times or not old.is_enabled) then
         v_next_run_at := rota._plan_next(new, changed_at);
     end if;
