@@ -420,54 +420,46 @@ declare
     v_ahead integer; v_ended record;
 begin
     if job.run_at > c_now or job.hold <> coalesce(c_limit, '') then return; end if;
-    if c_limit is null then
-        -- The lanes before its own and its own by themselves: a comparison of all three at
-        -- once reads its lane to the end.
-        v_ahead := (
-            select count(*)::integer
-            from (
+    v_ahead := (
+        select count(*)::integer
+        from (
+            -- The lanes before its own and its own by themselves: a comparison of all three at
+            -- once reads its lane to the end.
+            (select from rota.jobs as j
+            where c_limit is null and j.queue = job.queue and j.hold is null
+              and j.status in ('queued', 'failed')
+              and coalesce(j.own_lane, j.priority) < c_lane and j.run_at <= c_now
+            limit c_max)
+            union all
+            (select from rota.jobs as j
+            where c_limit is null and j.queue = job.queue and j.hold is null
+              and j.status in ('queued', 'failed')
+              and coalesce(j.own_lane, j.priority) = c_lane
+              and (coalesce(j.own_place, j.run_at), j.id)
+                < (coalesce(job.own_place, job.run_at), job.id)
+              and j.run_at <= c_now
+            limit c_max)
+            union all
+            (select from rota._held_kinds(c_limit, 20) as k
+            cross join lateral (
                 (select from rota.jobs as j
-                where j.queue = job.queue and j.hold is null
-                  and j.status in ('queued', 'failed')
-                  and coalesce(j.own_lane, j.priority) < c_lane and j.run_at <= c_now
+                where j.hold = c_limit and j.hold <> 'time'
+                  and j.status in ('queued', 'failed') and j.queue = k.queue
+                  and j.job_type = k.job_type and coalesce(j.own_lane, j.priority) < c_lane
                 limit c_max)
                 union all
                 (select from rota.jobs as j
-                where j.queue = job.queue and j.hold is null
-                  and j.status in ('queued', 'failed')
-                  and coalesce(j.own_lane, j.priority) = c_lane
+                where j.hold = c_limit and j.hold <> 'time'
+                  and j.status in ('queued', 'failed') and j.queue = k.queue
+                  and j.job_type = k.job_type and coalesce(j.own_lane, j.priority) = c_lane
                   and (coalesce(j.own_place, j.run_at), j.id)
                     < (coalesce(job.own_place, job.run_at), job.id)
-                  and j.run_at <= c_now
-                limit c_max) limit c_max
-            ) as a
-        );
-    else
-        v_ahead := (
-            select count(*)::integer
-            from (
-                select from rota._held_kinds(c_limit, 20) as k
-                cross join lateral (
-                    (select from rota.jobs as j
-                    where j.hold = c_limit and j.hold <> 'time'
-                      and j.status in ('queued', 'failed') and j.queue = k.queue
-                      and j.job_type = k.job_type
-                      and coalesce(j.own_lane, j.priority) < c_lane
-                    limit c_max)
-                    union all
-                    (select from rota.jobs as j
-                    where j.hold = c_limit and j.hold <> 'time'
-                      and j.status in ('queued', 'failed') and j.queue = k.queue
-                      and j.job_type = k.job_type
-                      and coalesce(j.own_lane, j.priority) = c_lane
-                      and (coalesce(j.own_place, j.run_at), j.id)
-                        < (coalesce(job.own_place, job.run_at), job.id)
-                    limit c_max)
-                ) as o
-                where k.queue = job.queue limit c_max
-            ) as a
-        );
-    end if;
+                limit c_max)
+            ) as o
+            where c_limit is not null and k.queue = job.queue limit c_max)
+            limit c_max
+        ) as a
+    );
     select count(*) filter (where c_limit is null or c_limit = any(f.names)) as jobs,
         c_now - min(f.finished_at) as span
     into v_ended
