@@ -175,24 +175,19 @@ declare
 begin
     return query
     with recursive lanes as (
-        select q.queue, f.lane
-        from (select distinct n.queue from unnest(_due_sample.queues) as n (queue)) as q
-        cross join lateral (
-            select coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
-            where j.queue = q.queue and j.hold is null and j.status in ('queued', 'failed')
-            order by coalesce(j.own_lane, j.priority) limit 1
-        ) as f
+        -- Below the first that there may be.
+        select distinct n.queue, -32769 as lane from unnest(_due_sample.queues) as n (queue)
         union all
         select l.queue, n.lane from lanes as l
         cross join lateral (
-            select coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
+            select coalesce(j.own_lane, j.priority)::integer as lane from rota.jobs as j
             where j.queue = l.queue and coalesce(j.own_lane, j.priority) > l.lane
               and j.hold is null and j.status in ('queued', 'failed')
             order by coalesce(j.own_lane, j.priority) limit 1
         ) as n
     )
     select l.queue, d.id, d.job_type, d.run_at
-    from (select f.queue, f.lane from lanes as f limit 200) as l
+    from (select f.queue, f.lane from lanes as f where f.lane > -32769 limit 200) as l
     cross join lateral (
         select j.id, j.job_type, j.run_at from rota.jobs as j
         where j.queue = l.queue and coalesce(j.own_lane, j.priority) = l.lane
@@ -207,8 +202,7 @@ create or replace function rota._ready_queues()
     returns text[] language sql stable as $$
     select array(
         with recursive queues as (
-            (select j.queue from rota.jobs as j
-            where j.hold is null and j.status in ('queued', 'failed') order by j.queue limit 1)
+            select '' as queue
             union all
             select n.queue from queues as q
             cross join lateral (
@@ -217,7 +211,7 @@ create or replace function rota._ready_queues()
                 order by j.queue limit 1
             ) as n
         )
-        select r.queue from queues as r limit 200
+        select r.queue from queues as r where r.queue <> '' limit 200
     );
 $$;
 
