@@ -116,13 +116,31 @@ create or replace function rota.take_forwards(
 ) returns table (job_id bigint, lease_token bigint, created_at timestamptz, job text)
     language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off as $$
+    set enable_bitmapscan = off set enable_sort = off as $$
 declare
-    v_ids bigint[]; v_head record; v_room integer; v_taken integer;
+    c_now constant timestamptz := rota.now();
+    c_call constant text := format('claim carriers %L', 'forward:' || database);
+    v_due record; v_ids bigint[]; v_head record; v_room integer; v_taken integer;
 begin
     perform rota._check_number('database', database, 0, 1023);
     perform rota._check_number('max_bytes', max_bytes, 1, 2147483647);
-    v_ids := rota._claim_carriers(worker, 'forward:' || database, max_jobs);
+    perform rota._check_claim(worker, array['forward:' || database], max_jobs, null, null);
+    -- claim_jobs() refuses their queues, since a worker that had a handler for them would end
+    -- them without the others being anywhere.
+    select d.locked_rows, d.held_limits into v_due
+    from rota._lock_due(c_call, string_to_array(rota._scan_start(c_call), ' ')::bigint[],
+        array['forward:' || database], take_forwards.max_jobs, '{rota.forward}', c_now) as d;
+    with claimed as (
+        update rota.jobs as j
+        set status = 'running', attempts = least(j.attempts, 2147483646) + 1,
+            lease_token = greatest(least(j.lease_token, 9223372036854775806) + 1,
+                (extract(epoch from c_now) * 1000000)::bigint),
+            locked_by = take_forwards.worker, locked_until = c_now + interval '1 minute',
+            held_limits = (v_due.held_limits ->> j.id::text)::text[], opened_for = null,
+            started_at = c_now, updated_at = c_now
+        where j.ctid = any(v_due.locked_rows) returning j.id
+    )
+    select coalesce(array_agg(c.id), '{}') into v_ids from claimed as c;
     v_room := max_jobs - cardinality(v_ids);
     for v_head in
         select j.id, j.ordering_key, count(*) over () as heads from rota.jobs as j
@@ -353,33 +371,6 @@ begin
                 return;
         end;
     end loop;
-end $$;
-
-/* Claim jobs that carry others.  claim_jobs() refuses their queues, since a worker that had a
- * handler for them would end them without the others being anywhere. */
-create or replace function rota._claim_carriers(worker text, queue text, max_jobs integer)
-    returns bigint[] language plpgsql set enable_sort = off as $$
-declare
-    v_now constant timestamptz := rota.now();
-    v_call constant text := format('claim carriers %L', queue);
-    v_due record; v_ids bigint[];
-begin
-    perform rota._check_claim(worker, array[queue], max_jobs, null, null);
-    select d.locked_rows, d.held_limits into v_due
-    from rota._lock_due(v_call, string_to_array(rota._scan_start(v_call), ' ')::bigint[],
-        array[_claim_carriers.queue], _claim_carriers.max_jobs, '{rota.forward}', v_now) as d;
-    with claimed as (
-        update rota.jobs as j
-        set status = 'running', attempts = least(j.attempts, 2147483646) + 1,
-            lease_token = greatest(least(j.lease_token, 9223372036854775806) + 1,
-                (extract(epoch from v_now) * 1000000)::bigint),
-            locked_by = _claim_carriers.worker, locked_until = v_now + interval '1 minute',
-            held_limits = (v_due.held_limits ->> j.id::text)::text[], opened_for = null,
-            started_at = v_now, updated_at = v_now
-        where j.ctid = any(v_due.locked_rows) returning j.id
-    )
-    select coalesce(array_agg(c.id), '{}') into v_ids from claimed as c;
-    return v_ids;
 end $$;
 
 /* The jobs next behind the head of a line that can go with it, up to the first that cannot. */

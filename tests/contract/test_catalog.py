@@ -93,7 +93,7 @@ UNGUARDED = {
     "_open_held": "takes waiting rows that it has just locked",
     "_check_queue": "takes waiting rows that it has just locked",
     "_take_out": "takes waiting rows that it has just locked",
-    "_claim_carriers": "takes rows that it has just locked in a waiting state",
+    "take_forwards": "takes rows that it has just locked in a waiting state",
     "_admit_jobs": "takes rows that the claim has just locked in a waiting state",
     "_hold_expired": "takes waiting rows that the claim has just locked",
     "_hold_paused": "takes waiting rows that the claim has just locked",
