@@ -251,7 +251,17 @@ begin
             hint = 'Wait for the end of that job, or cancel it first.';
     end if;
 
-    v_time := rota._free_time(v_definition, v_parsed);
+    -- Now, or the first moment after it that is not a planned time and has no job yet.
+    v_time := rota.now();
+    while exists (
+        select from rota.occurrences as f
+        where f.definition = v_definition.name and f.scheduled_for = v_time
+    ) or (v_parsed.kind <> 'after' and v_time is not distinct from rota._next_occurrence(
+        v_parsed, v_definition.time_zone, v_time - interval '1 microsecond',
+        v_definition.anchored_at)
+    ) or v_time is not distinct from v_definition.next_run_at loop
+        v_time := v_time + interval '1 microsecond';
+    end loop;
     v_job_id := (rota._new_ids(1))[1];
     insert into rota.occurrences (definition, scheduled_for, outcome, job_id, recorded_at)
     values (v_definition.name, v_time, 'enqueued', v_job_id, rota.now());
@@ -270,21 +280,3 @@ comment on function rota.run_schedule_now is
     'Make a job of a schedule now, also of a disabled one, beside those at its times, and '
     'return its id; raises RT014 if one is live and no two may be, RT005, RT006 if its text '
     'cannot be read any more, 22023.';
-
-/* Now, or the first moment after it that is not a planned time and has no job yet. */
-create or replace function rota._free_time(
-    definition rota.job_definitions, parsed rota.parsed_schedule
-) returns timestamptz language plpgsql stable as $$
-declare
-    v_free timestamptz := rota.now();
-begin
-    while exists (
-        select from rota.occurrences as f
-        where f.definition = definition.name and f.scheduled_for = v_free
-    ) or (parsed.kind <> 'after' and v_free is not distinct from rota._next_occurrence(parsed,
-        definition.time_zone, v_free - interval '1 microsecond', definition.anchored_at)
-    ) or v_free is not distinct from definition.next_run_at loop
-        v_free := v_free + interval '1 microsecond';
-    end loop;
-    return v_free;
-end $$;

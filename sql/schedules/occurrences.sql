@@ -365,14 +365,22 @@ end $$;
  * end.  Of `after 10 minutes` it may be *after* itself, and is null while the last job is live.
  */
 create or replace function rota._plan_next(definition rota.job_definitions, after timestamptz)
-    returns timestamptz language plpgsql stable as $$
+    returns timestamptz language plpgsql stable set enable_seqscan = off
+    set enable_bitmapscan = off as $$
 declare
     v_parsed constant rota.parsed_schedule := rota._parse_schedule(definition.schedule);
     v_ended_at timestamptz; v_next timestamptz;
 begin
     if v_parsed.kind = 'after' and definition.last_job_id is not null then
-        v_ended_at := rota._ended_at(definition.last_job_id);
-        if v_ended_at is null then return null; end if;
+        -- Stable, so that both looks see the same: it may be retried in between.
+        if exists (select from rota.jobs as j where j.id = definition.last_job_id) then
+            return null;
+        end if;
+        -- Now, if its end is forgotten.
+        v_ended_at := coalesce((
+            select max(f.finished_at) from rota.finished_jobs as f
+            where f.id = definition.last_job_id
+        ), rota.now());
     end if;
 
     if v_parsed.kind <> 'after' then
@@ -386,18 +394,4 @@ begin
             rota._next_occurrence(v_parsed, definition.time_zone, v_ended_at, null));
     end if;
     return case when v_next > definition.ends_at then null else v_next end;
-end $$;
-
-/* When a job ended; null while it is live, now if its end is forgotten. */
-create or replace function rota._ended_at(job_id bigint)
-    returns timestamptz language plpgsql stable set enable_seqscan = off
-    set enable_bitmapscan = off as $$
-begin
-    -- Stable, so that both looks see the same: it may be retried in between.
-    if exists (select from rota.jobs as j where j.id = _ended_at.job_id) then
-        return null;
-    end if;
-    return coalesce((
-        select max(f.finished_at) from rota.finished_jobs as f where f.id = _ended_at.job_id
-    ), rota.now());
 end $$;
