@@ -566,9 +566,8 @@ begin
             from rota._act(_act_singly.act, array[v_id], _act_singly.arguments) as d;
             done := done || v_one.done;
             -- The payload is kept of a single one.
-            before := (case when before = '[]' then before else before #- '{0,payload}' end)
-                || (case when before = '[]' then v_one.before
-                    else v_one.before #- '{0,payload}' end);
+            before := case when before = '[]' then v_one.before
+                else (before #- '{0,payload}') || (v_one.before #- '{0,payload}') end;
             conflicts := conflicts || v_one.conflicts;
         exception when others then
             conflicts := conflicts || jsonb_build_object('job_id', v_id, 'reason', sqlerrm);
