@@ -4,8 +4,8 @@
  * Each check looks for one kind of trouble that has stopped queues before, and says what it
  * found: how bad it is, the evidence, and the statement that mends it.  A check that finds
  * nothing says so in one row, so that silence cannot be taken for health; one that fails says
- * that, and stops no other.  critical means that work stands still or soon will, warning that
- * it can wait for working hours.
+ * that, and stops no other.  A check that finds more than twenty tells how many more.  critical
+ * means that work stands still or soon will, warning that it can wait for working hours.
  *
  * It only reads, waits for no lock, and looks at a bounded number of rows of each table.
  */
@@ -69,8 +69,18 @@ begin
             continue;
         end if;
         begin
-            return query execute format('select e.severity, $1, e.evidence, e.remedy '
-                'from rota.%I() as e', '_examine_' || v_check.name) using v_check.name;
+            return query execute format($f$
+                with found as (
+                    select e.*, count(*) over () as total,
+                        row_number() over (
+                            order by e.severity <> 'critical', e.ordinal) as place
+                    from rota.%I() with ordinality as e (severity, evidence, remedy, ordinal)
+                )
+                select f.severity, $1, case when f.place <= 20 then f.evidence
+                    else concat('and ', f.total - 20, ' more like these') end,
+                    case when f.place <= 20 then f.remedy end
+                from found as f where f.place <= 21 order by f.place
+            $f$, '_examine_' || v_check.name) using v_check.name;
             if not found then
                 return query select 'ok', v_check.name, v_check.if_ok, null::text;
             end if;
@@ -301,7 +311,7 @@ declare
 begin
     return query select 'warning', rota._pause_words(p), rota._resume_statement(p)
     from rota.pauses as p where p.until is null or p.until > c_now
-    order by p.paused_at limit 20;
+    order by p.paused_at limit 1000;
 
     return query
     select 'warning', format('retries of queue %s wait for its retry budget: the first, job '
@@ -313,7 +323,7 @@ begin
     cross join lateral unnest(rota._first_retries(b.queue, 1)) as f (id)
     join rota.jobs as j on j.id = f.id cross join lateral rota._budget_state(b) as s
     where j.run_at < c_now - interval '10 seconds' and b.per_minute is not null
-    order by j.run_at limit 20;
+    order by j.run_at limit 1000;
 
     return query
     select 'warning', format('queue %s is late: job %s, the oldest of the first in line, has '
@@ -344,7 +354,7 @@ create or replace function rota._examine_limits()
             when l.job_type is not null then format('job_type => %L', l.job_type)
             else 'limit_key => ' || rota._literal(l.limit_key)
         end)
-    from rota.limits as l where l.max_running = 0 order by l.limit_name limit 20;
+    from rota.limits as l where l.max_running = 0 order by l.limit_name limit 1000;
 $$;
 
 create or replace function rota._examine_ordering_keys()
@@ -369,7 +379,7 @@ create or replace function rota._examine_ordering_keys()
         select i.id, i.error_type, i.last_error from rota.finished_jobs_dead as i
         where i.id = h.job_id limit 1
     ) as f on true
-    order by h.halted_since limit 20;
+    order by h.halted_since;
 $$;
 
 create or replace function rota._examine_failures()
@@ -382,7 +392,7 @@ create or replace function rota._examine_failures()
             'job_id from (select job_id, message from rota.job_errors where queue = %L and '
             'job_type = %L order by failed_at desc limit 1000) as e group by 1 order by 2 desc '
             'limit 10;', r.queue, r.job_type)
-    from rota.rising_failures() as r limit 10;
+    from rota.rising_failures() as r;
 $$;
 
 create or replace function rota._examine_statistics()
@@ -427,7 +437,7 @@ create or replace function rota._examine_dead_jobs()
         ) as d
         group by 1, 2, 3, 4
     ) as g
-    order by g.jobs desc, g.last_at desc limit 10;
+    order by g.jobs desc, g.last_at desc limit 1000;
 $$;
 
 /* The statement that acts on all jobs of a filter, call by call.  Where there are many, each
@@ -475,7 +485,7 @@ create or replace function rota._examine_schedules()
             rota._span(rota.now() - d.next_run_at)),
         'select * from rota.tick();'
     from rota.job_definitions as d where d.next_run_at < rota.now() - interval '1 minute'
-    order by d.next_run_at limit 5)
+    order by d.next_run_at limit 1000)
     union all
     -- A planned time is dealt with once, whatever the clock says later.
     (select 'critical', format('schedules make no job until the clock of the server shows %s '
@@ -494,7 +504,7 @@ create or replace function rota._examine_schedules()
             rota._span(rota.now() - d.disabled_at), rota._one_line(d.last_error)),
         format('select rota.enable_schedule(%s);', rota._literal(d.name))
     from rota.job_definitions as d where not d.is_enabled and d.disabled_by is null
-    order by d.disabled_at limit 20);
+    order by d.disabled_at limit 1000);
 $$;
 
 /* Who keeps vacuum from removing what ended: a transaction, a standby, a slot or a prepared

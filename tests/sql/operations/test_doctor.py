@@ -577,3 +577,15 @@ def test_an_index_is_much_larger_than_what_is_in_it(db):
     assert "index rota.idempotency_keys_pkey takes" in found[0].evidence
     db.execute(found[0].remedy)
     assert not [row for row in doctor(db) if row.finding == "indexes"]
+
+
+def test_of_what_is_more_than_twenty_it_says_how_many_more(db):
+    for n in range(25):
+        value(db, "set_queue", queue=f"q{n}")
+        value(db, "pause_queue", queue=f"q{n}")
+
+    found = [row for row in doctor(db) if row.finding == "queues"]
+
+    assert [row.evidence.split()[1] for row in found[:20]] == [f"q{n}" for n in range(20)]
+    assert (found[20].evidence, found[20].remedy) == ("and 5 more like these", None)
+    assert len(found) == 21
