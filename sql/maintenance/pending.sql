@@ -42,9 +42,9 @@ begin
     end loop;
     if v_ids = '{}' then return 0; end if;
     begin
-        return rota._do_locked_checks(v_ids);
+        return rota._do_these_checks(v_ids);
     exception when others then
-        return rota._do_checks_singly(v_ids);
+        return rota._do_checks_one_by_one(v_ids);
     end;
 end $$;
 
@@ -134,7 +134,7 @@ end $$;
 
 /* Do checks that this transaction has locked, and return of how many that was their turn; those
  * of one subject are one. */
-create or replace function rota._do_locked_checks(check_ids bigint[])
+create or replace function rota._do_these_checks(check_ids bigint[])
     returns integer language plpgsql as $$
 declare
     v_kind text;
@@ -146,7 +146,7 @@ begin
     for v_check in
         select c.kind, c.subject, array_agg(c.id order by c.deferrals, c.id) as ids
         from rota.pending_checks as c
-        where c.id = any(_do_locked_checks.check_ids) group by c.kind, c.subject
+        where c.id = any(_do_these_checks.check_ids) group by c.kind, c.subject
         -- One that has left another check of itself comes after those that were left.
         order by c.kind, min(c.id)
     loop
@@ -175,7 +175,7 @@ begin
 end $$;
 
 /* The same where one of them fails. */
-create or replace function rota._do_checks_singly(check_ids bigint[])
+create or replace function rota._do_checks_one_by_one(check_ids bigint[])
     returns integer language plpgsql as $$
 declare
     v_seen integer := 0;
@@ -183,12 +183,13 @@ declare
     v_check rota.pending_checks;
 begin
     for v_check in
-        select c.* from rota.pending_checks as c where c.id = any(_do_checks_singly.check_ids)
+        select c.* from rota.pending_checks as c
+        where c.id = any(_do_checks_one_by_one.check_ids)
     loop
         exit when rota.now() > c_began_at + interval '1 second';
         v_seen := v_seen + 1;
         begin
-            perform rota._do_locked_checks(array[v_check.id]);
+            perform rota._do_these_checks(array[v_check.id]);
         exception when others then
             raise warning 'check of % % failed and will be tried again: %', v_check.kind,
                 v_check.subject, sqlerrm;
