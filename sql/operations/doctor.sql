@@ -359,7 +359,9 @@ $$;
 
 create or replace function rota._examine_ordering_keys()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    select 'warning', format('ordering key %L has been halted for %s by job %s%s',
+    -- Those that are not shown are only counted.
+    select 'warning', case when h.place <= 20 then format('ordering key %L has been halted for '
+            '%s by job %s%s',
             h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id,
             case
                 when f.id is null
@@ -367,19 +369,24 @@ create or replace function rota._examine_ordering_keys()
                         'without it'
                 else ', which is dead: ' || rota._error_words(f.error_type, f.last_error)
                     || coalesce('; ' || rota._key_words(f.id), '')
-            end),
+            end) end,
         case
+            when h.place > 20 then null
             when f.id is not null then rota._retry_statement(f.id)
             else format('select rota.resume_ordering_key(%s);', rota._literal(h.ordering_key))
         end
     from (
-        select i.ordering_key, i.job_id, i.halted_since from rota.halted_keys as i limit 1000
+        select i.*, row_number() over (order by i.halted_since) as place
+        from (
+            select k.ordering_key, k.job_id, k.halted_since
+            from rota.halted_keys as k limit 1000
+        ) as i
     ) as h
     left join lateral (
         select i.id, i.error_type, i.last_error from rota.finished_jobs_dead as i
-        where i.id = h.job_id limit 1
+        where i.id = h.job_id and h.place <= 20 limit 1
     ) as f on true
-    order by h.halted_since;
+    order by h.place;
 $$;
 
 create or replace function rota._examine_failures()
@@ -419,16 +426,19 @@ $$;
 create or replace function rota._examine_dead_jobs()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select case when g.jobs >= 1000 then 'critical' else 'warning' end,
-        format('%s of type %s in queue %s died in the last hour with %s, the last %s ago, such '
-            'as job %s', case g.jobs when 1 then '1 job' else g.jobs || ' jobs' end, g.job_type,
-            g.queue, rota._error_words(g.error_type, g.message),
-            rota._span(rota.now() - g.last_at), g.job_id),
-        rota._act_statement('retry', jsonb_build_object('queue', g.queue, 'job_type',
-            g.job_type, 'status', 'dead', 'is_discarded', false, 'error_type', g.error_type,
-            'error', g.message, 'newer_than', '1 hour'), '{}', g.jobs)
+        case when g.place <= 20 then format('%s of type %s in queue %s died in the last hour '
+            'with %s, the last %s ago, such as job %s',
+            case g.jobs when 1 then '1 job' else g.jobs || ' jobs' end, g.job_type, g.queue,
+            rota._error_words(g.error_type, g.message),
+            rota._span(rota.now() - g.last_at), g.job_id) end,
+        case when g.place <= 20 then rota._act_statement('retry', jsonb_build_object('queue',
+            g.queue, 'job_type', g.job_type, 'status', 'dead', 'is_discarded', false,
+            'error_type', g.error_type, 'error', g.message, 'newer_than', '1 hour'), '{}',
+            g.jobs) end
     from (
         select d.queue, d.job_type, d.error_type, rota.fold_error(d.last_error) as message,
-            count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id
+            count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id,
+            row_number() over (order by count(*) desc, max(d.finished_at) desc) as place
         from (
             select f.id, f.queue, f.job_type, f.error_type, f.last_error, f.finished_at
             from rota.finished_jobs_dead as f
@@ -437,7 +447,7 @@ create or replace function rota._examine_dead_jobs()
         ) as d
         group by 1, 2, 3, 4
     ) as g
-    order by g.jobs desc, g.last_at desc limit 1000;
+    order by g.place;
 $$;
 
 /* The statement that acts on all jobs of a filter, call by call.  Where there are many, each
