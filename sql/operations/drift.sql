@@ -263,17 +263,13 @@ declare
         end || ';'
     end;
 begin
-    if expected is null then
-        return c_drop;
-    elsif kind in ('view', 'function', 'procedure') then
-        return null;
-    elsif actual is null then
-        return c_make;
-    end if;
-    return case kind
-        when 'table' then rota._set_table(c_table, expected::jsonb, actual::jsonb)
-        when 'column' then rota._set_column(c_table, c_part, expected::jsonb,
-            actual::jsonb)
+    return case
+        when expected is null then c_drop
+        when kind in ('view', 'function', 'procedure') then null
+        when actual is null then c_make
+        when kind = 'table' then rota._set_table(c_table, expected::jsonb, actual::jsonb)
+        when kind = 'column'
+        then rota._set_column(c_table, c_part, expected::jsonb, actual::jsonb)
         else c_drop || ' ' || c_make
     end;
 end $$;

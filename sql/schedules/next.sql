@@ -92,19 +92,16 @@ create or replace function rota._clock_note(
 ) returns text language plpgsql stable as $$
 declare
     v_wall constant timestamp without time zone := run_at at time zone time_zone;
-    v_change timestamptz;
 begin
-    if parsed.kind <> 'cron' or rota._clock_change(time_zone, run_at - interval '26 hours',
-        run_at + interval '26 hours') is null then
-        return null;
-    elsif rota._next_wall(parsed, v_wall) <> v_wall then
-        return 'moved';
-    elsif rota._first_instant(time_zone, v_wall) <> run_at then
-        return 'second';
-    end if;
-    -- Whether the clock shows once more what it shows then.
-    v_change := rota._clock_change(time_zone, run_at, run_at + interval '26 hours');
-    return case when (v_change at time zone time_zone) <= v_wall then 'first' end;
+    return case
+        when parsed.kind <> 'cron' or rota._clock_change(time_zone,
+            run_at - interval '26 hours', run_at + interval '26 hours') is null then null
+        when rota._next_wall(parsed, v_wall) <> v_wall then 'moved'
+        when rota._first_instant(time_zone, v_wall) <> run_at then 'second'
+        -- The clock shows once more what it shows then.
+        when (rota._clock_change(time_zone, run_at, run_at + interval '26 hours')
+            at time zone time_zone) <= v_wall then 'first'
+    end;
 end $$;
 
 /* The first time later than *after*. */
@@ -114,19 +111,15 @@ create or replace function rota._next_occurrence(
 declare
     v_time timestamptz;
 begin
-    if parsed.kind = 'after' then
-        v_time := after + parsed.period;
-    elsif parsed.kind = 'every' and anchored_at > after then
-        v_time := anchored_at;
-    elsif parsed.kind = 'every' then
-        v_time := anchored_at + parsed.period * (1 + floor(
+    v_time := case
+        when parsed.kind = 'after' then after + parsed.period
+        when parsed.kind = 'every' and anchored_at > after then anchored_at
+        when parsed.kind = 'every' then anchored_at + parsed.period * (1 + floor(
             extract(epoch from _next_occurrence.after - anchored_at)
-            / extract(epoch from parsed.period))::float8);
-    elsif parsed.is_fixed then
-        v_time := rota._next_fixed(parsed, time_zone, after);
-    else
-        v_time := rota._next_shown(parsed, time_zone, after);
-    end if;
+            / extract(epoch from parsed.period))::float8)
+        when parsed.is_fixed then rota._next_fixed(parsed, time_zone, after)
+        else rota._next_shown(parsed, time_zone, after)
+    end;
     -- What a tick does must come to an end, whatever it finds in a zone's file.
     if v_time <= after then
         perform rota._refuse('time_zone', format('%L has clocks that go wrong', time_zone));
@@ -217,11 +210,8 @@ declare
     v_time timestamptz; v_next timestamptz;
 begin
     loop
-        if v_low < first then
-            v_time := first;
-        else
-            v_time := rota._next_occurrence(parsed, time_zone, v_low, anchored_at);
-        end if;
+        v_time := case when v_low < first then first
+            else rota._next_occurrence(parsed, time_zone, v_low, anchored_at) end;
         exit when v_time <= until;
         v_high := v_low;
         v_back := v_back * 2;

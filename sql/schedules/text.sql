@@ -173,14 +173,12 @@ end $$;
 create or replace function rota._parse_value(field text, value text)
     returns integer language plpgsql immutable as $$
 begin
-    if value ~ '^0*[0-9]{1,2}$' then
-        return right(value, 2)::integer;
-    elsif field = 'month' then
-        return array_position('{JAN,FEB,MAR,APR,MAY,JUN,JUL,AUG,SEP,OCT,NOV,DEC}', value);
-    elsif field = 'weekday' then
-        return array_position('{SUN,MON,TUE,WED,THU,FRI,SAT}', value) - 1;
-    end if;
-    return null;
+    return case
+        when value ~ '^0*[0-9]{1,2}$' then right(value, 2)::integer
+        when field = 'month'
+        then array_position('{JAN,FEB,MAR,APR,MAY,JUN,JUL,AUG,SEP,OCT,NOV,DEC}', value)
+        when field = 'weekday' then array_position('{SUN,MON,TUE,WED,THU,FRI,SAT}', value) - 1
+    end;
 end $$;
 
 /* `MON#2`, `1#2`, or `5L`, the last Friday; null if it is none. */
