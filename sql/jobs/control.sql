@@ -94,20 +94,12 @@ declare
 begin
     with ended as (
         delete from rota.finished_jobs as f where f.id = any(_restore_jobs.job_ids)
-        returning f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
-            f.time_limit, f.headers, f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead,
-            f.limit_key,
-            case when f.expires_at > rota.now() then f.expires_at end as expires_at,
-            f.pipeline, f.stage, f.stage_input, f.definition, f.scheduled_for,
-            case when f.pipeline is null then f.lease_token
-                else least(f.lease_token, 9223372036854775806) + 1 end as lease_token,
-            f.last_error, f.error_type, f.failed_at, f.created_at,
+        returning f.*,
             -- From the end of the index: the entries at the beginning are those of the dead.
             (
                 select d.parent_id from rota.dependencies as d where d.job_id = f.id
                 order by d.parent_id desc limit 1
             ) is not null as has_parents,
-            f.status as ended_status, f.finished_at, f.ended_by,
             case when f.locked_by is not null
                 then f.started_at - greatest(f.run_at, f.created_at) end as waited,
             case when f.locked_by is not null then f.finished_at - f.started_at end as ran
@@ -115,7 +107,7 @@ begin
     uncounted as (
         insert into rota.restored_ends (queue, job_type, status, waited, ran, finished_at,
             ended_by)
-        select e.queue, e.job_type, e.ended_status, e.waited, e.ran, e.finished_at, e.ended_by
+        select e.queue, e.job_type, e.status, e.waited, e.ran, e.finished_at, e.ended_by
         from ended as e
         -- Stages are counted by stage_runs, which stay.
         where e.pipeline is null and e.finished_at > c_counted_until
@@ -125,7 +117,10 @@ begin
         where s.ordering_key = e.ordering_key and s.job_id = e.id
         returning s.job_id, s.ordering_key
     )
-    select jsonb_agg(to_jsonb(e) || jsonb_build_object(
+    select jsonb_agg(to_jsonb(e) - '{result,run_at}'::text[] || jsonb_build_object(
+            'expires_at', case when e.expires_at > rota.now() then e.expires_at end,
+            'lease_token', case when e.pipeline is null then e.lease_token
+                else least(e.lease_token, 9223372036854775806) + 1 end,
             'if_parent_dead', case when e.has_parents then 'wait' end, 'status',
             case when e.ordering_key is null and not e.has_parents then 'queued'
                 else 'blocked' end) order by e.idempotency_key, e.id),

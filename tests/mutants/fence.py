@@ -196,8 +196,8 @@ FENCE = (
         "sql/jobs/test_control.py sql/jobs/test_claim.py races/test_claim.py",
         sql(
             "jobs/control",
-            "case when f.pipeline is null then f.lease_token\n",
-            "case when f.pipeline is null then 0::bigint\n",
+            "case when e.pipeline is null then e.lease_token\n",
+            "case when e.pipeline is null then 0::bigint\n",
         ),
     ),
     mutant(
