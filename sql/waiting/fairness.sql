@@ -54,42 +54,31 @@ begin
         group by 1, 2, 3, 4, 5, 6 order by min(j.id)
     loop
         v_has_places := v_kind.is_fair or num_nonnulls(v_kind.ageing, v_kind.limit_key) > 0;
-        if v_kind.later_ids <> '{}' then
-            update rota.jobs as j
-            set hold = case when v_has_places then 'time' end, opened_for = null,
-                own_lane = null, own_place = null
-            where j.id = any(v_kind.later_ids);
-            -- They may have been let into their lanes to take a slot.
-            perform rota._check_held_of(v_kind.job_type, v_kind.limit_key);
-        end if;
-
-        if v_kind.due_ids = '{}' then
-            continue;
-        elsif not v_has_places then
-            update rota.jobs as j
-            set hold = null, opened_for = null, own_lane = null, own_place = null
-            where j.id = any(v_kind.due_ids)
-              and num_nonnulls(j.hold, j.opened_for, j.own_lane, j.own_place) > 0;
-        elsif v_kind.ageing is not null then
-            update rota.jobs as j
-            set hold = null, opened_for = null, own_lane = 0,
-                own_place = j.run_at + j.priority * v_kind.ageing
-            where j.id = any(v_kind.due_ids);
-        else
-            if not v_kind.is_fair and v_kind.limit_key is not null then
-                perform rota._note_fair_queue(v_kind.queue);
-            end if;
+        if v_has_places and v_kind.ageing is null and v_kind.due_ids <> '{}' then
+            if not v_kind.is_fair then perform rota._note_fair_queue(v_kind.queue); end if;
             if v_kind.new_ids <> '{}' then
                 v_places := rota._next_places(v_kind.queue, v_kind.limit_key, v_kind.priority,
                     v_kind.new_ids, cardinality(v_kind.new_ids));
             end if;
-            update rota.jobs as j
-            set hold = null, opened_for = null, own_lane = null,
-                own_place = case when j.id = any(v_kind.new_ids)
-                    then v_places[array_position(v_kind.new_ids, j.id)] else j.own_place end
-            where j.id = any(v_kind.due_ids);
         end if;
-        if v_has_limits then
+        update rota.jobs as j
+        set hold = case when v_has_places and j.run_at > v_now then 'time' end,
+            opened_for = null,
+            own_lane = case when v_kind.ageing is not null and j.run_at <= v_now then 0 end,
+            own_place = case
+                when j.run_at > v_now or not v_has_places then null
+                when v_kind.ageing is not null then j.run_at + j.priority * v_kind.ageing
+                when j.id = any(v_kind.new_ids)
+                    then v_places[array_position(v_kind.new_ids, j.id)]
+                else j.own_place
+            end
+        where j.id = any(v_kind.due_ids || v_kind.later_ids) and (v_has_places
+            or num_nonnulls(j.hold, j.opened_for, j.own_lane, j.own_place) > 0);
+        if v_kind.later_ids <> '{}' then
+            -- They may have been let into their lanes to take a slot.
+            perform rota._check_held_of(v_kind.job_type, v_kind.limit_key);
+        end if;
+        if v_has_limits and v_kind.due_ids <> '{}' then
             perform rota._hold_new(v_kind.queue, v_kind.job_type, v_kind.limit_key, case
                 when v_kind.ageing is null then v_kind.priority else 0 end, v_kind.due_ids);
         end if;
@@ -177,7 +166,7 @@ declare
     c_key constant text := coalesce(limit_key, '');
     v_first timestamptz;
     v_last timestamptz;
-    v_jobs integer := 0;
+    v_jobs integer;
     v_weight integer := 1;
 begin
     if limit_key is not null then
@@ -185,29 +174,21 @@ begin
             (select b.weight from rota._bound('key ' || _next_places.limit_key) as b), 1);
     end if;
     v_first := rota._first_place(queue, lane);
-    select coalesce(j.own_place, j.run_at) into v_last from rota.jobs as j
-    where j.queue = _next_places.queue and coalesce(j.own_lane, j.priority) = _next_places.lane
-      and coalesce(j.limit_key, '') = c_key and j.own_place is not null
-      and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')
-      and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(_next_places.job_ids)
-    order by coalesce(j.own_place, j.run_at) desc limit 1;
-    if v_last is not null and v_weight = 1 then
-        v_jobs := 1;
-    elsif v_last is not null then
-        select count(*)::integer into v_jobs from rota.jobs as j
+    -- The last jobs of the key, of which as many as its weight may be at one place.
+    select l.place, count(*)::integer into v_last, v_jobs
+    from (
+        select coalesce(j.own_place, j.run_at) as place from rota.jobs as j
         where j.queue = _next_places.queue
           and coalesce(j.own_lane, j.priority) = _next_places.lane
           and coalesce(j.limit_key, '') = c_key and j.own_place is not null
           and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) = v_last and j.id <> all(_next_places.job_ids);
-    end if;
-
-    if jobs = 1 then
-        return array[coalesce(v_last, v_first) + v_jobs / v_weight * interval '1 microsecond'];
-    end if;
+          and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(_next_places.job_ids)
+        order by coalesce(j.own_place, j.run_at) desc limit v_weight
+    ) as l
+    group by l.place order by l.place desc limit 1;
     return array(
         select coalesce(v_last, v_first)
-            + (v_jobs + p.ordinal - 1) / v_weight * interval '1 microsecond'
+            + (coalesce(v_jobs, 0) + p.ordinal - 1) / v_weight * interval '1 microsecond'
         from generate_series(1, _next_places.jobs) as p (ordinal)
     );
 end $$;

@@ -900,8 +900,8 @@ v_row ->> 'pause_name',
         "sql/waiting/test_limits.py",
         sql(
             "waiting/fairness",
-            "v_first := rota._first_place(queue, lane);\n    select coalesce(",
-            "v_first := rota.now();\n    select coalesce(",
+            "v_first := rota._first_place(queue, lane);\n    -- The last jobs",
+            "v_first := rota.now();\n    -- The last jobs",
         ),
     ),
     mutant(
@@ -910,8 +910,8 @@ v_row ->> 'pause_name',
         "sql/waiting/test_limits.py",
         sql(
             "waiting/fairness",
-            "own_place = j.run_at + j.priority * v_kind.ageing",
-            "own_place = j.run_at",
+            "then j.run_at + j.priority * v_kind.ageing\n",
+            "then j.run_at\n",
         ),
     ),
     mutant(
