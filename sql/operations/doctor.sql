@@ -357,9 +357,9 @@ create or replace function rota._examine_limits()
     from rota.limits as l where l.max_running = 0 order by l.limit_name limit 1000;
 $$;
 
+/* Those that are not shown are only counted. */
 create or replace function rota._examine_ordering_keys()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    -- Those that are not shown are only counted.
     select 'warning', case when h.place <= 20 then format('ordering key %L has been halted for '
             '%s by job %s%s',
             h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id,
