@@ -84,7 +84,7 @@ fuzz-schedules: $(VENV)/.dev ## Compare schedules with cronsim a million times, 
 
 prove: $(VENV)/.dev ## Hold 100000 random histories against a model, and explore two million states of a lease: ARGS="--seed 1"
 	$(BIN)/python tests/model/prove.py $(ARGS)
-	$(PYTEST) -n $(WORKERS) -m long model history faults sql races contract
+	$(PYTEST) -n $(WORKERS) -m long model history faults sql races contract fuzz
 
 tickers: $(VENV)/.dev ## Let eight processes tick through stops of days, and check each planned time
 	$(BIN)/python tests/races/tickers.py $(ARGS)

@@ -101,7 +101,7 @@ def test_a_divergence_that_comes_only_once_is_told_with_its_steps(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", some_of(MUTANTS))
+@pytest.mark.parametrize("mutant", some_of(MUTANTS, every=36))
 def test_a_guard_that_is_missing_is_found(
     dsn: str, db: psycopg.Connection[Any], mutant: str
 ) -> None:
