@@ -158,7 +158,8 @@ comment on function rota.enqueue is
     'with which on_conflict does keep, replace or rerun; raises 22023 for a bad argument, '
     'RT001 for an unknown job in depends_on or blocks, RT013 if the job in blocks has started '
     'or another transaction has it locked, RT003 if it has ended, RT016 if it has a key and '
-    'its queue is still coming here from another database.';
+    'its queue is still coming here from another database, 09000 if a trigger takes the row '
+    'away.';
 
 /* _enter_lanes() for a caller that did not set the planner right, which costs each call. */
 create or replace function rota._enter_new(job_id bigint)
@@ -239,7 +240,7 @@ end $$;
 comment on function rota.enqueue_many is
     'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
     'return one row for each in the same order; raises 22023 for a bad job, naming it, RT001, '
-    'RT013, RT003, RT016.';
+    'RT013, RT003, RT016, 09000.';
 
 /* Insert a batch of jobs that have no more than a type, a payload, a queue and a priority, if
  * all is right with them and nothing is set for any; returns their ids in the order given, or
