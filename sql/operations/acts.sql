@@ -566,7 +566,7 @@ begin
             from rota._act(_act_singly.act, array[v_id], _act_singly.arguments) as d;
             done := done || v_one.done;
             -- The payload is kept of a single one.
-            before := case when before = '[]' then v_one.before
+            before := case when before = '[]' or v_one.before = '[]' then before || v_one.before
                 else (before #- '{0,payload}') || (v_one.before #- '{0,payload}') end;
             conflicts := conflicts || v_one.conflicts;
         exception when others then

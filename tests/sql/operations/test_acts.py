@@ -458,9 +458,12 @@ def test_what_was_replaced_is_kept_where_the_jobs_are_done_one_by_one(db):
         f"when (new.id = {ids[0]}) execute function public.no()"
     )
 
-    told = act(db, "retry", {"ids": ids}, {"payload": {"n": 5}, "max_attempts": 3})
+    enqueue(db)
+    busy = claim(db)[0].job_id
 
-    assert [conflict["job_id"] for conflict in told.conflicts] == [ids[0]]
+    told = act(db, "retry", {"ids": [*ids, busy]}, {"payload": {"n": 5}, "max_attempts": 3})
+
+    assert [conflict["job_id"] for conflict in told.conflicts] == [ids[0], busy]
     assert log(db)[-1].before == {"dead": 1, "max_attempts": 1, "payload": {"n": 1}}
     third = dead(db, payload={"n": 2})
     act(db, "retry", {"ids": [ids[0], ids[1], third]}, {"payload": {}, "max_attempts": 4})
