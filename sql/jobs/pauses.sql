@@ -272,43 +272,40 @@ begin
               and j.hold <> 'time' and j.status in ('queued', 'failed')
         );
     end if;
-    v_ids := rota._let_in(v_ids);
+    v_ids := rota._let_in(v_ids, 'pause ' || pause_name, keep_places => true);
     if v_ids = '{}' then return false; end if;
     perform rota._notify_for(v_ids);
     perform rota._add_checks('pause', array[pause_name]);
     return true;
 end $$;
 
-/* Let held jobs, which the caller has locked, into their lanes, and return which; if one cannot
- * be let in the others are, one by one. */
-create or replace function rota._let_in(job_ids bigint[])
-    returns bigint[] language plpgsql as $$
+/* Let jobs that are held for that reason, and that the caller has locked, into their lanes, and
+ * return which; if one cannot be let in the others are, one by one. */
+create or replace function rota._let_in(
+    job_ids bigint[], hold text, keep_places boolean default false
+) returns bigint[] language plpgsql as $$
 declare
-    v_ids bigint[] := '{}'::bigint[];
     v_job_id bigint;
 begin
     begin
-        with let_in as (
-            update rota.jobs as j set hold = null
-            where j.id = any(_let_in.job_ids) returning j.id
-        )
-        -- A trigger may keep one as it is without an error.
-        select coalesce(array_agg(l.id), '{}') into v_ids from let_in as l;
-        return v_ids;
+        perform rota._enter_lanes(job_ids, keep_places => keep_places);
     exception
         when others then
             raise warning 'held jobs are let in one by one: %', sqlerrm;
+            foreach v_job_id in array job_ids loop
+                begin
+                    perform rota._enter_lanes(array[v_job_id], keep_places => keep_places);
+                exception
+                    when others then
+                        raise warning 'job % cannot be let in: %', v_job_id, sqlerrm;
+                end;
+            end loop;
     end;
-    foreach v_job_id in array job_ids loop
-        begin
-            update rota.jobs as j set hold = null where j.id = v_job_id;
-            if found then v_ids := v_ids || v_job_id; end if;
-        exception
-            when others then
-                raise warning 'job % cannot be let in: %', v_job_id, sqlerrm;
-        end;
-    end loop;
-    return v_ids;
+    return array(
+        select j.id from rota.jobs as j
+        -- A trigger may have kept one as it was, without an error.
+        where j.id = any(_let_in.job_ids) and j.hold is distinct from _let_in.hold
+    );
 end $$;
 
 /* A typing error in the name of a queue, at the moment one wants to stop it, must not pass. */

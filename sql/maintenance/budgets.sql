@@ -70,7 +70,7 @@ begin
         );
         exit when v_locked = '{}';
         -- In place of those that cannot be let in the next ones are.
-        v_ids := v_ids || rota._let_in(v_locked);
+        v_ids := v_ids || rota._let_in(v_locked, 'retries ' || queue);
         v_due := array(
             select d.id from unnest(v_due) with ordinality as d (id, place)
             where d.id <> all(v_locked) order by d.place
@@ -79,7 +79,6 @@ begin
     update rota.retry_budgets as b
     set tokens = v_state.tokens - cardinality(v_ids), filled_at = rota.now()
     where b.queue = _spend_budget.queue;
-    perform rota._enter_lanes(v_ids);
     perform rota._notify_for(v_ids);
     return cardinality(v_ids);
 end $$;

@@ -233,8 +233,7 @@ begin
     return v_place;
 end $$;
 
-/* Let up to max_jobs jobs whose time has come into their lanes; returns how many were looked
- * at.  If one cannot be let in the others are, one by one. */
+/* Let up to max_jobs jobs whose time has come into their lanes; returns how many it has. */
 create or replace function rota._enter_due(max_jobs integer)
     returns integer language plpgsql set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
@@ -242,7 +241,6 @@ create or replace function rota._enter_due(max_jobs integer)
 declare
     v_now constant timestamptz := rota.now();
     v_ids bigint[];
-    v_job_id bigint;
 begin
     if not rota._has_later_due() then return 0; end if;
     v_ids := array(
@@ -252,20 +250,7 @@ begin
           and j.run_at >= rota._from_micros(rota._scan_from('later', v_now))
         order by j.run_at, j.id limit _enter_due.max_jobs for update skip locked
     );
-    begin
-        perform rota._place_jobs(v_ids);
-    exception
-        when others then
-            raise warning 'jobs whose time has come are let in one by one: %', sqlerrm;
-            foreach v_job_id in array v_ids loop
-                begin
-                    perform rota._place_jobs(array[v_job_id]);
-                exception
-                    when others then
-                        raise warning 'job % cannot be let in: %', v_job_id, sqlerrm;
-                end;
-            end loop;
-    end;
+    v_ids := rota._let_in(v_ids, 'time');
     perform rota._notify_for(v_ids);
     return cardinality(v_ids);
 end $$;

@@ -97,7 +97,6 @@ UNGUARDED = {
     "_admit_jobs": "takes rows that the claim has just locked in a waiting state",
     "_hold_expired": "takes waiting rows that the claim has just locked",
     "_hold_paused": "takes waiting rows that the claim has just locked",
-    "_let_in": "takes waiting rows that its callers have just locked",
     "_open_breaker": "takes waiting rows that it has just locked",
     "_let_probes": "takes waiting rows that it has just locked",
     "_hold_retries": "takes jobs that have just failed, whose rows the caller has locked",

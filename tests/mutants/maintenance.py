@@ -164,8 +164,8 @@ MAINTENANCE = (
         "sql/maintenance/test_budgets.py",
         sql(
             "jobs/pauses",
-            "select coalesce(array_agg(l.id), '{}') into v_ids from let_in as l;",
-            "select job_ids into v_ids;",
+            "j.id = any(_let_in.job_ids) and j.hold is distinct from _let_in.hold",
+            "j.id = any(_let_in.job_ids)",
         ),
     ),
     mutant(
@@ -212,8 +212,8 @@ MAINTENANCE = (
         "sql/maintenance/test_budgets.py",
         sql(
             "maintenance/budgets",
-            "v_ids := v_ids || rota._let_in(v_locked);",
-            "v_ids := rota._let_in(v_locked);\n        exit;",
+            "v_ids := v_ids || rota._let_in(v_locked, 'retries ' || queue);",
+            "v_ids := rota._let_in(v_locked, 'retries ' || queue);\n        exit;",
         ),
     ),
     mutant(
@@ -283,8 +283,8 @@ MAINTENANCE = (
         "sql/waiting/test_pending.py",
         sql(
             "waiting/fairness",
-            "raise warning 'jobs whose time has come are let in one by one: %', sqlerrm;",
-            "raise;",
+            "v_ids := rota._let_in(v_ids, 'time');",
+            "perform rota._place_jobs(v_ids);",
         ),
     ),
     mutant(

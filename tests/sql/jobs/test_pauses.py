@@ -234,6 +234,23 @@ def test_a_slot_that_was_meant_for_a_job_of_a_paused_type_goes_to_another(db):
     assert run(db, second).status == "queued"
 
 
+def test_jobs_go_from_a_pause_to_the_limit_that_is_full(db):
+    """Let into their lane, they would be for the next claims to walk past."""
+    value(db, "set_limit", limit_key="k", max_running=3)
+    settle(db)
+    waiting = [enqueue(db, "mail", limit_key="k") for _ in range(3)]
+    value(db, "pause_type", job_type="mail")
+    assert claim(db) == []
+    value(db, "set_limit", limit_key="k", max_running=1)
+    settle(db)
+    assert rows(db, HOLDS) == [(job_id, "pause type mail") for job_id in waiting]
+
+    value(db, "resume_type", job_type="mail")
+    settle(db)
+
+    assert rows(db, HOLDS) == [(waiting[2], "key k")]  # all but as many as it lets in soon
+
+
 def test_a_breaker_leaves_the_pause_of_an_operator_alone(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     pause = "select rota._pause(null, 'mail', %s, %s, 'breaker')"

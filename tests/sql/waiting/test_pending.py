@@ -63,6 +63,18 @@ def test_a_job_that_cannot_be_let_in_at_its_time_keeps_no_other_and_no_check(db,
     assert [job.job_id for job in claim(db, max_jobs=10)] == [good]
 
 
+def test_a_job_that_a_trigger_keeps_as_it_is_at_its_time_is_no_reason_to_tick_again(db, clock):
+    clock.set("2026-03-01 12:00+00")
+    job_id = enqueue(db, limit_key="k", delay="1 hour")
+    settle(db)
+    poison(db, job_id, by="return null")
+    clock.advance("1 hour")
+
+    tick = one(db, "tick")
+
+    assert (tick.checks_done, tick.has_more) == (0, False)
+
+
 def test_one_bad_check_keeps_no_other_waiting(db, clock):
     clock.set("2026-03-01 12:00+00")
     leave(db, "job", "poison")
