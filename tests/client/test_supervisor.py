@@ -467,6 +467,10 @@ def test_a_worker_tells_that_the_database_has_another_version(
     Worker(dsn, registry).run(drain=True)
     assert "and this worker 0.1.9: upgrade the worker" in caplog.text
 
+    monkeypatch.setattr("rota.worker.worker.__version__", "0.2.9")
+    Worker(dsn, registry).run(drain=True)
+    assert "and this worker 0.2.9: upgrade the database (rota install)" in caplog.text
+
 
 @pytest.mark.parametrize(
     ("version", "error", "text"),

@@ -344,18 +344,18 @@ class Worker:
             text = "the version of %s is not known: %s"
             logger.warning(text, self._database, one_line(error))
             return
-        if _functions_of(found) < _functions_of(__version__):
+        theirs, ours = _numbers_of(found), _numbers_of(__version__)
+        if theirs[:2] < ours[:2]:  # the last number changes no function
             raise RotaError(
                 f"the database has rota {found}, and this worker needs {__version__}: "
                 "upgrade the database first (rota install)"
             )
-        if found != __version__:
-            logger.warning(
-                "the database has rota %s and this worker %s: upgrade the worker "
-                "(pip install -U rota)",
-                found,
-                __version__,
-            )
+        if theirs != ours:
+            remedy = "worker (pip install -U rota)"
+            if theirs < ours:
+                remedy = "database (rota install)"
+            text = "the database has rota %s and this worker %s: upgrade the %s"
+            logger.warning(text, found, __version__, remedy)
 
     def _is_over(self) -> bool:
         """Whether to claim no more, also since it is time for another process."""
@@ -501,9 +501,8 @@ def _is_in_loop() -> bool:
     return True
 
 
-def _functions_of(version: str) -> list[int]:
-    """Return what of a version tells its functions: all but its last number."""
-    return [int(number) for number in re.findall(r"\d+", version)[:2]]
+def _numbers_of(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _check_registry(registry: Registry) -> None:
