@@ -63,23 +63,25 @@ def add_filter(parser: argparse.ArgumentParser) -> Any:
     which.add_argument("--status", action="append", choices=STATUSES, metavar="STATUS",
                        help=f"{', '.join(STATUSES)}; may be repeated")  # fmt: skip
     which.add_argument("--type", dest="job_type")
-    what = "whose last error is that, as `rota errors` shows it: numbers and ids do not matter"
+    what = "whose last error is this, as `rota errors` shows it; numbers and ids may differ"
     which.add_argument("--error", metavar="TEXT", help=what)
-    what = "whose last error has that in it"
+    what = "whose last error contains this"
     which.add_argument("--error-text", metavar="TEXT", help=what)
     which.add_argument("--error-type", metavar="TYPE")
-    what = "that has them, or had them last"
+    what = "that this worker has, or had last"
     which.add_argument("--worker", metavar="NAME", help=what)
-    what = "ended, or if they live were created, before that, such as '2 hours'"
+    what = "that ended, or if they live were created, longer ago, such as '2 hours'"
     which.add_argument("--older-than", metavar="AGE", help=what)
-    which.add_argument("--newer-than", metavar="AGE", help="the same, since then")
-    which.add_argument("--payload", metavar="JSON", help="has this in it: '{\"user_id\": 7}'")
-    what = "has this header; may be repeated"
+    which.add_argument("--newer-than", metavar="AGE", help="the same, less long ago")
+    which.add_argument(
+        "--payload", metavar="JSON", help="whose payload contains this: '{\"user_id\": 7}'"
+    )
+    what = "that have this header; may be repeated"
     which.add_argument("--header", action="append", metavar="NAME=VALUE", help=what)
     which.add_argument("--key", help="idempotency key")
     which.add_argument("--ordering-key", metavar="KEY")
     which.add_argument("--limit-key", metavar="KEY")
-    which.add_argument("--schedule", metavar="NAME", help="that has made them")
+    which.add_argument("--schedule", metavar="NAME", help="that this schedule has made")
     which.add_argument("--pipeline", metavar="NAME")
     return which
 

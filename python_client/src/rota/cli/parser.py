@@ -319,7 +319,7 @@ def _add_acts(commands: Any) -> None:
     what = "change that of the payload; VALUE is JSON or a text; may be repeated"
     add.add_argument("--set", action="append", metavar="NAME=VALUE", help=what)
     add.add_argument("--new-payload", metavar="JSON", help="give them this payload")
-    add.add_argument("--max-attempts", type=count, metavar="N", help="give up after so many")
+    add.add_argument("--max-attempts", type=count, metavar="N", help="give up after N attempts")
     what = "cancel jobs that wait, and ask the workers of those that run to stop"
     add = _add_act(commands, "cancel", "cancel", what)
     add.add_argument("--reason")
@@ -358,8 +358,10 @@ def _add_act(commands: Any, name: str, act: str, what: str) -> argparse.Argument
     _teach(add, ACTS.format(name=name, more=EXAMPLES[act]))
     add.add_argument("job_ids", nargs="*", type=job_id, metavar="ID")
     which = add_filter(add)
-    which.add_argument("--all", action="store_true", help="all that the command is for")
-    which.add_argument("--limit", type=count, metavar="N", help="not more than so many")
+    which.add_argument(
+        "--all", action="store_true", help="all jobs that the command can change"
+    )
+    which.add_argument("--limit", type=count, metavar="N", help="at most N jobs")
     add.add_argument("--dry-run", action="store_true", help="count and show, change nothing")
     add.add_argument("--yes", action="store_true", help="do not ask")
     return add
@@ -416,7 +418,7 @@ def _add_worker(commands: Any) -> None:
     add.add_argument("--queue", action="append", help=what)
     number(int, "--concurrency", 4, "jobs at a time, of the queues without their own places")
     number(int, "--processes", 1, "worker processes, each with this concurrency")
-    number(int, "--batch", None, "hold so many jobs (default: what starts in 0.2 seconds)")
+    number(int, "--batch", None, "hold N jobs (default: what starts in 0.2 seconds)")
     add.add_argument("--lease", type=float, metavar="SECONDS", help="for jobs without one")
     add.add_argument("--name", help="(default: host:pid:random)")
     number(float, "--poll-interval", 1.0, "seconds between two looks while nothing is due")
@@ -427,9 +429,9 @@ def _add_worker(commands: Any) -> None:
     what = "seconds between two calls of tick(), while there is anything to do"
     number(float, "--tick-interval", 1.0, what)
     number(float, "--grace-period", 20.0, "seconds that running jobs get after SIGTERM")
-    what = "exit after about so many jobs; with --processes another process follows"
+    what = "exit after about N jobs; with --processes another process follows"
     number(int, "--max-jobs", None, what)
-    what = "the same when the process has used so many megabytes"
+    what = "the same when the process has used N megabytes of memory"
     number(float, "--max-memory", None, what)
     what = "answer GET /live, /ready and /metrics there; further processes at the next ports"
     add.add_argument("--health", metavar="[HOST:]PORT", help=what)
@@ -666,10 +668,10 @@ def _add_add(own: Any, add_command: Add) -> None:
     add.add_argument("--catch-up", choices=("skip", "one", "all"), help=what)
     what = "older ones are left out, such as '3 hours'"
     add.add_argument("--catch-up-window", metavar="INTERVAL", help=what)
-    add.add_argument("--catch-up-max", type=count, metavar="N", help="at most so many at once")
+    add.add_argument("--catch-up-max", type=count, metavar="N", help="at most N at once")
     what = "while the last job is live (default: allow)"
     add.add_argument("--overlap", choices=("allow", "skip", "queue"), help=what)
-    add.add_argument("--jitter", metavar="INTERVAL", help="start up to so much later")
+    add.add_argument("--jitter", metavar="INTERVAL", help="start up to this much later")
     add.add_argument("--starts-at", metavar="TIME", help="no run before it; of --tz")
     add.add_argument("--ends-at", metavar="TIME", help="no run after it; of --tz")
     add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
