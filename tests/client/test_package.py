@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import psycopg
@@ -59,15 +60,16 @@ def test_package_from_the_source_distribution_installs(dsn: str, tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.own_session
 def test_examples_work_together(dsn: str) -> None:
+    examples: dict[str, Any] = {
+        "cwd": PROJECT / "examples",
+        # They make tables, and a database may have an empty search path.
+        "env": {**os.environ, "DATABASE_URL": dsn, "PGOPTIONS": "-c search_path=public"},
+        "text": True,
+    }
+
     def run(*command: str) -> str:
         done = subprocess.run(
-            [sys.executable, *command],
-            cwd=PROJECT / "examples",
-            # They make tables, and a database may have an empty search path.
-            env={**os.environ, "DATABASE_URL": dsn, "PGOPTIONS": "-c search_path=public"},
-            check=True,
-            capture_output=True,
-            text=True,
+            [sys.executable, *command], check=True, capture_output=True, **examples
         )
         return done.stdout + done.stderr
 
@@ -76,6 +78,10 @@ def test_examples_work_together(dsn: str) -> None:
     run("-m", "rota", "enqueue", "count_users")
     run("-m", "rota", "enqueue", "import_pages")
     assert run("-m", "rota", "worker", "jobs:registry", "--drain").count(" succeeded ") == 3
+    embedded = subprocess.Popen(
+        [sys.executable, "embedded_worker.py"], stderr=subprocess.PIPE, **examples
+    )
+    run("-m", "rota", "enqueue", "import_pages")
     assert run("send_once.py").count("sent invoice 5") == 1
     indexed = run("reindex.py")
     assert indexed.count("index document 1") == 2
@@ -103,3 +109,5 @@ def test_examples_work_together(dsn: str) -> None:
     assert told.count("order 1 shipped, receipt-1") == 1
     assert told.count("order 2 refunded: 900") == 1
     assert "order 3" not in told
+    _, log = embedded.communicate(timeout=60)
+    assert (embedded.returncode, log.count("succeeded job_type=import_pages")) == (0, 1), log
