@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 
 from contract.test_docs import BLOCK, ROOT
+from rota.cli.parser import Misuse, make_parser
 
 pytestmark = [pytest.mark.plain_session, pytest.mark.own_session, pytest.mark.slow]
 
@@ -132,6 +134,26 @@ def test_links_and_commands_of_a_recipe_exist(page: str) -> None:
 
     assert [link for link in links if not (DOCS / link).exists()] == []
     assert commands <= set(re.findall(r"^    ([a-z]+) ", told, re.MULTILINE))
+
+
+@pytest.mark.parametrize("document", ["README.md", "python_client/README.md", *PAGES])
+def test_commands_of_a_document_are_used_rightly(document: str) -> None:
+    """Those in a text may leave out what has no default."""
+    text = (DOCS / document if document in PAGES else ROOT / document).read_text()
+    shown = re.findall(r"^\$ (rota .*?)(?: +#.*)?$", text, re.MULTILINE)
+    told = re.findall(r"`(rota [^`]* --[^`]*)`", text)
+
+    wrong = {}
+    for command in [*shown, *told]:
+        words = [word.replace("ID", "1") for word in shlex.split(command) if word != "..."]
+        try:
+            _, unknown = make_parser().parse_known_args(words[1:])
+        except Misuse as error:
+            unknown = [] if command in told and "required" in str(error) else [str(error)]
+        if unknown:
+            wrong[command] = unknown
+
+    assert wrong == {}
 
 
 @pytest.fixture(scope="module")
