@@ -103,7 +103,9 @@ class ConnectionState:
             if self._ended_at is None or opened_at < self._ended_at:
                 return  # before the first connection the error is the caller's
             self._began_at = time.monotonic()
-        logger.warning("%s is lost, trying again: %s", self.database, one_line(error))
+        logger.warning(
+            "the connection to %s is lost, trying again: %s", self.database, one_line(error)
+        )
 
     def works(self, opened_at: float) -> None:
         """Record that a connection works."""
