@@ -105,6 +105,19 @@ def test_a_job_joins_the_transaction_of_its_async_producer(
     assert _numbers(db) == ([1, 3] if commits else [])
 
 
+@EACH
+def test_a_transaction_goes_on_after_a_refusal_within_a_savepoint(
+    kind: Kind, dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    with kind(dsn) as (connection, savepoint):
+        count_to.enqueue(connection, n=1)
+        with pytest.raises(rota.JobNotFoundError), savepoint():
+            count_to.options(depends_on=[4711]).enqueue(connection, n=2)
+        count_to.enqueue(connection, n=3)
+
+    assert _numbers(db) == [1, 3]
+
+
 PAYLOAD = {"text": "é '%s' $1", "list": [1, None, {"a": 1.5}], "": True}
 AT = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
