@@ -143,6 +143,7 @@ def test_a_check_that_leaves_another_of_itself_comes_after_those_that_were_left(
 
 
 def test_a_transaction_leaves_its_own_checks_to_others(db):
+    settle(db)
     with db.transaction():
         leave(db, "order", "k")
         ticks = [one(db, "tick") for _ in range(2)]
