@@ -71,7 +71,7 @@ begin
             exit;
         end if;
         -- It takes locks for which producers do not wait, and which a short transaction has.
-        continue when v_kind = 'key_starts' and not is_alone;
+        continue when v_kind = 'key_starts' and rota._leaves_limits();
         begin
             v_rows := rota._purge(v_kind, c_max_rows);
             if v_rows >= c_max_rows then

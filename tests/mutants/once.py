@@ -590,8 +590,18 @@ v_row ->> 'pause_name',
         "sql/waiting/test_key_starts.py",
         sql(
             "maintenance/retention",
-            "continue when v_kind = 'key_starts' and not is_alone;",
+            "continue when v_kind = 'key_starts' and rota._leaves_limits();",
             "",
+        ),
+    ),
+    mutant(
+        "key-start-purged-alone-only",
+        "Where no tick is alone in its transaction the starts of keys stay for ever.",
+        "sql/waiting/test_key_starts.py",
+        sql(
+            "maintenance/retention",
+            "v_kind = 'key_starts' and rota._leaves_limits();",
+            "v_kind = 'key_starts' and not is_alone;",
         ),
     ),
     mutant(

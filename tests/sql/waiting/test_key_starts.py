@@ -167,6 +167,7 @@ def test_starts_go_after_an_hour_the_newest_last_and_under_the_lock(db, begun, c
     both = [(begun[-1],), (0,)]
     assert rows(db, STARTS) == both
     clock.advance("20 minutes")
+    db.execute("update rota.maintenance set done_at = rota.now() where task = 'tick alone'")
 
     with connect(autocommit=False) as stranger:
         one(stranger, "tick")
@@ -181,6 +182,16 @@ def test_starts_go_after_an_hour_the_newest_last_and_under_the_lock(db, begun, c
         assert rows(db, STARTS) == [(0,)]
     clock.advance("6 minutes")
     one(db, "tick")
+    assert rows(db, STARTS) == []
+
+
+def test_starts_go_also_where_no_tick_is_alone(db, begun, clock):
+    finish_last(db, begun)
+    assert rows(db, STARTS) == [(begun[-1],)]
+    clock.advance("2 hours")
+
+    db.execute("select * from rota.tick() where %s", (True,))
+
     assert rows(db, STARTS) == []
 
 
