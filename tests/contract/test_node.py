@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sql.helpers import Db, enqueue, rows, run, scalar
+from sql.helpers import Db, claim, enqueue, rows, run, scalar
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.plain_session
@@ -88,7 +88,7 @@ def worker(dsn: str, node: str) -> Iterator[NodeWorker]:
 
 def eventually(db: Db, query: str, answer: object) -> None:
     """Wait until a query of one value has this answer."""
-    wait_until(lambda: scalar(db, query) == answer, f"{query}: {answer}")
+    wait_until(lambda: rows(db, query) == [(answer,)], f"{query}: {answer}")
 
 
 IDLE = """
@@ -101,6 +101,14 @@ ENDED = "select count(*)::int from rota.finished_jobs"
 
 def test_worker_is_as_short_as_is_told() -> None:
     assert len((HERE / "worker.mjs").read_text().splitlines()) <= 40
+
+
+def test_what_a_worker_must_know_fits_in_ten_lines() -> None:
+    reference = HERE.parents[2] / "sql/README.md"
+    after = reference.read_text().partition("\n## A worker in another language\n")[2]
+    told = after.partition("\n1. ")[2].partition("\n\n")[0].splitlines()
+
+    assert [line.partition(". ")[0] for line in told[1:]] == [str(n) for n in range(2, 11)]
 
 
 @pytest.mark.slow
@@ -125,6 +133,18 @@ def test_worker_starts_what_comes_within_a_second_and_reports_every_end(
     assert run(db, failing).error_type == "TypeError"
     assert run(db, later).result == {}
     eventually(db, IDLE, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_worker_ticks_while_all_its_places_are_taken(db: Db, worker: NodeWorker) -> None:
+    for _ in range(4):
+        enqueue(db, "sleep", queue="node", payload={"ms": 60_000})
+    eventually(db, "select count(*)::int from rota.jobs where status = 'running'", 4)
+    enqueue(db, "left", queue="other")
+    claim(db, queues=["other"], lease="10 ms")
+
+    eventually(db, "select error_type from rota.job_errors", "lease_expired")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ const handlers = {
   sleep: (job) => new Promise((resolve) => setTimeout(resolve, job.payload.ms)),
 };
 const [queues, job_types, places] = [[process.argv[2]], Object.keys(handlers), 4];
-let [running, endings, isStopping, wake] = [new Map(), [], false, () => {}];
+let [running, endings, isStopping, mayTick, wake] = [new Map(), [], false, true, () => {}];
 const [db, beats] = [1, 2].map(() => new pg.Client({ connectionString: process.env.DATABASE_URL }));
 await Promise.all([db.connect(), beats.connect()]);
 const call = async (client, text, ...values) => (await client.query(text, values)).rows;
@@ -18,7 +18,7 @@ async function run(job) {
     ending, { outcome: 'failed', error: error.message, error_type: error.name, stack: error.stack }));
   wake(endings.push(ending));
 }
-setInterval(() => call(beats, 'select from rota.heartbeat_jobs($1, $2)', [...running.keys()], [...running.values()]), 1000);
+setInterval(() => { call(beats, 'select from rota.heartbeat_jobs($1, $2)', [...running.keys()], [...running.values()]); mayTick || wake(mayTick = true); }, 1000);
 db.on('notification', () => wake());
 process.on('SIGTERM', () => wake(isStopping = true));
 while (!isStopping || running.size) {
@@ -34,7 +34,7 @@ while (!isStopping || running.size) {
   const [wait] = await call(db, free > jobs.length ? 'select *, 1000 * extract(epoch from look_again_in) as ms from rota.wait_for_jobs($1, $2)'
     : 'select rota.stop_waiting(), $1::text[], $2::text[], null as channels, 1000 as ms', queues, job_types);
   for (const channel of wait.channels ?? []) await call(db, `listen ${channel}`);
-  if (wait.has_maintenance) await call(db, 'select from rota.tick()');
+  if (mayTick && (wait.has_maintenance ?? true)) { mayTick = false; await call(db, 'select from rota.tick()'); }
   await Promise.race([woken, new Promise((resolve) => setTimeout(resolve, wait.ms))]);
 }
 process.exit();
