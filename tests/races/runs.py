@@ -114,8 +114,6 @@ RUNS = Game(
         "update rota_test.clock set stopped_at = stopped_at + interval '1 second'",
         _CHECK,
     ),
-    # A claim takes the notes that are there.
-    fronts={"claim": ("checks",)},
     seams=("checks",),
     max_stops=3,
 )
