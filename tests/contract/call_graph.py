@@ -87,6 +87,12 @@ def upward(functions: Graph, where: Mapping[str, str]) -> set[tuple[str, str]]:
     }
 
 
+def readers(table: str) -> set[str]:
+    """Return the functions that select from a table."""
+    read = re.compile(rf"\b(?:from|join) rota\.{table}\b")
+    return {name for _, name, body in _functions() if read.search(HIDDEN.sub(" ", body))}
+
+
 def text() -> str:
     """Return the graph as lines: of each part the parts that it calls."""
     where = homes()

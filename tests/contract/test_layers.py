@@ -42,5 +42,12 @@ def test_a_claim_reaches_few_functions(functions: dict[str, set[str]]) -> None:
     assert len(call_graph.reached(functions, "claim_jobs")) <= 45
 
 
+def test_a_claim_reads_no_pending_checks(functions: dict[str, set[str]]) -> None:
+    readers = call_graph.readers("pending_checks")
+
+    assert "_due_checks" in readers
+    assert call_graph.reached(functions, "claim_jobs") & readers == set()
+
+
 def test_the_reference_prints_the_graph() -> None:
     assert f"```text\n{call_graph.text()}\n```\n" in REFERENCE.read_text()
