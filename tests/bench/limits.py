@@ -42,7 +42,8 @@ def add(db: Db, count: int, queue: str = "q", key: str | None = None, keys: int 
 
 def tick(db: Db, rounds: int = 3) -> None:
     for _ in range(rounds):
-        db.execute("select rota.tick()")
+        # Prepared, as by default after some calls, it would not be alone in its transaction.
+        db.execute("select rota.tick()", prepare=False)
 
 
 def claims(db: Db, count: int, queue: str = "q") -> list[float]:

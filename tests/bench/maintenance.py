@@ -137,7 +137,8 @@ def due(db: Db) -> None:
 
 def tick(db: Db) -> bool:
     """Tick, and return whether there is more."""
-    row = db.execute("select has_more from rota.tick()").fetchone()
+    # Prepared, as by default after some calls, it would not be alone in its transaction.
+    row = db.execute("select has_more from rota.tick()", prepare=False).fetchone()
     return bool(row and row[0])
 
 

@@ -62,7 +62,7 @@ class Place:
 
     def tick(self) -> None:
         for _ in range(100_000):
-            row = self.db.execute("select has_more from rota.tick()").fetchone()
+            row = self.db.execute("select has_more from rota.tick()", prepare=False).fetchone()
             if row == (False,):
                 return
 
@@ -168,7 +168,8 @@ def ends_with_many_dependants(place: Place) -> Iterator[tuple[str, float]]:
         begun = time.perf_counter()
         other = enqueue_and_finish(place)
         for _ in range(100_000):
-            if place.db.execute("select has_more from rota.tick()").fetchone() == (False,):
+            tick = place.db.execute("select has_more from rota.tick()", prepare=False)
+            if tick.fetchone() == (False,):
                 break
         seconds = time.perf_counter() - begun
         yield "dependants released by maintenance, per s", place.many / seconds
@@ -275,7 +276,7 @@ def held_up_by_strangers(place: Place) -> Iterator[tuple[str, float]]:
     with suppress(psycopg.Error), stranger.transaction():
         enqueue(stranger, depends_on=[parent])
         yield (
-            "finish of a parent, beside an open enqueue(after)",
+            "finish of a parent, beside an open enqueue(depends_on)",
             is_held_up(lambda: finish(other, job)),
         )
     place.empty()
@@ -295,7 +296,7 @@ def held_up_by_strangers(place: Place) -> Iterator[tuple[str, float]]:
     with stranger.transaction():
         stranger.execute("select from rota.enqueue_many(%s)", [Jsonb(jobs[:1])])
         yield (
-            "enqueue(before, key) of another job, beside an open one",
+            "enqueue(blocks, key) of another job, beside an open one",
             is_held_up(
                 lambda: other.execute("select from rota.enqueue_many(%s)", [Jsonb(jobs[1:])])
             ),

@@ -121,7 +121,8 @@ class Place:
         self.db.execute("select from rota.finish_jobs(%s, %s)", jobs)
 
     def tick(self) -> None:
-        self.db.execute("select from rota.tick()")
+        # Prepared, it would not be alone in its transaction.
+        self.db.execute("select from rota.tick()", prepare=False)
 
     def empty(self, queue: str, at_once: int) -> None:
         while jobs := self.claim(queue, at_once):
