@@ -11,7 +11,7 @@
  * setting changes (waiting/limits.sql).  The exceptions are keys that may have a class, of
  * which there are many, and limits above 10,000: claims issue these in parts when they need
  * them, each part under an advisory lock of its own.  While such a claim is open, its whole
- * part is kept from others: a slot up to a limit of 64, else a 64th, at most 257.
+ * part is kept from others: a slot up to a limit of 64, else a 64th, at most 260.
  *
  * A rate is counted in cells, spans of time of one gap (per / max_starts) or, for a large
  * burst, a sixteenth of it.  A start takes a unit of a cell of the last `burst` gaps.  So in

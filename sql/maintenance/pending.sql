@@ -1,9 +1,9 @@
 /*
  * maintenance/pending.sql -- do the checks that others have left (base/pending.sql).
  *
- * Only maintenance reads this table: no claim, enqueue or end of a job does.  A transaction
- * leaves its own checks alone, because what they are about may be just what it does not see
- * yet.
+ * Only maintenance reads this table, and no claim or enqueue.  (The end of a job asks whether a
+ * check of its limit is due within a second, before it leaves one more.)  A transaction leaves
+ * its own checks alone, because what they are about may be just what it does not see yet.
  *
  * Nothing here waits.  Rows are locked with skip locked; a check that cannot be decided now is
  * deferred, a little longer each time; one that fails is deferred with a warning and stops no

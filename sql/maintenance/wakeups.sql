@@ -15,9 +15,10 @@
  *      notified instead.  What is notified after that is for others.
  *   6. Behind a pooler in transaction mode no notification arrives: claim about once a second.
  *
- * base/notify.sql tells which locks say that a worker waits.  They are the only session locks
- * in rota.  pg_locks alone knows which of them the session has, so the locks of its
- * application are left alone, and one that a rollback left behind is found again.
+ * base/notify.sql tells which locks say that a worker waits.  They outlive transactions, as do
+ * those of jobs/results.sql and no others.  pg_locks alone knows which of them the session has,
+ * so the locks of its application are left alone, and one that a rollback left behind is found
+ * again.
  *
  * A worker has to look by itself for what no session notifies it of: a run_at, a retry or a
  * start at a rate whose time comes, and what was claimable before it held the locks.

@@ -1,8 +1,9 @@
 /*
  * waiting/hooks.sql -- where jobs/ tells that jobs came in, wait and ended.
  *
- * jobs/ knows nothing of parents, heads of keys, held jobs and schedules: all that depends on a
- * job coming or going begins here, and these are the only calls from jobs/ to waiting/.
+ * jobs/ does not know how jobs wait for parents, under a key, for a limit or in a schedule: all
+ * that a job leads to by coming or going begins here, and these four are the only calls from
+ * jobs/ to waiting/.
  */
 
 /* These jobs are new, or were retried.  Each of child_ids waits for the one of parent_ids at

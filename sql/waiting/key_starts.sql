@@ -2,17 +2,18 @@
  * waiting/key_starts.sql -- where the search for the live jobs of an ordering key begins.
  *
  * While a session holds an old snapshot (a report, a dump, a forgotten transaction) the index
- * entries of all jobs that have ended stay in front of the live ones.  Who has walked many of
- * them writes to key_starts which job was the first behind them, and the next search of any
- * session begins there.  A key without a row is searched from its first entry.
+ * entries of all jobs that have ended stay in front of the live ones.  A session that has
+ * walked many of them writes to key_starts which job was the first behind them, and the next
+ * search of any session begins there.  A key without a row is searched from its first entry.
  *
- * The newest row of a key counts, and is one of two.  A higher id than before is written under
- * the lock of the key, by one who has searched from the row that still counts.  A 0, from which
- * all is searched again, is written by anybody and needs no lock: all such say the same.
+ * The newest row of a key counts, and is one of two.  A session writes a higher id than before
+ * under the lock of the key, and only if it has searched from the row that still counts.  Any
+ * session may write a 0, from which all is searched again, without a lock: all such say the
+ * same.
  *
- * That no head is missed: who makes a head below the start of its key, of a job that came late
- * or back, writes a 0 in the same transaction, so whoever sees the head sees the 0.  Nobody
- * writes a higher id meanwhile, because that is for those who make heads, one after the other.
+ * That no head is missed: a transaction that makes a head below the start of its key, of a job
+ * that came late or back, writes a 0 as well, so each session that sees the head sees the 0.
+ * None writes a higher id meanwhile: sessions that make heads do so, one after the other.
  *
  * That no blocked job is missed: one that comes back below the start writes a 0 as well.  One
  * that does not see that it is below is of a transaction that was late, and has left a check.
