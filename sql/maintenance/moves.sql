@@ -336,9 +336,9 @@ begin
 end $$;
 
 comment on function rota.end_queue_move is
-    'Forget that a queue moved, once nothing of it is left, or that it was to move, while no '
-    'job has left yet: what is enqueued here then stays here; to be called in both databases, '
-    'first in the one that the queue leaves; raises RT004 if it does not move, RT016, 22023.';
+    'End the move of a queue, once nothing of it is left, or while no job has left yet: what '
+    'is enqueued here then stays here; to be called in both databases, first in the one that '
+    'the queue leaves; raises RT004 if it does not move, RT016, 22023.';
 
 create or replace function rota.queue_move_status(queue text)
     returns table (

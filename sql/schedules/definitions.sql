@@ -182,7 +182,7 @@ begin
 end $$;
 
 comment on function rota.unschedule_job is
-    'Forget a schedule; the jobs that it has made stay; raises RT005, 22023.';
+    'Remove a schedule; the jobs that it has made stay; raises RT005, 22023.';
 
 create or replace function rota.enable_schedule(name text)
     returns timestamptz language plpgsql security definer

@@ -534,7 +534,7 @@ MAINTENANCE = (
         sql("jobs/fail", "perform rota._notify_for(v_soon_ids);", "null;"),
     ),
     mutant(
-        "next-time-without-notes",
+        "next-time-without-checks",
         "When a line may go on is not told to who asks for the next time.",
         "sql/maintenance/test_wakeups.py client/test_wakeups.py",
         sql(

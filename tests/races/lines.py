@@ -78,7 +78,7 @@ STATES = {
 }
 _LATER = "update rota_test.clock set stopped_at = stopped_at + interval '1 second'"
 _ENTER = "select rota._enter_due(1000)"
-_HELD = "what somebody holds is left to a note, and which jobs have got the room is chance"
+_HELD = "what somebody holds is left to a check, and which jobs have got the slots is chance"
 
 LINES = Game(
     OPERATIONS,

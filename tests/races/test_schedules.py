@@ -90,7 +90,7 @@ def test_a_guard_that_is_missing_is_found(
 def test_a_check_waits_for_the_open_end_of_the_job_that_a_schedule_follows(
     a: Session, b: Session, db: psycopg.Connection[Any], clock: Clock, is_guarded: bool
 ) -> None:
-    """A ends the job and stays open; B ticks, and then looks at the note of that; A commits."""
+    """A ends the job and stays open; B ticks, and then does the check of that; A commits."""
     clock.set("2026-03-01 11:00:00+00")
     for step in SCHEDULES.states["after, due, its job retried"]:
         clock.advance("1 minute")

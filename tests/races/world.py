@@ -138,7 +138,7 @@ OPERATIONS = {
     "revoke queue": f"select rota.revoke_queue('{ROLE}', 'q') as answer",
 }
 _MANY = "looks at several jobs, and takes those that nobody holds"
-_LATER = "what somebody holds is left to a note, and to whoever takes it"
+_LATER = "what somebody holds is left to a check, and to the tick that does it"
 LOOSE = {
     **dict.fromkeys(("claim", "finish and claim"), _MANY),
     **dict.fromkeys(("tick", "tick alone", "tick loop", "sweep"), _MANY),

@@ -317,7 +317,7 @@ def test_fan_in_starts_after_the_last_child(db):
     assert ended == [*dict.fromkeys(children), done]
 
 
-def test_before_binds_the_live_job_of_a_key_too(db):
+def test_blocks_binds_the_live_job_of_a_key_too(db):
     done = enqueue(db, depends_on=[enqueue(db, queue="other")])
     part = enqueue(db, idempotency_key="k", queue="parts")
 
@@ -330,7 +330,7 @@ def test_before_binds_the_live_job_of_a_key_too(db):
     assert claimed(db) == [done]
 
 
-def test_before_refuses_a_job_that_is_not_blocked(db):
+def test_blocks_refuses_a_job_that_is_not_blocked(db):
     waiting = enqueue(db)
     with raises("RT013"):
         enqueue(db, blocks=waiting)
@@ -343,7 +343,7 @@ def test_before_refuses_a_job_that_is_not_blocked(db):
 
 
 @pytest.mark.parametrize("with_it", [{"depends_on": []}, {"ordering_key": "k"}])
-def test_before_goes_with_nothing_that_waits(db, with_it):
+def test_blocks_goes_with_nothing_that_waits(db, with_it):
     waiting = enqueue(db, depends_on=[enqueue(db)])
     job = {"job_type": "x", "blocks": waiting, **with_it}
 
@@ -355,7 +355,7 @@ def test_before_goes_with_nothing_that_waits(db, with_it):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x"}, job]))
 
 
-def test_before_refuses_the_job_itself(db):
+def test_blocks_refuses_the_job_itself(db):
     waiting = enqueue(db, depends_on=[enqueue(db)], idempotency_key="e")
 
     with refused("blocks"):
@@ -366,7 +366,7 @@ def test_before_refuses_the_job_itself(db):
 
 
 @pytest.mark.parametrize("waits", ["parent", {"ordering_key": "k"}, "dead", "cancelled"])
-def test_before_refuses_a_job_found_by_its_key_that_waits_or_failed(db, waits):
+def test_blocks_refuses_a_job_found_by_its_key_that_waits_or_failed(db, waits):
     first = enqueue(db)
     last = enqueue(db, depends_on=[first])
     if waits == "parent":
@@ -388,7 +388,7 @@ def test_before_refuses_a_job_found_by_its_key_that_waits_or_failed(db, waits):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", **again}]))
 
 
-def test_before_needs_no_wait_for_a_part_that_succeeded(db):
+def test_blocks_needs_no_wait_for_a_part_that_succeeded(db):
     first = enqueue(db)
     last = enqueue(db, depends_on=[first])
     arguments = {"idempotency_key": "e", "unique_for": "1 hour", "queue": "other"}
@@ -466,7 +466,7 @@ def test_a_job_may_depend_on_one_that_moved_here_with_a_higher_id(db, unnumbered
     assert claimed(db) == [first, child]
 
 
-def test_after_raises_for_a_job_that_is_not_there(db):
+def test_depends_on_raises_for_a_job_that_is_not_there(db):
     a = enqueue(db)
 
     with raises("RT001"):

@@ -328,7 +328,7 @@ def test_rate_goes_on_when_the_clock_was_set_back(db, clock, burst):
     assert found == [burst, 0, 1, 0, 1, 0]
 
 
-def test_rate_wakes_who_is_parked_when_the_clock_was_set_back(db, clock):
+def test_rate_lets_held_jobs_in_when_the_clock_was_set_back(db, clock):
     clock.set("2026-01-12 10:00+00")
     limit(db, limit_key="k:*", max_starts=1, per="1 s")
     keyed(db, "k:1", 9, run_at="2026-01-12 08:00+00")
@@ -360,7 +360,7 @@ def test_what_runs_counts_for_the_class_when_its_own_limit_is_gone(db, clock):
 
 
 def test_a_job_of_a_key_is_found_when_its_time_comes_again(db, clock):
-    """It was due before the clock was set back, so the note for its time is gone."""
+    """It was due before the clock was set back, so the check for its time is gone."""
     clock.set("2026-01-12 10:00+00")
     keyed(db, "k:1", 1)
     call(db, "tick")
@@ -493,7 +493,7 @@ def test_claim_takes_its_types_out_of_the_line_of_a_key(db):
     assert len(take(db, job_types=["other"])) == 3
 
 
-def test_claim_leaves_a_paused_queue_parked_and_others_going(db):
+def test_claim_leaves_a_paused_queue_held_and_others_going(db):
     limit(db, job_type="x", max_running=1)
     for queue in ("a", "b"):
         for _ in range(2):
@@ -730,7 +730,7 @@ def test_set_limit_of_the_longest_burst_stops_no_claim(db):
     assert len(rows(db, "select * from rota.limit_stats")) == 1
 
 
-def test_set_limit_with_is_reset_asks_only_for_what_is_given(db):
+def test_set_limit_with_reset_asks_only_for_what_is_given(db):
     limit(db, job_type="x", **{**SLOW, "per": None})
 
     limit(db, job_type="x", per="366 days", max_starts=1, reset=True)
@@ -765,7 +765,7 @@ def test_tick_purges_the_slots_of_limits_out_of_use(db, clock):
 
 
 @pytest.mark.parametrize("change", [{"max_running": 5}, {"reset": True}])
-def test_set_limit_of_a_class_wakes_a_key_that_was_parked_before_its_commit(
+def test_set_limit_of_a_class_lets_in_a_key_that_was_held_before_its_commit(
     db, connect, change
 ):
     limit(db, limit_key="c:*", max_running=0)
@@ -773,7 +773,7 @@ def test_set_limit_of_a_class_wakes_a_key_that_was_parked_before_its_commit(
     with other.transaction():
         limit(other, limit_key="c:*", **change)
         (job_id,) = keyed(db, "c:1")
-        # Parked under the limit of before, and its note is looked at under that, too.
+        # Held under the limit of before, and its check is done under that, too.
         assert take(db) == take(db) == []
 
     assert ids(take(db) + take(db)) == [job_id]
@@ -798,7 +798,7 @@ def test_set_limit_holds_beside_a_claim_that_counts_what_ran_and_is_not_committe
         assert take(second) == []
 
 
-def test_set_limit_holds_while_older_notes_come_first(db):
+def test_set_limit_holds_while_older_checks_come_first(db):
     plain = [enqueue(db) for _ in range(3)]
     assert ids(take(db, max_jobs=1)) == plain[:1]
     for number in range(30):

@@ -815,16 +815,6 @@ def test_a_run_that_goes_on_does_not_stand_behind_those_that_wait_for_it(order, 
     assert take(order).job_id == child
 
 
-def test_before_sees_a_circle_over_the_run_of_a_parent(order):
-    run_id = start(order, ordering_key="k")
-    waiting = enqueue(order, ordering_key="o", depends_on=[enqueue(order, queue="later")])
-    step(order)
-    line = start(order, ordering_key="o", depends_on=[run_id])
-
-    with refused("blocks"):
-        enqueue(order, depends_on=[line], blocks=waiting)
-
-
 def test_the_limit_key_of_a_run_goes_with_it(order):
     start(order, limit_key="customer:1")
     step(order)

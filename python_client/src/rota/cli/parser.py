@@ -542,7 +542,7 @@ def _add_queue(commands: Any) -> None:
     what = "tell what keeps it from moving, and do nothing"
     which.add_argument("--dry-run", action="store_true", help=what)
     which.add_argument("--status", action="store_true", help="tell how far it is")
-    what = "forget the move, once nothing is left: new jobs stay where they are enqueued"
+    what = "end the move, once nothing is left: new jobs stay where they are enqueued"
     which.add_argument("--end", action="store_true", help=what)
 
 
@@ -622,7 +622,7 @@ def add_schedule_commands(commands: Any, add_command: Add) -> None:
     add_command(own, "list", schedules.list_all, "list schedules and when they run", json=True)
     what = "show a schedule, its next and its last runs"
     _named(add_command(own, "show", schedules.show, what, json=True))
-    what = "forget a schedule"
+    what = "remove a schedule"
     add = _named(add_command(own, "remove", schedules.remove, what, json=True))
     add.add_argument("--yes", action="store_true", help="do not ask")
     for name, switch, what in (

@@ -100,14 +100,14 @@ def list_all(arguments: argparse.Namespace) -> None:
 
 
 def remove(arguments: argparse.Namespace) -> int:
-    """Forget a schedule, after a question."""
+    """Remove a schedule, after a question."""
     name = arguments.name
     with connected(arguments) as connection:
         definition(connection, name)
         if not arguments.yes:
             if not sys.stdin.isatty():
-                raise UsageError(f"this forgets the schedule {name}: confirm it with --yes")
-            if not agreed(f"Forget the schedule {name}?"):
+                raise UsageError(f"this removes the schedule {name}: confirm it with --yes")
+            if not agreed(f"Remove the schedule {name}?"):
                 print("nothing was done")
                 return 1
         with acting(connection) as client:

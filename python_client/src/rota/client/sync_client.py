@@ -254,7 +254,7 @@ class Client:
         return move_id
 
     def end_queue_move(self, queue: str) -> None:
-        """Forget that a queue has moved, once nothing of it is left, or was to move."""
+        """End the move of a queue, once nothing of it is left, or before any job has left."""
         self._value("end_queue_move", queue=queue)
 
     def queue_move_status(self, queue: str) -> rows.MoveStatus | None:
@@ -687,7 +687,7 @@ class Client:
         )
 
     def unschedule_job(self, name: str) -> None:
-        """Forget a schedule; the jobs that it has made stay."""
+        """Remove a schedule; the jobs that it has made stay."""
         self._value("unschedule_job", name=name)
 
     def enable_schedule(self, name: str) -> datetime | None:
