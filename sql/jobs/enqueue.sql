@@ -99,6 +99,13 @@ begin
     );
     if v_is_configured then
         perform rota._check_queues('producer', array[queue]);
+        -- A grant, if it is only that, is for roles, and sets nothing for jobs.
+        v_is_configured := exists (
+            select from rota.configured_names as c
+            where c.name = any(array[enqueue.queue, 'type ' || enqueue.job_type])
+        );
+    end if;
+    if v_is_configured then
         perform rota._check_arrived(queue, coalesce(ordering_key, idempotency_key));
         v_max_attempts := (
             select q.max_attempts from rota.queues as q where q.queue = enqueue.queue);
@@ -264,7 +271,7 @@ begin
     end if;
     if v_are_plain is not true or exists (select from rota.configured_names) and exists (
         select from rota.configured_names as c
-        where c.name = 'access producer' or c.name = any(array(
+        where c.name = any(array(
             select distinct n.name from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job)
             cross join unnest(array[coalesce(e.job ->> 'queue', 'default'),
                 'type ' || (e.job ->> 'job_type')]) as n (name)
@@ -273,6 +280,8 @@ begin
         return null;
     end if;
 
+    perform rota._check_queues_of(jobs) where exists (
+        select from rota.configured_names as c where c.name = 'access producer');
     perform rota._guard_ids();
     with added as (
         insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at,

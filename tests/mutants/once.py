@@ -595,6 +595,16 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "plain-batch-to-any-queue",
+        "A confined producer enqueues plain jobs to any queue, if it sends a batch.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "jobs/enqueue",
+            "c where c.name = 'access producer');",
+            "c where false);",
+        ),
+    ),
+    mutant(
         "key-start-purged-alone-only",
         "Where no tick is alone in its transaction the starts of keys stay for ever.",
         "sql/waiting/test_key_starts.py",
