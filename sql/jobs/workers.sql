@@ -12,7 +12,7 @@ create or replace function rota.report_worker(
 begin
     perform rota._check_text('worker', worker, 255);
     -- It would call functions that are not there any more.
-    if version ~ '^0\.1\.' then
+    if version ~ '^0[.]1[.]' then
         raise exception using errcode = 'feature_not_supported',
             message = format('the worker has rota %s, and this database needs 0.2.0 or newer',
                 version),

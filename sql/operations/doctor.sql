@@ -672,7 +672,7 @@ create or replace function rota._examine_versions()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('worker %s (pid %s on %s) is of version %s, and the database '
         'of %s: %s', w.worker, w.pid, w.host, w.version, rota.version(), case
-            when w.version !~ '^[0-9]{1,9}(\.[0-9]{1,9})*$'
+            when w.version !~ '^[0-9]{1,9}([.][0-9]{1,9})*$'
                 then 'bring the older of the two up to date'
             when string_to_array(w.version, '.')::integer[]
                 < string_to_array(rota.version(), '.')::integer[]

@@ -326,6 +326,6 @@ create or replace function rota._wrong_rights()
     cross join lateral aclexplode(coalesce(o.acl, o.default_acl)) as a
     where a.grantee not in (s.owner, o.owner)
       and (a.grantee = 0
-        or o.kind in ('function', 'procedure') and o.short_name like '\_%'
+        or o.kind in ('function', 'procedure') and o.short_name ^@ '_'
         or o.kind in ('table', 'sequence') and a.privilege_type <> 'SELECT');
 $$;

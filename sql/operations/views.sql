@@ -143,10 +143,10 @@ declare
     v_text text := left(message, 1000);
 begin
     v_text := regexp_replace(v_text,
-        '\m[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\M', 'ID', 'gi');
+        E'\\m[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\\M', 'ID', 'gi');
     -- An apostrophe is no quote.
-    v_text := regexp_replace(v_text, '(?<!\w)''[^'']*''(?!\w)|"[^"]*"', '''...''', 'g');
-    v_text := regexp_replace(v_text, '\m(0x[0-9a-f]+|(?=[a-f]*[0-9])[0-9a-f]{8,})\M', 'ID',
+    v_text := regexp_replace(v_text, E'(?<!\\w)''[^'']*''(?!\\w)|"[^"]*"', '''...''', 'g');
+    v_text := regexp_replace(v_text, E'\\m(0x[0-9a-f]+|(?=[a-f]*[0-9])[0-9a-f]{8,})\\M', 'ID',
         'gi');
     return regexp_replace(v_text, '[0-9]+([.,:][0-9]+)*', 'N', 'g');
 end $$;

@@ -38,8 +38,10 @@ $$;
  * cursor, change colours or turn the direction of writing is a question mark. */
 create or replace function rota._printable(value text)
     returns text language sql immutable as $$
-    select regexp_replace(regexp_replace(value, '[\u0009-\u000d\u0085\u2028\u2029]', ' ', 'g'),
-        '[\u0001-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]', '?', 'g');
+    select regexp_replace(
+        regexp_replace(value, E'[\\u0009-\\u000d\\u0085\\u2028\\u2029]', ' ', 'g'),
+        E'[\\u0001-\\u001f\\u007f-\\u009f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]',
+        '?', 'g');
 $$;
 
 /* The same in one line, cut to a readable length. */
@@ -47,7 +49,8 @@ create or replace function rota._one_line(value text, max_length integer default
     returns text language sql immutable as $$
     select case when char_length(l.line) <= max_length then l.line
         else left(l.line, max_length - 3) || '...' end
-    from regexp_replace(btrim(rota._printable(left(value, 2000))), '\s+', ' ', 'g') as l (line);
+    from regexp_replace(btrim(rota._printable(left(value, 2000))), '[[:space:]]+', ' ', 'g')
+        as l (line);
 $$;
 
 /* Characters of a text that _printable() would take away, as the escapes by which both JSON and
@@ -56,7 +59,7 @@ create or replace function rota._escaped(value text)
     returns text language sql immutable as $$
     select case when rota._printable(value) = value then value else (
         select string_agg(case when rota._printable(c.character) = c.character then c.character
-            else '\u' || lpad(to_hex(ascii(c.character)), 4, '0') end, '' order by c.ordinal)
+            else E'\\u' || lpad(to_hex(ascii(c.character)), 4, '0') end, '' order by c.ordinal)
         from regexp_split_to_table(value, '') with ordinality as c (character, ordinal)
     ) end;
 $$;
@@ -65,7 +68,8 @@ $$;
 create or replace function rota._literal(value text)
     returns text language sql immutable as $$
     select case when rota._printable(value) is not distinct from value then quote_literal(value)
-        else 'E''' || rota._escaped(replace(replace(value, '\', '\\'), '''', '''''')) || ''''
+        else format('E''%s''', rota._escaped(replace(
+            replace(value, E'\\', E'\\\\'), '''', '''''')))
     end;
 $$;
 

@@ -25,7 +25,7 @@ begin
     )
     select string_agg(distinct i.identity, ', ') into v_others from theirs as t
     cross join lateral pg_identify_object(t.classid, t.objid, 0) as i
-    where i.identity !~ '(^|[ "])rota\.' and i.schema is distinct from 'rota'
+    where i.identity !~ '(^|[ "])rota[.]' and i.schema is distinct from 'rota'
       and not exists (select from ours as o where o.classid = t.classid and o.oid = t.objid);
     if v_others is not null then
         raise exception using errcode = 'dependent_objects_still_exist',

@@ -108,6 +108,19 @@ def test_forbidden_words_are_absent(path: Path) -> None:
 
 
 @every_part
+def test_only_strings_with_an_e_have_a_backslash(path: Path) -> None:
+    """What it means in others is a setting of the session: standard_conforming_strings."""
+    text = path.read_text()
+    plain = [
+        found[0]
+        for found in HIDDEN.finditer(text)
+        if found[0][0] == "'" and text[found.start() - 1] != "E" and "\\" in found[0]
+    ]
+
+    assert plain == []
+
+
+@every_part
 def test_the_manifest_runs_every_part(path: Path) -> None:
     assert f"\\ir {path.relative_to(SQL).as_posix()}\n" in (SQL / "install.sql").read_text()
 

@@ -329,7 +329,7 @@ declare
     v_grant text;
 begin
     for v_grant in
-        select format('grant %s on %s %s to %s%s', lower(a.privilege_type), n.kind, n.name,
+        select format('grant %s on %s %s to %s%s', a.privilege_type, n.kind, n.name,
             case when a.grantee = 0 then 'public' else a.grantee::regrole::text end,
             case when a.is_grantable then ' with grant option' else '' end)
         from (
@@ -338,7 +338,7 @@ begin
             from pg_proc as o
             join pg_proc as p on p.proname = o.proname
               and p.pronamespace = 'rota'::regnamespace
-            where o.pronamespace = 'rota_0_1_0'::regnamespace and o.proname not like '\_%'
+            where o.pronamespace = 'rota_0_1_0'::regnamespace and not o.proname ^@ '_'
             union all
             select 'table', r.oid::regclass::text, c.relacl, c.relowner from pg_class as c
             join pg_class as r on r.relnamespace = 'rota'::regnamespace
