@@ -40,9 +40,12 @@ create or replace function rota._owned()
     from pg_namespace as n where n.nspname = 'rota';
 $$;
 
-/* All that is in the schema but partitions by time, in the words of the catalog. */
+/* All that is in the schema but partitions by time, in the words of the catalog, which writes
+ * them by these settings: a session may have others than that of the install. */
 create or replace function rota._objects()
-    returns table (kind text, name text, definition text) language sql stable as $$
+    returns table (kind text, name text, definition text) language sql stable
+    set timezone = 'UTC' set datestyle = 'ISO' set intervalstyle = 'postgres'
+    set quote_all_identifiers = off as $$
     with relations as (
         select c.oid, quote_ident(c.relname) as name, c.relkind, c.relispartition,
             c.relpersistence, c.reloptions, c.relrowsecurity
@@ -102,8 +105,8 @@ create or replace function rota._objects()
     from pg_proc as p join pg_language as l on l.oid = p.prolang
     where p.pronamespace = 'rota'::regnamespace
     union all
-    select 'grant', format('%s on %s %s to %s', lower(a.privilege_type), o.kind, o.name,
-        a.grantee::regrole), ''
+    select 'grant', format('%s on %s %s to %s', lower(a.privilege_type collate "C"), o.kind,
+        o.name, a.grantee::regrole), ''
     from rota._owned() as o cross join lateral aclexplode(o.acl) as a
     where a.grantee = any(array(
         select to_regrole('rota_' || n.access)::oid
@@ -138,7 +141,7 @@ end $$;
 /* Drop the functions of the version before that this one has not: all that the manifest lists
  * and this transaction has not written.  What others have put into the schema stays. */
 create or replace function rota._drop_leftovers()
-    returns void language plpgsql as $$
+    returns void language plpgsql set quote_all_identifiers = off as $$
 declare
     v_function record;
 begin
@@ -318,12 +321,13 @@ create or replace function rota._wrong_rights()
     from rota._owned() as o cross join ours as s
     where o.owner <> s.owner and o.kind <> 'sequence'
     union all
-    select format('%s on %s %s is granted to %s', lower(a.privilege_type), o.kind, o.name,
+    select format('%s on %s %s is granted to %s', p.privilege, o.kind, o.name,
             case when a.grantee = 0 then 'everybody' else a.grantee::regrole::text end),
-        format('revoke %s on %s %s from %s;', lower(a.privilege_type), o.kind, o.name,
+        format('revoke %s on %s %s from %s;', p.privilege, o.kind, o.name,
             case when a.grantee = 0 then 'public' else a.grantee::regrole::text end)
     from rota._owned() as o cross join ours as s
     cross join lateral aclexplode(coalesce(o.acl, o.default_acl)) as a
+    cross join lateral (select lower(a.privilege_type collate "C")) as p (privilege)
     where a.grantee not in (s.owner, o.owner)
       and (a.grantee = 0
         or o.kind in ('function', 'procedure') and o.short_name ^@ '_'

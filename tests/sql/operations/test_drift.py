@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import psycopg
 import pytest
 
 from sql.helpers import rows, scalar
@@ -217,6 +218,60 @@ def test_an_install_does_not_take_what_is_out_of_order_for_right(
         db.execute(row.remedy)
     psql(dsn, "-f", sql_dir / "install.sql")
     assert [row for row in doctor(db) if row.finding == "drift"] == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "timezone = 'Asia/Kolkata'",
+        "datestyle = 'German'",
+        "intervalstyle = 'iso_8601'",
+        "quote_all_identifiers = on",
+        "standard_conforming_strings = off",
+    ],
+)
+def test_the_settings_of_a_session_are_no_drift(db, dsn, psql, sql_dir, setting, monkeypatch):
+    """Neither where it asks, nor where it installs."""
+    monkeypatch.setenv("PGOPTIONS", f"-c role={scalar(db, OWNER)}")
+    db.execute(f"set escape_string_warning = off; set {setting}")
+    db.execute("create role mine")
+    db.execute("grant execute on function rota.tick() to mine")
+    try:
+        assert [row for row in doctor(db) if row.finding == "drift"] == []
+    finally:
+        db.execute("drop owned by mine; drop role mine")
+
+    name = scalar(db, "select quote_ident(current_database())")
+    db.execute(f"alter database {name} set {setting}")
+    db.execute(f"alter database {name} set escape_string_warning = off")
+    db.execute("create function rota._gone(integer) returns integer language sql as 'select 1'")
+    db.execute(
+        "insert into rota.manifest (kind, name, definition) values"
+        " ('function', '_gone(integer)', '')"
+    )
+    psql(dsn, "-f", sql_dir / "install.sql")
+    assert [row for row in doctor(db) if row.finding == "drift"] == []
+    assert scalar(db, "select to_regprocedure('rota._gone(integer)')") is None
+
+
+def test_remedies_are_sql_where_the_small_letters_are_turkish(admin, server, psql, sql_dir):
+    """There the small letter of I is none of SQL."""
+    if admin.info.server_version < 150000:
+        pytest.skip("no database has a collation of ICU before 15")
+    try:
+        admin.execute(
+            "create database turkish template template0 encoding 'UTF8' locale 'C'"
+            " locale_provider icu icu_locale 'tr'"
+        )
+    except (psycopg.errors.FeatureNotSupported, psycopg.errors.SyntaxError):
+        pytest.skip("the server has no ICU")
+    try:
+        psql(server.url("turkish"), "-f", sql_dir / "install.sql")
+        with psycopg.connect(server.url("turkish"), autocommit=True) as db:
+            db.execute("grant insert on rota.jobs to public")
+            assert only(db).remedy == "revoke insert on table rota.jobs from public;"
+    finally:
+        admin.execute("drop database turkish with (force)")
 
 
 def test_rights_of_our_roles_are_compared_where_the_roles_are(db):
