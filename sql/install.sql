@@ -58,6 +58,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir base/clock.sql
 \ir base/configured.sql
 \endif
+\ir tables/rows.sql
 
 -- base/: what every other folder uses.
 \ir base/version.sql

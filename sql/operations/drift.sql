@@ -114,13 +114,15 @@ create or replace function rota._objects()
     ));
 $$;
 
-/* What differs from the manifest: as it should be, null if it should not be; and as it is. */
+/* What differs from the manifest: as it should be, null if it should not be; and as it is.  A
+ * copy without data has no manifest, and then nothing can be told. */
 create or replace function rota._differences()
     returns table (kind text, name text, expected text, actual text) language sql stable as $$
     select coalesce(m.kind, o.kind), coalesce(m.name, o.name), m.definition, o.definition
     from (select i.* from rota.manifest as i where i.definition is not null) as m
     full join rota._objects() as o on o.kind = m.kind and o.name = m.name
     where o.definition is distinct from m.definition
+      and exists (select from rota.manifest)
       -- Restored where our roles are not.
       and not (m.kind is not distinct from 'grant' and o.kind is null
         and to_regrole(substring(m.name from '[^ ]+$')) is null);
@@ -218,6 +220,10 @@ create or replace function rota._examine_drift()
     select 'critical', format('%s rights are not as installed, as after a restore without '
         'rights: run the install again, which mends them; such as: %s', r.rights, r.such), null
     from replayed as r where r.rights > 20
+    union all
+    select 'critical', 'this is a copy without data, in which nothing is purged or counted: '
+        'run the install again, which mends it', null
+    where not exists (select from rota.manifest)
     union all
     select f.severity, f.evidence, f.remedy from found as f cross join replayed as r
     where r.rights <= 20 or not f.is_replayed;

@@ -329,7 +329,3 @@ create table rota.upgrade_log (
 );
 
 comment on table rota.upgrade_log is 'Which changes of the tables ran, and when.';
-
-insert into rota.upgrade_log (id, name) values (0, 'fresh install');
-insert into rota.maintenance (task, done_at)
-values ('retention', '-infinity'), ('tick', '-infinity'), ('tick alone', rota.now());

@@ -48,6 +48,9 @@ create table rota.stats_progress (
     is_behind boolean not null default false
 );
 
+-- A restore of the data alone would add a second one.
+create unique index stats_progress_one_row_idx on rota.stats_progress ((true));
+
 comment on table rota.stats_progress is 'How far the statistics have come; one row.';
 comment on column rota.stats_progress.counted_until is
     'What ended until then is counted, but for what transactions of late_xids ended.';
@@ -58,9 +61,6 @@ comment on column rota.stats_progress.open_xids is
     'last looked, at sampled_at.';
 comment on column rota.stats_progress.hours_until is 'Until then hours have what minutes have.';
 comment on column rota.stats_progress.days_until is 'The rows of days, what the hours have.';
-
-insert into rota.stats_progress (counted_until, complete_until, sampled_at)
-values ('epoch', 'epoch', 'epoch');
 
 create table rota.late_xids (
     xid xid not null,
@@ -113,8 +113,8 @@ create table rota.count_progress (
     pages_done bigint not null default 0
 );
 
+create unique index count_progress_one_row_idx on rota.count_progress ((true));
+
 comment on table rota.count_progress is 'How far the round of counting has come; one row.';
 comment on column rota.count_progress.began_at is
     'When the round began that is under way; null between two.';
-
-insert into rota.count_progress default values;

@@ -149,3 +149,52 @@ def test_a_copy_of_production_does_nothing_before_it_is_resumed(
         db.execute("select rota.resume_all()")
         claimed = db.execute("select job_type from rota.claim_jobs('w', max_jobs => 9)")
         assert {job_type for (job_type,) in claimed} == {"book"}
+
+
+def test_a_copy_of_the_schema_alone_says_that_it_needs_the_install(
+    live: str, make: Make, tool: Any, psql: Any, sql_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = make(None)
+    schema = tool("pg_dump", live, "--schema-only").stdout
+    assert tool("psql", copy, "-X", "-q", "-v", "ON_ERROR_STOP=1", stdin=schema).returncode == 0
+    drift = "select evidence, remedy from rota.doctor() where finding = 'drift'"
+
+    with psycopg.connect(copy, autocommit=True) as db:
+        told = db.execute(drift).fetchall()
+        owner = db.execute(
+            "select nspowner::regrole::text from pg_namespace where nspname = 'rota'"
+        ).fetchone()
+        assert owner is not None
+        monkeypatch.setenv("PGOPTIONS", f"-c role={owner[0]}")
+        psql(copy, "-f", sql_dir / "install.sql")
+        db.execute("select rota.tick()")
+        ticked = db.execute(
+            "select last_tick_at is not null, (select sampled_at > 'epoch' from"
+            " rota.stats_progress), (select count(*) from rota.count_progress)"
+            " from rota.ticker_health"
+        ).fetchall()
+
+        assert len(told) == 1
+        assert "copy without data" in told[0][0]
+        assert told[0][1] is None
+        assert db.execute(drift).fetchall() == [("all is as it was installed", None)]
+        assert ticked == [(True, True, 1)]
+
+
+def test_data_that_is_restored_over_an_install_leaves_maintenance_working(
+    live: str, make: Make, tool: Any, sql_dir: Path, tmp_path: Path
+) -> None:
+    """Some tables refuse theirs; those of one row have one."""
+    copy = make(sql_dir / "install.sql")
+    dump = tmp_path / "rota.dump"
+    assert tool("pg_dump", live, "-Fc", "-f", dump).returncode == 0
+    tool("pg_restore", copy, "--data-only", "--disable-triggers", dump)
+
+    with psycopg.connect(copy, autocommit=True) as db:
+        warnings: list[str | None] = []
+        db.add_notice_handler(lambda told: warnings.append(told.message_primary))
+        db.execute("update rota.maintenance set done_at = '-infinity'")
+        db.execute("update rota.stats_progress set sampled_at = 'epoch'")
+        db.execute("select rota.tick()")
+        assert db.execute("select count(*) from rota.job_runs").fetchone() != (0,)
+    assert warnings == []

@@ -1,0 +1,15 @@
+/*
+ * tables/rows.sql -- the rows without which maintenance does not know where it stands.
+ *
+ * A copy of the schema alone has none of them, as `pg_dump --schema-only` makes it; so each
+ * install makes those that are missing.
+ */
+
+insert into rota.upgrade_log (id, name) values (0, 'fresh install') on conflict do nothing;
+insert into rota.maintenance (task, done_at)
+values ('retention', '-infinity'), ('tick', '-infinity'), ('tick alone', rota.now())
+on conflict do nothing;
+insert into rota.stats_progress (counted_until, complete_until, sampled_at)
+select 'epoch', 'epoch', 'epoch' where not exists (select from rota.stats_progress);
+insert into rota.count_progress (round)
+select 0 where not exists (select from rota.count_progress);
