@@ -95,7 +95,8 @@ declare
     v_size constant text := case
         when pg_column_size(value) > 5242880
         then pg_size_pretty(pg_column_size(value)::bigint) || ' in binary form'
-        when octet_length(value::text) > 1048576 then octet_length(value::text) || ' bytes'
+        when octet_length(value::text) > 1048576
+        then format('%s bytes', octet_length(value::text))
     end;
 begin
     if v_size is not null then

@@ -104,7 +104,7 @@ end $$;
 
 create or replace function rota._result_channel(job_id bigint)
     returns text language plpgsql immutable as $$
-begin return 'rota_result_' || job_id; end;
+begin return 'rota_result_' || job_id::text; end;
 $$;
 
 /* The channel of a listen slot, which needs no quotes. */

@@ -177,7 +177,8 @@ begin
     raise exception using errcode = 'RT007',
         message = format('job %s: idempotency_key %L of %s is taken by %s', job_id, v_key,
             coalesce(v_pipeline, 'job type ' || v_scope),
-            coalesce('job ' || rota._find_keyed(v_key, v_scope), 'a job that has just ended')),
+            coalesce('job ' || rota._find_keyed(v_key, v_scope)::text,
+                'a job that has just ended')),
         hint = 'Wait for that job, or cancel it first.';
 end $$;
 

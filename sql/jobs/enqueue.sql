@@ -318,7 +318,8 @@ begin
     if jsonb_typeof(_read_jobs.jobs) is distinct from 'array' then
         perform rota._refuse('jobs', 'must be an array of objects');
     elsif jsonb_array_length(jobs) > 10000 then
-        perform rota._refuse('jobs', 'must be at most 10000, got ' || jsonb_array_length(jobs));
+        perform rota._refuse('jobs', format('must be at most 10000, got %s',
+            jsonb_array_length(jobs)));
     end if;
     has_rules := exists (
         select from jsonb_array_elements(_read_jobs.jobs) as e (job)

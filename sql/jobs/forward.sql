@@ -63,13 +63,13 @@ begin
             limit_key, 'time_limit', time_limit, 'expires_at', expires_at, 'headers', headers))
         || jsonb_build_object('payload', payload);
     -- A line of its own for each database; null without a key.
-    v_line := 'forward:' || database || ':' || case
+    v_line := 'forward:' || database::text || ':' || case
         when char_length(ordering_key) > 200 then md5(ordering_key) else ordering_key end;
     -- Who is confined has a right to the queue there, and to none of those that carry.
     perform rota._check_queues('producer', array[queue]);
     v_ids := rota._insert_jobs(
         array[jsonb_populate_record(null::rota.jobs, jsonb_build_object('job_type',
-            'rota.forward', 'queue', 'forward:' || database, 'payload', v_payload,
+            'rota.forward', 'queue', 'forward:' || database::text, 'payload', v_payload,
             'priority', priority, 'ordering_key', v_line, 'skip_dead', skip_dead))],
         rota._new_ids(1));
     if v_line is not null then perform rota._jobs_came_in(v_ids); end if;
@@ -119,17 +119,18 @@ create or replace function rota.take_forwards(
     set enable_bitmapscan = off set enable_sort = off as $$
 declare
     c_now constant timestamptz := rota.now();
-    c_call constant text := format('claim carriers %L', 'forward:' || database);
+    c_queue constant text := 'forward:' || database::text;
+    c_call constant text := format('claim carriers %L', c_queue);
     v_due record; v_ids bigint[]; v_head record; v_room integer; v_taken integer;
 begin
     perform rota._check_number('database', database, 0, 1023);
     perform rota._check_number('max_bytes', max_bytes, 1, 2147483647);
-    perform rota._check_claim(worker, array['forward:' || database], max_jobs, null, null);
+    perform rota._check_claim(worker, array[c_queue], max_jobs, null, null);
     -- claim_jobs() refuses their queues, since a worker that had a handler for them would end
     -- them without the others being anywhere.
     select d.locked_rows, d.held_limits into v_due
     from rota._lock_due(c_call, string_to_array(rota._scan_start(c_call), ' ')::bigint[],
-        array['forward:' || database], take_forwards.max_jobs, '{rota.forward}', c_now) as d;
+        array[c_queue], take_forwards.max_jobs, '{rota.forward}', c_now) as d;
     with claimed as (
         update rota.jobs as j
         set status = 'running', attempts = least(j.attempts, 2147483646) + 1,

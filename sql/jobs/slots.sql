@@ -260,8 +260,9 @@ end $$;
 
 create or replace function rota._lock_part(limit_name text, part integer)
     returns boolean language plpgsql as $$
-begin return pg_try_advisory_xact_lock(1919907960, hashtext(part || ' ' || limit_name)); end;
-$$;
+begin
+    return pg_try_advisory_xact_lock(1919907960, hashtext(concat(part, ' ', limit_name)));
+end $$;
 
 /* Slots are free again: new rows, behind all others. */
 create or replace function rota._give_slots(limit_names text[])
@@ -288,7 +289,7 @@ begin
         exit when v_taken >= wanted;
         v_cell := v_now - v_rate.cells + v_step;
         continue when not pg_try_advisory_xact_lock(1919907961,
-            hashtext(v_cell || ' ' || bound.limit_name));
+            hashtext(concat(v_cell, ' ', bound.limit_name)));
         v_free := least(wanted - v_taken,
             case when v_step = 1 then v_rate.oldest_starts else v_rate.starts end - (
                 select coalesce(sum(s.starts), 0)::integer from rota.limit_starts as s

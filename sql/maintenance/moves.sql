@@ -303,7 +303,7 @@ begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
     -- A mover may be taking out a late job, which would belong to no move afterwards.
-    perform pg_advisory_xact_lock(hashtextextended('rota.mover ' || m.move_id, 0))
+    perform pg_advisory_xact_lock(hashtextextended('rota.mover ' || m.move_id::text, 0))
     from rota.queue_moves as m where m.queue = end_queue_move.queue;
     select m.* into v_move from rota.queue_moves as m where m.queue = end_queue_move.queue
     for update;
@@ -652,7 +652,7 @@ begin
     where m.move_id = _lock_move.move_id and m.direction = 'out';
     if not found then perform rota._refuse('move_id', 'is not of a queue that moves'); end if;
     perform rota._check_queues('worker', array[v_move.queue]);
-    if not pg_try_advisory_xact_lock(hashtextextended('rota.mover ' || move_id, 0)) then
+    if not pg_try_advisory_xact_lock(hashtextextended('rota.mover ' || move_id::text, 0)) then
         return null;
     end if;
     -- Again, with a snapshot that is younger than the lock.

@@ -87,12 +87,12 @@ declare
 begin
     if v_every between 1 and 59 and v_every = trunc(v_every) then
         if v_version >= c_with_seconds then
-            schedule := trunc(v_every) || ' seconds';
+            schedule := trunc(v_every)::text || ' seconds';
             command := format('call rota.tick_loop(%L, %1$L)', schedule);
         else
             schedule := '* * * * *';
             command := format('call rota.tick_loop(%L, %L)', '60 seconds',
-                trunc(v_every) || ' seconds');
+                trunc(v_every)::text || ' seconds');
         end if;
     elsif v_every between 60 and 3540 and mod(v_every, 60) = 0 then
         -- The first tick, and more of them as long as there is more to do.

@@ -230,7 +230,7 @@ create or replace function rota._purge_rows(
 -- @plpgsql_check_options: security_warnings = off
 declare
     v_now constant timestamptz := rota.now();
-    v_scan constant text := name || coalesce(' ' || hashtext(subject), '');
+    v_scan constant text := name || coalesce(' ' || hashtext(subject)::text, '');
     v_from constant bigint := rota._scan_from(v_scan, v_now, '1 hour');
     -- Rows of several partitions may lie at the same ctid.
     v_key constant text := case name when 'finished_jobs_done' then 'id' else 'ctid' end;
@@ -437,7 +437,7 @@ create or replace function rota._purge_partition(
 ) returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_scan constant text := 'partition ' || partition::oid;
+    v_scan constant text := 'partition ' || partition::oid::text;
     v_page bigint := rota._scan_from(v_scan, v_now, '1 hour');
     v_is_full constant boolean := v_page is null;
     v_rows tid[];

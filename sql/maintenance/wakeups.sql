@@ -124,7 +124,7 @@ begin
     slots := '{}';
     has_changed := false;
     is_active := false;
-    select coalesce(array_agg(h.kind || ' ' || h.key), '{}') into v_held
+    select coalesce(array_agg(concat(h.kind, ' ', h.key)), '{}') into v_held
     from rota._held_locks() as h;
 
     for v_key in
@@ -133,21 +133,21 @@ begin
     loop
         v_slot := (
             select min(n) from generate_series(0, 15) as n
-            where n + 2 || ' ' || v_key = any(v_held)
+            where concat(n + 2, ' ', v_key) = any(v_held)
         );
-        v_is_active := active and ('1 ' || v_key = any(v_held)
+        v_is_active := active and ('1 ' || v_key::text = any(v_held)
             or pg_try_advisory_lock(1919907937, v_key));
         if v_is_active then
             -- It claims by itself, and what it does not take it passes on to all slots.
             v_slot := null;
-            v_held := v_held || ('1 ' || v_key);
-            v_kept := v_kept || ('1 ' || v_key);
+            v_held := v_held || ('1 ' || v_key::text);
+            v_kept := v_kept || ('1 ' || v_key::text);
             is_active := true;
         else
             for v_lower in 0..coalesce(v_slot, 16) - 1 loop
                 if pg_try_advisory_lock(1919907938 + v_lower, v_key) then
                     v_slot := v_lower;
-                    v_held := v_held || (v_slot + 2 || ' ' || v_key);
+                    v_held := v_held || concat(v_slot + 2, ' ', v_key);
                     has_changed := true;
                     exit;
                 end if;
@@ -155,15 +155,15 @@ begin
         end if;
         if v_slot is not null then
             channels := channels || rota._channel(v_key, v_slot);
-            v_kept := v_kept || (v_slot + 2 || ' ' || v_key);
+            v_kept := v_kept || concat(v_slot + 2, ' ', v_key);
         end if;
         -- After the slot: from here on producers look for it.
         if v_slot is not null or v_key = hashtext('') then
-            if '0 ' || v_key <> all(v_held) then
+            if '0 ' || v_key::text <> all(v_held) then
                 perform pg_advisory_lock_shared(1919907936, v_key);
-                v_held := v_held || ('0 ' || v_key);
+                v_held := v_held || ('0 ' || v_key::text);
             end if;
-            v_kept := v_kept || ('0 ' || v_key);
+            v_kept := v_kept || ('0 ' || v_key::text);
         end if;
         if is_first is null then
             is_first := v_is_active or v_slot is not distinct from 0;

@@ -138,7 +138,7 @@ create or replace function rota._examine_workers()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('worker %s (pid %s on %s) is not connected any more, and holds %s '
             'until %s', w.worker, w.pid, w.host,
-            case h.jobs when 1 then '1 job' else h.jobs || ' jobs' end,
+            case h.jobs when 1 then '1 job' else h.jobs::text || ' jobs' end,
             rota._moment(h.locked_until)),
         rota._act_statement('retry', jsonb_build_object('worker', w.worker, 'status',
             'running'), jsonb_build_object('force', true), h.jobs)
@@ -428,8 +428,8 @@ create or replace function rota._examine_dead_jobs()
     select case when g.jobs >= 1000 then 'critical' else 'warning' end,
         case when g.place <= 20 then format('%s of type %s in queue %s died in the last hour '
             'with %s, the last %s ago, such as job %s',
-            case g.jobs when 1 then '1 job' else g.jobs || ' jobs' end, g.job_type, g.queue,
-            rota._error_words(g.error_type, g.message),
+            case g.jobs when 1 then '1 job' else g.jobs::text || ' jobs' end, g.job_type,
+            g.queue, rota._error_words(g.error_type, g.message),
             rota._span(rota.now() - g.last_at), g.job_id) end,
         case when g.place <= 20 then rota._act_statement('retry', jsonb_build_object('queue',
             g.queue, 'job_type', g.job_type, 'status', 'dead', 'is_discarded', false,
@@ -472,7 +472,7 @@ create or replace function rota._examine_effects()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('it is unknown whether %s happened, the newest of them %s %s of '
             'job %s: look, and say how it was with settle_effect()',
-            case count(*) when 1 then '1 effect' else count(*) || ' effects' end,
+            case count(*) when 1 then '1 effect' else count(*)::text || ' effects' end,
             (array_agg(u.scope order by u.recorded_at desc))[1],
             (array_agg(u.key order by u.recorded_at desc))[1],
             (array_agg(u.job_id order by u.recorded_at desc))[1]),
@@ -656,7 +656,7 @@ begin
             round(c_usage::numeric * 100, 1),
             coalesce('The oldest transaction is that of ' || rota._session_words(c_oldest),
                 'pg_stat_activity tells the oldest transaction to a superuser')),
-        'select pg_terminate_backend(' || c_oldest || ');'
+        'select pg_terminate_backend(' || c_oldest::text || ');'
     where c_usage > 0.01;
 end $$;
 

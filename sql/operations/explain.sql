@@ -363,7 +363,7 @@ begin
                 (select format(', and the first of them is job %s (%s, %s)', j.id,
                     j.job_type, j.status)
                 from rota.job_runs as j where j.id = v_head_id)),
-            'select * from rota.explain_job(' || v_head_id || ');'
+            'select * from rota.explain_job(' || v_head_id::text || ');'
         where v_head_id is distinct from job.id;
     end if;
 end $$;
@@ -534,7 +534,7 @@ begin
                 coalesce(case when c_deadline < c_now then '; its time limit was over '
                     else '; its time limit is over in ' end || rota._span(c_deadline - c_now)
                     || case when c_deadline < c_now then ' ago' else '' end, '')
-                || coalesce('; it is ' || job.progress_percent || ' % done', '')
+                || coalesce('; it is ' || job.progress_percent::text || ' % done', '')
                 || coalesce(': ' || rota._one_line(job.progress_message), '')),
             null::text;
     end if;

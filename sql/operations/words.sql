@@ -16,9 +16,9 @@ declare
     c_hours constant bigint := c_left % 86400 / 3600;
     c_minutes constant bigint := c_left % 3600 / 60;
     c_parts constant text[] := array_remove(array[
-        nullif(c_days, 0) || ' d', nullif(c_hours, 0) || ' h',
-        case when c_days = 0 then nullif(c_minutes, 0) || ' min' end,
-        case when c_days + c_hours = 0 then nullif(c_left % 60, 0) || ' s' end
+        nullif(c_days, 0)::text || ' d', nullif(c_hours, 0)::text || ' h',
+        case when c_days = 0 then nullif(c_minutes, 0)::text || ' min' end,
+        case when c_days + c_hours = 0 then nullif(c_left % 60, 0)::text || ' s' end
     ], null);
 begin
     return case

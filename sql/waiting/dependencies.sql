@@ -60,7 +60,7 @@ begin
     where p.status <> 'succeeded' order by 1, 2 on conflict do nothing;
     -- A part that was found may end before this is committed.
     perform rota._add_checks('job', array(
-        select b.id || ' all'
+        select b.id::text || ' all'
         from unnest(_block_children.blocks, _block_children.are_new) as b (id, is_new)
         where not b.is_new));
 end $$;
@@ -388,7 +388,7 @@ begin
         begin
             perform from rota.finished_jobs as f where f.id = v_child_id for update nowait;
             perform rota._restore_jobs(array[v_child_id]);
-            perform rota._add_checks('retry', array[v_child_id || ' 0']);
+            perform rota._add_checks('retry', array[v_child_id::text || ' 0']);
         exception
             when sqlstate 'RT007' or sqlstate 'RT014' or sqlstate 'RT016'
               or invalid_parameter_value then null;
@@ -412,7 +412,7 @@ declare
 begin
     perform rota.retry_job(job_id, force);
     v_dependants := rota._cancelled_dependants(job_id, 1000);
-    perform rota._add_checks('retry', array[job_id || ' 0']);
+    perform rota._add_checks('retry', array[job_id::text || ' 0']);
     perform rota._audit('retry_with_dependants', null, array[job_id], null,
         jsonb_build_object('dependants', v_dependants));
     return 1 + v_dependants;

@@ -53,7 +53,7 @@ begin
     ) as b;
     if v_free is not null then perform rota._open_jobs(v_free); end if;
     if v_keyed is not null then perform rota._enter_keys(v_keyed); end if;
-    perform rota._add_checks('job', array_agg(w.id || ' all'))
+    perform rota._add_checks('job', array_agg(w.id::text || ' all'))
     from unnest(v_waiting) as w (id) having count(*) > 0;
 end $$;
 

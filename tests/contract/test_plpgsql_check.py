@@ -26,8 +26,9 @@ CHECK = """
     from pg_proc as p
     join pg_language as l on l.oid = p.prolang and l.lanname = 'plpgsql'
     cross join lateral plpgsql_check_function_tb(
-        p.oid,
-        coalesce((select t.tgrelid from pg_trigger as t where t.tgfoid = p.oid limit 1), 0),
+        p.oid::regprocedure,
+        coalesce((select t.tgrelid from pg_trigger as t where t.tgfoid = p.oid limit 1), 0)
+            ::regclass,
         fatal_errors => false, extra_warnings => true, security_warnings => true,
         performance_warnings => true, other_warnings => true,
         compatibility_warnings => true, use_incomment_options => %s
@@ -35,6 +36,25 @@ CHECK = """
     where p.pronamespace = %s::regnamespace
     order by 1, 2
 """
+
+# As a database has them that came from one before 8.3, or whose drivers send texts.
+LEGACY_CASTS = [
+    *((kind, "text") for kind in ("smallint", "integer", "bigint", "numeric", "float8")),
+    *((kind, "text") for kind in ("oid", "interval", "timestamptz", "jsonb")),
+    *(("text", kind) for kind in ("integer", "bigint", "interval", "timestamptz", "jsonb")),
+]
+
+
+@pytest.fixture
+def legacy(request: pytest.FixtureRequest, db: psycopg.Connection[Any]) -> None:
+    """Casts that are done without a word, if the test wants them."""
+    for source, target in LEGACY_CASTS if request.param else []:
+        db.execute(f"create cast ({source} as {target}) with inout as implicit")
+
+
+with_and_without_legacy_casts = pytest.mark.parametrize(
+    "legacy", [False, True], ids=["plain", "legacy casts"], indirect=True
+)
 
 
 # It does not see that these lock rows or make and drop tables, and would have them be stable.
@@ -89,6 +109,8 @@ def test_nothing_else_is_overlooked(checker: psycopg.Connection[Any]) -> None:
     assert notices == [(name, message) for name in sorted([*_OVERLOOKED, "_drop_partitions"])]
 
 
+@with_and_without_legacy_casts
+@pytest.mark.usefixtures("legacy")
 def test_functions_that_it_does_not_read_are_one_statement_each(
     db: psycopg.Connection[Any],
 ) -> None:
@@ -108,6 +130,8 @@ def test_functions_that_it_does_not_read_are_one_statement_each(
 
 
 @pytest.mark.slow
+@with_and_without_legacy_casts
+@pytest.mark.usefixtures("legacy")
 def test_no_function_has_a_finding(checker: psycopg.Connection[Any]) -> None:
     findings = checker.execute(CHECK, (True, "rota")).fetchall()
 
