@@ -439,8 +439,9 @@ begin
         return;
     elsif v_move.horizon is null or v_move.horizon
       > pg_snapshot_xmin(pg_current_snapshot()) then
+        -- One that is restored may be of a server that had come further.
         update rota.queue_moves as m
-        set horizon = coalesce(m.horizon, pg_snapshot_xmax(pg_current_snapshot()))
+        set horizon = least(m.horizon, pg_snapshot_xmax(pg_current_snapshot()))
         where m.move_id = v_move.move_id;
         has_more := false;
         return next;

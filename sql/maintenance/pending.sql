@@ -169,7 +169,9 @@ begin
     update rota.pending_checks as c
     set due_at = rota.now() + interval '50 milliseconds' * power(2, least(c.deferrals, 7)),
         deferrals = c.deferrals + 1, updated_at = rota.now(),
-        made_by = case when c.deferrals = 0 then pg_current_xact_id() else c.made_by end
+        -- One that is restored may be of a server that had come further.
+        made_by = case when c.deferrals = 0 then pg_current_xact_id()
+            else least(c.made_by, pg_current_xact_id()) end
     where c.id = any(v_deferred);
     return cardinality(v_done) + cardinality(v_deferred);
 end $$;

@@ -454,12 +454,16 @@ begin
     set is_backfilled = v_limit.max_running is null or v_locked @> v_names,
         backfill_xid = case
             when l.max_running is null then null
-            when not l.is_backfilled or l.backfill_xid = '18446744073709551615'
-            -- A snapshot alone does not know of those that began after the last that ended.
-            then greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot()))
+            -- A later one is that of set_limit(), or of the server that a dump is from.
+            when not l.is_backfilled or l.backfill_xid > n.next_xid then n.next_xid
             when l.backfill_xid > pg_snapshot_xmin(pg_current_snapshot()) then l.backfill_xid
             when not v_is_counted then l.backfill_xid
         end
+    -- A snapshot alone does not know of those that began after the last that ended.
+    from (
+        select greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot()))
+            as next_xid
+    ) as n
     where l.limit_name = v_limit.limit_name returning l.* into v_limit;
     return v_limit.is_backfilled and v_limit.backfill_xid is null;
 end $$;

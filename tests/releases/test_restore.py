@@ -12,6 +12,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from support.waiting import wait_until
+
 Make = Callable[[Path | None], str]
 
 LIFE = """
@@ -198,3 +200,47 @@ def test_data_that_is_restored_over_an_install_leaves_maintenance_working(
         db.execute("select rota.tick()")
         assert db.execute("select count(*) from rota.job_runs").fetchone() != (0,)
     assert warnings == []
+
+
+def test_what_waits_for_transactions_goes_on_where_their_numbers_are_lower(
+    live: str, make: Make, tool: Any, tmp_path: Path
+) -> None:
+    """A new server counts them from the start."""
+    with psycopg.connect(live, autocommit=True) as db:
+        db.execute("select rota.tick()")
+        db.execute("select rota.set_queue('mail', ageing => '1 minute')")
+        db.execute("select rota.set_limit(job_type => 'book', max_running => 1)")
+        db.execute("select rota.set_database_number(5)")
+        db.execute("select rota.enqueue('goes', queue => 'leaves')")
+        db.execute("select rota.pick_moves(rota.begin_queue_move('leaves', 6))")
+        with db.transaction(), psycopg.connect(live, autocommit=True) as other:
+            db.execute("select pg_current_xact_id()")
+            for _ in range(3):
+                other.execute("select rota.tick()")
+        db.execute(
+            "update rota.pending_checks set made_by = '1099511627776' where deferrals > 0"
+        )
+        db.execute(
+            "update rota.limits set backfill_xid = '1099511627776'"
+            " where backfill_xid is not null"
+        )
+        db.execute("update rota.queue_moves set horizon = '1099511627776'")
+        waits = db.execute("select distinct kind from rota.pending_checks where deferrals > 0")
+        assert {kind for (kind,) in waits} >= {"limit", "queue"}
+    tool("pg_dump", live, "-Fc", "-f", tmp_path / "rota.dump")
+    copy = make(None)
+    assert tool("pg_restore", copy, "-1", tmp_path / "rota.dump").returncode == 0
+
+    with psycopg.connect(copy, autocommit=True) as db:
+
+        def goes_on() -> bool:
+            db.execute("select rota.tick()")
+            db.execute("select rota.pick_moves(move_id) from rota.queue_moves")
+            row = db.execute(
+                "select not exists (select from rota.pending_checks where kind = 'queue')"
+                " and not exists (select from rota.limits where backfill_xid is not null)"
+                " and exists (select from rota.outgoing_jobs)"
+            ).fetchone()
+            return row == (True,)
+
+        wait_until(goes_on, "something waits for ever")
