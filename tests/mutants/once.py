@@ -251,7 +251,8 @@ v_row ->> 'pause_name',
         "sql/maintenance/test_moves.py",
         sql(
             "maintenance/moves",
-            "perform pg_advisory_xact_lock(hashtextextended('rota.mover ' || m.move_id::text, 0))",
+            "perform pg_advisory_xact_lock("
+            "hashtextextended('rota.mover ' || m.move_id::text, 0))",
             "perform m.move_id",
         ),
     ),
