@@ -48,13 +48,16 @@ create or replace function rota._objects()
     set quote_all_identifiers = off as $$
     with relations as (
         select c.oid, quote_ident(c.relname) as name, c.relkind, c.relispartition,
-            c.relpersistence, c.reloptions, c.relrowsecurity
+            c.relpersistence, c.reloptions, c.relrowsecurity, (
+                select concat(i.inhparent::regclass, ' ', pg_get_expr(c.relpartbound, c.oid))
+                from pg_inherits as i where i.inhrelid = c.oid
+            ) as part_of
         from pg_class as c
         where c.relnamespace = 'rota'::regnamespace and c.relkind in ('r', 'p', 'v')
           and c.relname !~ '_[0-9]{8}$'
     )
     select 'table', r.name, jsonb_build_object('logged', r.relpersistence = 'p',
-        'row security', r.relrowsecurity, 'options',
+        'row security', r.relrowsecurity, 'part of', r.part_of, 'options',
         array_to_string(array(select o from unnest(r.reloptions) as o order by 1), ', '))::text
     from relations as r where r.relkind in ('r', 'p')
     union all
@@ -205,8 +208,15 @@ create or replace function rota._examine_drift()
         -- What is said of a table is said of its parts.
         where not exists (
             select from differences as t
-            where t.kind in ('table', 'view') and num_nulls(t.expected, t.actual) > 0
-              and d.name like t.name || '.%'
+            where t.kind in ('table', 'view')
+              and case
+                when num_nulls(t.expected, t.actual) > 0 then d.name like t.name || '.%'
+                -- Its columns and indexes are not its parent's any more.
+                when t.kind = 'table' and t.expected::jsonb -> 'part of'
+                    <> t.actual::jsonb -> 'part of'
+                then d.name like t.name || '.%'
+                  or d.kind = 'index' and d.expected is null and d.name ^@ (t.name || '_')
+              end
         )
           and (d.kind <> 'grant' or d.expected is not null)
         order by 2, d.kind, d.name)
@@ -303,6 +313,9 @@ $$;
 create or replace function rota._set_table(table_name text, expected jsonb, actual jsonb)
     returns text language sql immutable as $$
     select concat_ws(' ',
+        case when actual -> 'part of' <> expected -> 'part of'
+            then 'alter table ' || p.of[1] || ' attach partition ' || table_name || ' '
+                || p.of[2] || ';' end,
         case when actual -> 'logged' <> expected -> 'logged'
             then format('alter table %s set logged;', table_name) end,
         case when actual -> 'row security' <> expected -> 'row security'
@@ -313,7 +326,8 @@ create or replace function rota._set_table(table_name text, expected jsonb, actu
             then format('alter table %s reset (%s);', table_name,
                 regexp_replace(actual ->> 'options', '=[^,]*', '', 'g')) end,
         case when actual -> 'options' <> expected -> 'options' and expected ->> 'options' <> ''
-            then format('alter table %s set (%s);', table_name, expected ->> 'options') end);
+            then format('alter table %s set (%s);', table_name, expected ->> 'options') end)
+    from (select regexp_match(expected ->> 'part of', '^([^ ]+) (.+)$') as of) as p;
 $$;
 
 /* Rights and owners that make rota open to others, or keep its roles from their work. */

@@ -132,6 +132,16 @@ def only(db):
             "delete on table rota.jobs is granted to pg_monitor",
         ),
         ("alter table rota.jobs owner to postgres", "critical", "table rota.jobs belongs to"),
+        (
+            "alter table rota.finished_jobs detach partition rota.finished_jobs_dead",
+            "critical",
+            "table finished_jobs_dead was changed: it is",
+        ),
+        (
+            "alter table rota.job_errors detach partition rota.job_errors_default",
+            "critical",
+            "table job_errors_default was changed: it is",
+        ),
         # Names of others, of which some begin as one of ours.
         (
             'create index "jobs_hold_idx.old" on rota.jobs (payload)',
