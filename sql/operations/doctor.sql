@@ -54,7 +54,7 @@ begin
             ('indexes', 'no index is much larger than what is in it'),
             ('partitions', 'rows have their partitions'),
             ('notifications', 'the queue of notifications is empty'),
-            ('sequences', 'no sequence is near its end'),
+            ('sequences', 'no sequence is near its end, or behind'),
             ('versions', 'all workers are of the version of the database'),
             ('drift', 'all is as it was installed'),
             ('standby', 'this is no standby')
@@ -660,12 +660,43 @@ begin
     where c_usage > 0.01;
 end $$;
 
+/* Behind its rows is a sequence that a logical replication, or a restore of single tables, has
+ * left out: then ids are given for the second time.  Those of other databases do not count. */
 create or replace function rota._examine_sequences()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'critical', format('sequence rota.%s is at %s of %s', s.sequencename, s.last_value,
         s.max_value), null::text
     from pg_sequences as s
-    where s.schemaname = 'rota' and s.last_value > s.max_value / 2 order by s.sequencename;
+    where s.schemaname = 'rota' and s.last_value > s.max_value / 2
+    union all
+    select 'critical', format('sequence rota.%s is behind, at %s, where %s is given already: '
+            'what comes next fails, or gets an id of another', t.name, t.last_value, t.taken),
+        format('select setval(%L, %s);', 'rota.' || t.name, t.last_value
+            + ceil((t.taken - t.last_value)::numeric / t.step) * t.step)
+    from (
+        select 'jobs_id_seq' as name, rota._id_step() as step,
+            q.last_value - case when q.is_called then 0 else rota._id_step() end as last_value,
+            (
+                select max(i.id)
+                from (
+                    (select j.id from rota.jobs as j order by j.id desc limit 1000)
+                    union all
+                    (select f.id from rota.finished_jobs as f order by f.id desc limit 1000)
+                ) as i
+                where coalesce(rota.database_number() = rota.database_number_of(i.id), true)
+            ) as taken
+        from rota.jobs_id_seq as q
+        union all
+        select 'audit_log_id_seq', 1, q.last_value - case when q.is_called then 0 else 1 end,
+            (select max(a.id) from rota.audit_log as a)
+        from rota.audit_log_id_seq as q
+        union all
+        select 'pending_checks_id_seq', 1,
+            q.last_value - case when q.is_called then 0 else 1 end,
+            (select max(c.id) from rota.pending_checks as c)
+        from rota.pending_checks_id_seq as q
+    ) as t
+    where t.taken > t.last_value;
 $$;
 
 create or replace function rota._examine_versions()

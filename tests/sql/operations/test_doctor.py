@@ -524,6 +524,36 @@ def test_a_sequence_near_its_end(db):
     assert "jobs_id_seq" in row.evidence
 
 
+@pytest.mark.parametrize("number", [None, 5])
+def test_a_sequence_behind_its_rows(db, number):
+    """As where a replication has left it out."""
+    if number is not None:
+        value(db, "set_database_number", number=number)
+    for _ in range(3):
+        value(db, "cancel_job", job_id=enqueue(db))
+    db.execute("select setval('rota.jobs_id_seq', min(id), false) from rota.finished_jobs")
+    db.execute("select setval('rota.audit_log_id_seq', 1, false)")
+    last = scalar(db, "select max(id) from rota.finished_jobs")
+
+    found = [row for row in call(db, "doctor") if row.finding == "sequences"]
+
+    assert [row.severity for row in found] == ["critical", "critical"]
+    assert "jobs_id_seq is behind" in found[0].evidence
+    for row in found:
+        db.execute(row.remedy)
+    assert [row.severity for row in call(db, "doctor") if row.finding == "sequences"] == ["ok"]
+    assert enqueue(db) == last + (1 if number is None else 1024)
+    value(db, "pause_queue", queue="default")
+
+
+def test_jobs_of_other_databases_are_not_behind(db):
+    value(db, "set_database_number", number=5)
+    value(db, "cancel_job", job_id=enqueue(db))
+    db.execute("update rota.finished_jobs set id = id + 4096 * 1024 + 1")
+
+    assert [row.severity for row in call(db, "doctor") if row.finding == "sequences"] == ["ok"]
+
+
 def test_doctor_writes_nothing(db):
     die(db, ordering_key="k")
     enqueue(db, run_at=ago(db, "10 min"))
