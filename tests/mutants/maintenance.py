@@ -724,6 +724,32 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "catalog-by-the-session",
+        "The doctor takes what a session writes otherwise for drift.",
+        "sql/operations/test_drift.py",
+        sql(
+            "operations/drift",
+            "    set timezone = 'UTC' set datestyle = 'ISO' set intervalstyle = 'postgres'\n",
+            "",
+        ),
+    ),
+    mutant(
+        "copy-without-data",
+        "In a copy of the schema alone the doctor has each object dropped.",
+        "releases/test_restore.py",
+        sql("operations/drift", "      and exists (select from rota.manifest)\n", ""),
+    ),
+    mutant(
+        "numbers-of-another-server",
+        "A restored queue under way stands still until the server has come so far.",
+        "releases/test_restore.py",
+        sql(
+            "maintenance/moves",
+            "set horizon = least(m.horizon, pg_snapshot_xmax(pg_current_snapshot()))",
+            "set horizon = coalesce(m.horizon, pg_snapshot_xmax(pg_current_snapshot()))",
+        ),
+    ),
+    mutant(
         "grants-by-hand-reported",
         "The doctor takes a grant by hand to a role of ours for drift.",
         "sql/operations/test_drift.py",
