@@ -704,6 +704,18 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "SIGTERM (default: 20.0)" in " ".join(capsys.readouterr().out.split())
 
 
+def test_help_has_no_escapes_where_python_would_colour_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+
+    for words in (["--help"], ["worker", "--help"], ["worker", "--nonsense"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        printed = capsys.readouterr()
+        assert "usage: rota " in printed.out + printed.err
+
+
 @pytest.mark.parametrize(
     ("words", "lock"),
     [

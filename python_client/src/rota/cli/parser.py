@@ -151,6 +151,10 @@ class Misuse(Exception):
 class Parser(argparse.ArgumentParser):
     """One that raises what is wrong, so that it can be told as JSON."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.color = False  # Python 3.14 would colour help, by escapes that PlainText shows
+
     def error(self, message: str) -> NoReturn:
         """Raise it."""
         code = self.get_default("failed") or UsageError.code
