@@ -1,5 +1,6 @@
 """What is refused when a handler is registered, or a delay is made."""
 
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -68,6 +69,17 @@ def test_whatever_can_be_called_with_the_job_is_taken(handler: Any) -> None:
 def test_what_cannot_be_called_with_the_job_is_refused(handler: Any) -> None:
     with pytest.raises(TypeError, match=r"^the handler of 'a' is called with the job alone"):
         Registry().add("a", handler)
+
+
+def test_types_that_only_a_type_checker_knows_are_not_asked_for() -> None:
+    """From Python 3.14 on without the import from __future__, which the others need."""
+    lazy = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
+    names: dict[str, Any] = {}
+    exec(f"{lazy}def send(job: Hidden) -> Unknown: ...\ndef none() -> Hidden: ...", names)
+
+    Registry().add("send", names["send"])
+    with pytest.raises(TypeError, match="called with the job alone, which none does not take"):
+        Registry().add("none", names["none"])
 
 
 async def _async_with_plain(job: rota.Job) -> None: ...

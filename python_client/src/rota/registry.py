@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -18,6 +19,9 @@ from .client.values import check_name
 from .codec import Codec
 from .job import AsyncJob, BaseJob, Job, JobEnd
 from .tasks import Errors, Handler, Task, TaskDecorator, TaskOptions, job_kinds
+
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
 
 Result = Mapping[Any, Any] | Sequence[Any] | float | str | Exception | None
 """What a plain handler may return: JSON, or an exception that counts as raised.
@@ -387,7 +391,7 @@ async def _lifespan(function: Resources) -> AsyncIterator[Any]:
 
 def _check_takes_a_job(job_type: str, function: Handler) -> None:
     try:
-        inspect.signature(function).bind(None)
+        _signature(function).bind(None)
     except ValueError:
         pass  # written in C, without a signature
     except TypeError as error:
@@ -396,6 +400,13 @@ def _check_takes_a_job(job_type: str, function: Handler) -> None:
             f"the handler of {job_type!r} is called with the job alone, "
             f"which {name} does not take: {error}"
         ) from None
+
+
+def _signature(function: Handler) -> inspect.Signature:
+    """Return the signature; a type in it may be imported for type checkers only."""
+    if sys.version_info >= (3, 14):  # which evaluates types where they are read
+        return inspect.signature(function, annotation_format=Format.STRING)
+    return inspect.signature(function)
 
 
 def _check_kind_of_job(job_type: str, function: Handler) -> None:
