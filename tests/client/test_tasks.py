@@ -25,7 +25,7 @@ from uuid import UUID
 import psycopg
 import pydantic
 import pytest
-from typing_extensions import TypeAliasType
+from typing_extensions import ReadOnly, TypeAliasType
 
 import rota
 from rota import AsyncClient, AsyncJob, Client, Codec, Job, Registry
@@ -79,8 +79,9 @@ class Parcel:
 
 
 class Line(TypedDict):
-    sku: str
+    sku: ReadOnly[str]
     count: NotRequired[int]
+    shelf: ReadOnly[NotRequired[str]]
 
 
 @dataclass
@@ -369,6 +370,7 @@ VALUES: list[tuple[Any, Any, Any]] = [
     (dict[int, date], {1: date(2026, 1, 2)}, {"1": "2026-01-02"}),
     (Mapping[str, list[Decimal]], {"a": [Decimal(1)]}, {"a": ["1"]}),
     (Line, {"sku": "a"}, {"sku": "a"}),
+    (Line, {"sku": "a", "shelf": "B7"}, {"sku": "a", "shelf": "B7"}),
     (
         Order,
         Order(UUID(int=1), Decimal("9.90"), datetime(2026, 1, 2, tzinfo=UTC), [{"sku": "a"}]),

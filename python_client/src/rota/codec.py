@@ -164,14 +164,15 @@ def _key(value: Any) -> str:
 
 def _required_keys(kind: Any) -> set[str]:
     # With annotations that are texts, a class does not see what is Required or NotRequired.
-    marks = {
-        name: get_origin(h) for name, h in get_type_hints(kind, include_extras=True).items()
-    }
-    return {
-        name
-        for name, mark in marks.items()
-        if mark is Required or (mark is not NotRequired and name in kind.__required_keys__)
-    }
+    required = set(kind.__required_keys__)
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        while _is_marked(hint):
+            if get_origin(hint) is NotRequired:
+                required.discard(name)
+            elif get_origin(hint) is Required:
+                required.add(name)
+            hint = get_args(hint)[0]
+    return required
 
 
 def _is_model(kind: type) -> bool:
@@ -198,9 +199,15 @@ def _bare(kind: Any) -> Any:
         return _bare(kind.__supertype__)
     if type(kind).__name__ == "TypeAliasType":  # which `type` makes, from Python 3.12 on
         return _bare(kind.__value__)
-    if get_origin(kind) in (Annotated, Required, NotRequired):
+    if _is_marked(kind):
         return _bare(get_args(kind)[0])
     return kind
+
+
+def _is_marked(kind: Any) -> bool:
+    mark = get_origin(kind)
+    is_read_only = getattr(mark, "_name", None) == "ReadOnly"  # of typing, from Python 3.13 on
+    return mark in (Annotated, Required, NotRequired) or is_read_only
 
 
 def _width(kind: Any) -> int:
