@@ -129,6 +129,23 @@ def test_a_signal_that_comes_while_a_process_starts_reaches_it(
     assert Supervisor(command, 1, reload=False, is_done=False).run() == 1  # it was killed
 
 
+def test_a_process_that_leaves_before_its_second_signal_has_not_failed() -> None:
+    child = Child([sys.executable, "-c", "import time; time.sleep(30)"], 0)
+    child.start_if_due()
+    codes = []
+
+    def has_ended() -> bool:
+        codes.append(child.poll())
+        return not child.is_running
+
+    child.stop(2)
+    child.tell()
+    child.tell()
+
+    wait_until(has_ended, "its end")
+    assert codes[-1] == 0
+
+
 @pytest.mark.slow
 def test_processes_that_drain_end_and_have_no_successors(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
