@@ -404,9 +404,10 @@ def _check_takes_a_job(job_type: str, function: Handler) -> None:
 
 def _signature(function: Handler) -> inspect.Signature:
     """Return the signature; a type in it may be imported for type checkers only."""
+    options: Any = {}
     if sys.version_info >= (3, 14):  # which evaluates types where they are read
-        return inspect.signature(function, annotation_format=Format.STRING)
-    return inspect.signature(function)
+        options = {"annotation_format": Format.STRING}
+    return inspect.signature(function, **options)
 
 
 def _check_kind_of_job(job_type: str, function: Handler) -> None:
