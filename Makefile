@@ -26,6 +26,9 @@ test-fast: $(VENV)/.dev ## Run what takes little: sql, client and contract witho
 test-matrix: $(VENV)/.dev ## Run the SQL and race tests on PostgreSQL 14 to 18
 	$(BIN)/python tests/matrix.py $(ARGS)
 
+test-pythons: $(VENV)/.dev ## Run the tests of the client on each Python from 3.11 to 3.14 that is found: ARGS="3.13 -- client"
+	$(BIN)/python tests/pythons.py $(ARGS)
+
 test-settings: $(VENV)/.dev ## Run the tests under settings that a database may have: ARGS="'time zone'"
 	$(BIN)/python tests/settings.py $(ARGS)
 

@@ -68,9 +68,11 @@ def run_tests(bindir: Path, arguments: list[str]) -> tuple[bool, str]:
 IN_PARALLEL = ("-n", "2", "--dist", "loadfile")
 
 
-def run_pytest(environment: dict[str, str], arguments: list[str]) -> tuple[bool, str]:
+def run_pytest(
+    environment: dict[str, str], arguments: list[str], python: str = sys.executable
+) -> tuple[bool, str]:
     """Run tests in an environment; return whether all is well, and pytest's closing line."""
-    command = [sys.executable, "-m", "pytest", "-q", *IN_PARALLEL, *arguments]
+    command = [python, "-m", "pytest", "-q", *IN_PARALLEL, *arguments]
     process = subprocess.Popen(
         command, cwd=ROOT / "tests", env=environment, stdout=subprocess.PIPE, text=True
     )
