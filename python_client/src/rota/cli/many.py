@@ -30,7 +30,7 @@ import psycopg
 from ..client.connecting import connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError, RotaError
-from .output import CommandError, UnknownOutcomeError, print_json
+from .output import CommandError, InFront, UnknownOutcomeError, print_json
 
 FAILED = 1
 ACTS = {
@@ -172,7 +172,7 @@ def _begin(function: Callable[[], T]) -> Future[T]:
     return answer
 
 
-class Divided(io.TextIOBase):
+class Divided(InFront):
     """Keeps what each thread writes, until it takes it; what its maker writes goes below."""
 
     def __init__(self, below: TextIO) -> None:

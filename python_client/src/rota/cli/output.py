@@ -59,7 +59,14 @@ def printable(text: str) -> str:
     return UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-class PlainText(io.TextIOBase):
+class InFront(io.TextIOBase):
+    """A stream in front of another one, which stays as it is."""
+
+    def close(self) -> None:
+        """Do nothing: whoever collects this closes it, when the other may be closed."""
+
+
+class PlainText(InFront):
     """A stream that a terminal shows and does not obey, whatever texts come from jobs."""
 
     def __init__(self, stream: TextIO) -> None:
