@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -69,9 +70,15 @@ class Endless(Mapping[str, int]):
         raise RuntimeError("no keys")
 
 
-@pytest.mark.parametrize(
-    "payload", ['{"n":1e5000}', '{"a":' + "[" * 3000 + "]" * 3000 + "}"], ids=["long", "deep"]
+READS_ALL = sys.version_info >= (3, 14)
+TOO_DEEP = pytest.param(
+    '{"a":' + "[" * 12000 + "]" * 12000 + "}",
+    id="deep",
+    marks=pytest.mark.skipif(READS_ALL, reason="Python 3.14 reads what Postgres takes"),
 )
+
+
+@pytest.mark.parametrize("payload", [pytest.param('{"n":1e5000}', id="long"), TOO_DEEP])
 def test_a_payload_that_python_cannot_read_fails_its_own_job_only(
     client: Client, db: psycopg.Connection[Any], drain: Drain, status: Status, payload: str
 ) -> None:
