@@ -704,6 +704,14 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "SIGTERM (default: 20.0)" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_command_works_where_nobody_reads_its_output(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # as Python does if it is closed
+
+    assert main(["status", "-d", dsn]) == 0
+
+
 def test_help_has_no_escapes_where_python_would_colour_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import os
 import sys
@@ -57,7 +58,8 @@ def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) 
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["demo"]:
         return _demo(words[1:])
-    with redirect_stdout(PlainText(sys.stdout)):
+    # A service manager may have closed it; Python 3.14 asks it about colours at once.
+    with redirect_stdout(PlainText(sys.stdout or io.StringIO())):
         try:
             arguments, unknown = make_parser().parse_known_args(words)
             if unknown:
