@@ -481,7 +481,7 @@ def test_a_worker_tells_that_the_database_has_another_version(
     assert "upgrade the worker" not in caplog.text
 
     monkeypatch.setattr("rota.worker.worker.__version__", "0.1.9")
-    mutate(db, "report_worker", r"if version ~ '^0\.1\.' then", "if false then")
+    mutate(db, "report_worker", "if version ~ '^0[.]1[.]' then", "if false then")
     Worker(dsn, registry).run(drain=True)
     assert "and this worker 0.1.9: upgrade the worker" in caplog.text
 
