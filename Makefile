@@ -108,13 +108,13 @@ bench-web: $(VENV)/.dev ## Time each screen among a million live and ten million
 	@cd tests && ../$(BIN)/python -m web.timings $(ARGS)
 
 bench: $(VENV)/.bench ## Measure everything against yardsticks, in 75 minutes: ARGS="--only claims"
-	$(BIN)/python tests/bench/run.py $(ARGS)
+	$(BIN)/python tests/bench/measure_all.py $(ARGS)
 
 bench-quick: $(VENV)/.bench ## See in less than four minutes that every benchmark works
-	$(BIN)/python tests/bench/run.py --quick $(ARGS)
+	$(BIN)/python tests/bench/measure_all.py --quick $(ARGS)
 
 bench-schedules: $(VENV)/.dev ## Enqueue the jobs of 100000 schedules of one minute, and claim meanwhile
-	$(BIN)/python tests/bench/schedules.py $(ARGS)
+	$(BIN)/python tests/bench/due_schedules.py $(ARGS)
 
 bench-behind: $(VENV)/.dev ## Claim with a million jobs behind limits, keys and tenants, and without
 	$(BIN)/python tests/bench/behind.py $(ARGS)
@@ -123,8 +123,8 @@ bench-upgrade: $(VENV)/.dev ## Upgrade a million rows of 0.1.0 with old clients 
 	$(PYTEST) releases/test_from_0_1_0.py -m long -s $(ARGS)
 
 bench-waiting: $(VENV)/.dev ## Measure limits, turns, order and dependencies, before and after: ARGS="--against PATH" HELD="--against PATH"
-	$(BIN)/python tests/bench/waiting.py $(ARGS)
-	$(BIN)/python tests/bench/limits.py
+	$(BIN)/python tests/bench/waiting_costs.py $(ARGS)
+	$(BIN)/python tests/bench/limit_costs.py
 	$(BIN)/python tests/bench/waiting_held.py $(HELD)
 
 bench-databases: $(VENV)/.dev ## Work for four databases on two servers, of which one is killed and stopped, in ten minutes
@@ -137,10 +137,10 @@ bench-failover: $(VENV)/.dev ## Time how long producers wait when a primary dies
 	cd tests && ../$(BIN)/python -m bench.failover $(ARGS)
 
 bench-acts: $(VENV)/.dev ## Act on 100000 jobs at once, and see what claims feel of it, in four minutes
-	$(BIN)/python tests/bench/acts.py $(ARGS)
+	$(BIN)/python tests/bench/acts_at_once.py $(ARGS)
 
 bench-settings: $(VENV)/.dev ## See what one setting of another queue costs: ARGS="--against PATH", a tree to compare with
-	$(BIN)/python tests/bench/settings.py $(ARGS)
+	$(BIN)/python tests/bench/settings_cost.py $(ARGS)
 
 bench-single: $(VENV)/.dev ## Measure the plain calls beside another commit: ARGS=PATH, a tree to compare with
 	$(BIN)/python tests/bench/single.py $(ARGS)
@@ -152,7 +152,7 @@ bench-outage: $(VENV)/.dev ## Count the attempts while a mail server is down, wi
 	$(BIN)/python tests/bench/outage.py $(ARGS)
 
 bench-maintenance: $(VENV)/.dev ## Remove what has expired, by the ten thousand rows a second: ARGS="--against ../main"
-	$(BIN)/python tests/bench/maintenance.py $(ARGS)
+	$(BIN)/python tests/bench/removal.py $(ARGS)
 
 bench-views: $(VENV)/.dev ## Ask every view and question at a million live, ten million ended jobs and a million errors
 	$(BIN)/python tests/bench/views.py $(ARGS)

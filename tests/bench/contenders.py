@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from bench.server import Db
+from bench.measured_server import Db
 
 PAYLOAD = '{"n": 1}'
 

@@ -32,7 +32,7 @@ from statistics import median, quantiles
 import psycopg
 
 from bench.measure import wal_position
-from bench.server import BenchServer, Db, process_cpu
+from bench.measured_server import BenchServer, Db, process_cpu
 
 BATCH, DATABASES, COUNTS, GOAL = 100, 16, (1, 4, 8, 16), 1.1
 MANY = json.dumps([{"job_type": "noop", "payload": {"n": n}} for n in range(BATCH)])

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 import psycopg
 from psycopg.pq import ExecStatus, PGconn
 
-from bench.server import BenchServer, Db, one
+from bench.measured_server import BenchServer, Db, one
 
 BIG = """
     create table if not exists bare.big as

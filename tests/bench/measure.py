@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.server import BenchServer, Db, one, process_cpu
+from bench.measured_server import BenchServer, Db, one, process_cpu
 
 backend_cpu = process_cpu
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.contenders import PAYLOAD, ROTA, connect, finish
 from bench.measure import percentile
-from bench.server import Db
+from bench.measured_server import Db
 
 # Not forked: a child would share the sockets of its parent.
 SPAWN = multiprocessing.get_context("spawn")

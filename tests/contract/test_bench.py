@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from bench import report, run
+from bench import measure_all, report
 from bench.figures import Figure, Missing, Ratio, Reading, Series
 
 FIGURES: list[Figure] = [
@@ -60,9 +60,9 @@ def test_measure_keeps_what_came_before_an_error(monkeypatch: pytest.MonkeyPatch
     module = ModuleType("bench.workloads.broken", "Break.")
     vars(module).update(NUMBER=7, run=fail)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(run, "BenchServer", NoServer)
+    monkeypatch.setattr(measure_all, "BenchServer", NoServer)
 
-    found = run.measure("broken", rounds=1, is_quick=True)
+    found = measure_all.measure("broken", rounds=1, is_quick=True)
 
     assert found["has_failed"]
     assert report.from_json(found["figures"]) == [
@@ -83,14 +83,14 @@ def test_save_writes_what_can_be_read_again(tmp_path: Path) -> None:
     machine = {"processors": 2, "model": "x", "memory_gb": 1, "kernel": "6", "load": 0.1}
     about = {"began_at": "today", "postgresql": "15", "settings": [], "machine": machine}
 
-    run.save({"about": about, "workloads": {"claims": workload}}, tmp_path)
+    measure_all.save({"about": about, "workloads": {"claims": workload}}, tmp_path)
 
     assert "## 1. Claims" in (tmp_path / "RESULTS.md").read_text()
     assert sorted(path.suffix for path in tmp_path.glob("results.*")) == [".json"]
 
 
 def test_workloads_are_named_after_their_modules_with_the_long_ones_last() -> None:
-    names = run.workloads()
+    names = measure_all.workloads()
 
     assert names[0] == "claims"
     assert names[-3:] == ["spike", "held", "steady"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from bench.contenders import CONTENDERS, VACUUM, Contender, connect, drain
 from bench.figures import Figure, Ratio, Reading
 from bench.measure import Meter
-from bench.server import BenchServer, Db, one
+from bench.measured_server import BenchServer, Db, one
 
 NUMBER = 1
 BATCH = 100

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from bench.contenders import ROTA, VACUUM, connect, drain
 from bench.figures import Figure, Ratio
 from bench.measure import Meter
-from bench.server import BenchServer, Db
+from bench.measured_server import BenchServer, Db
 
 NUMBER = 5
 BATCH = 100

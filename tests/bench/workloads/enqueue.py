@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from bench.contenders import connect
 from bench.figures import Figure, Ratio, Reading
 from bench.measure import Meter, Pgbench, pgbench
-from bench.server import BenchServer
+from bench.measured_server import BenchServer
 
 NUMBER = 7
 CONNECTIONS = (1, 8)

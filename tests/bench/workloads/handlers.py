@@ -25,7 +25,7 @@ import psycopg
 
 import rota
 from bench.figures import Figure, Ratio, Reading
-from bench.server import BenchServer, one
+from bench.measured_server import BenchServer, one
 from rota.worker.process import loop_factory
 
 NUMBER = 13

@@ -16,7 +16,7 @@ from bench import holders
 from bench.contenders import connect
 from bench.figures import Figure, Missing, Ratio, Reading, Series
 from bench.measure import PgbenchProcess
-from bench.server import BenchServer, Db, one
+from bench.measured_server import BenchServer, Db, one
 
 NUMBER = 6
 BATCHES = """

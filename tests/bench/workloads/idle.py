@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from bench.contenders import connect
 from bench.figures import Figure, Reading
 from bench.measure import wal_position
-from bench.server import BenchServer, one
+from bench.measured_server import BenchServer, one
 from bench.sleepers import Sleepers
 
 NUMBER = 9

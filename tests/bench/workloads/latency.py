@@ -19,9 +19,9 @@ import psycopg
 
 from bench.figures import Figure, Missing, Ratio, Reading
 from bench.measure import percentile
+from bench.measured_server import BenchServer
 from bench.peers.catalogue import PEERS, PGQ, ROTA, NotInstalledError, Peer
 from bench.peers.fleet import PeerError, Program, call
-from bench.server import BenchServer
 
 NUMBER = 4
 GOALS = {"p50": 1.2, "p99": 4.0}

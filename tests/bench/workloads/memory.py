@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.contenders import connect
 from bench.figures import Figure, Reading
-from bench.server import BENCH, BenchServer, one
+from bench.measured_server import BENCH, BenchServer, one
 
 NUMBER = 12
 BATCH = 1_000

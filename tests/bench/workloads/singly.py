@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from bench.contenders import CONTENDERS, ROTA, VACUUM, connect, drain_singly
 from bench.figures import Figure, Missing, Ratio, Reading
 from bench.measure import Meter, Pgbench, pgbench
-from bench.server import BenchServer, one
+from bench.measured_server import BenchServer, one
 
 NUMBER = 2
 CONNECTIONS = (1, 4, 8)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from bench.contenders import connect
 from bench.figures import Figure, Ratio, Reading, Series
+from bench.measured_server import BenchServer, Db, one
 from bench.queue_processes import (
     Call,
     Crew,
@@ -24,7 +25,6 @@ from bench.queue_processes import (
     rate_series,
     work,
 )
-from bench.server import BenchServer, Db, one
 
 NUMBER = 10
 WORKERS = 8

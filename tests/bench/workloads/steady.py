@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from bench.contenders import connect
 from bench.figures import Figure, Ratio, Reading, Series
+from bench.measured_server import BenchServer, one
 from bench.queue_processes import (
     Call,
     Crew,
@@ -18,7 +19,6 @@ from bench.queue_processes import (
     produce,
     work,
 )
-from bench.server import BenchServer, one
 
 NUMBER = 11
 RATE = 2_000

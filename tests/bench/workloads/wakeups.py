@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from bench.contenders import connect
 from bench.figures import Figure, Ratio, Reading
 from bench.measure import percentile, pgbench
-from bench.server import BenchServer, Db, one
+from bench.measured_server import BenchServer, Db, one
 from bench.sleepers import Sleepers
 
 NUMBER = 8

@@ -21,6 +21,7 @@ from pathlib import Path
 import psycopg
 
 from bench.figures import Figure, Missing, Ratio, Reading
+from bench.measured_server import BenchServer, Db, one
 from bench.peers.catalogue import (
     BARE,
     PEERS,
@@ -31,7 +32,6 @@ from bench.peers.catalogue import (
     Peer,
 )
 from bench.peers.fleet import PeerError, Program, call
-from bench.server import BenchServer, Db, one
 
 NUMBER = 3
 GOAL = 1.3

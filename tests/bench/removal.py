@@ -1,6 +1,6 @@
 """How fast maintenance removes what has expired, and what others feel of it.
 
-    maintenance.py [--rows N] [--seconds N] [--against PATH]
+    removal.py [--rows N] [--seconds N] [--against PATH]
 
 On a server of its own: rows/s of each kind, free and while another session holds a snapshot;
 whether has_more is true exactly while there is more; whether keep_finished holds at 2,000 ended

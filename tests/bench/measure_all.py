@@ -1,6 +1,6 @@
 """Run the workloads and show what they measured; what `make bench` does.
 
-    run.py [--only NAME ...] [--rounds N] [--quick] [--out DIR] [--resume]
+    measure_all.py [--only NAME ...] [--rounds N] [--quick] [--out DIR] [--resume]
 
 Every workload is measured on a server of its own.  After each one all results so far are
 written to DIR: results.json with the values of every round, RESULTS.md, and plots if there is
@@ -29,7 +29,7 @@ sys.path.insert(0, str(TESTS))
 
 from bench import plots, report  # noqa: E402
 from bench.figures import Figure, Missing  # noqa: E402
-from bench.server import SETTINGS, BenchServer, Machine  # noqa: E402
+from bench.measured_server import SETTINGS, BenchServer, Machine  # noqa: E402
 
 WORKLOADS = TESTS / "bench" / "workloads"
 # The long ones last.  What is not named here comes in between.

@@ -1,6 +1,6 @@
 """Enqueue the jobs of very many schedules that are due in the same minute, and claim meanwhile.
 
-    schedules.py [--schedules N] [--texts N] [--rounds N]
+    due_schedules.py [--schedules N] [--texts N] [--rounds N]
 
 In each round all schedules are made due at one time.  Then tick() is called until nothing is
 left, while another session claims and finishes jobs of the queue that these come into.  Before

@@ -1,6 +1,6 @@
 """What a setting of another queue costs, and what enqueue does, beside another tree of rota.
 
-    settings.py [--rounds N] [--calls N] [--against PATH]
+    settings_cost.py [--rounds N] [--calls N] [--against PATH]
 
 Each call is measured as CPU time of its own backend, in turn with and without one grant, limit,
 queue setting and schedule that has nothing to do with it; printed are the medians over the

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import psycopg
 from psycopg.types.json import Jsonb
 
-from bench.server import SETTINGS
+from bench.measured_server import SETTINGS
 from rota.testing import EmbeddedPostgres, find_binaries
 
 Db = psycopg.Connection[Any]
