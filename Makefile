@@ -73,7 +73,7 @@ effects: $(VENV)/.dev ## Kill workers a thousand times between a mail and the fi
 	$(BIN)/python tests/faults/effects_kill.py $(ARGS)
 
 races: $(VENV)/.dev ## Play operations against each other, by the ten thousand: ARGS="--feature keys"
-	$(BIN)/python tests/races/run.py $(ARGS)
+	$(BIN)/python tests/races/play_races.py $(ARGS)
 
 fuzz: $(VENV)/.dev ## Throw a million calls with hostile arguments at every function: ARGS="--only enqueue"
 	$(BIN)/python tests/fuzz/arguments.py $(ARGS)
@@ -82,7 +82,7 @@ mutants: $(VENV)/.dev ## Take the guards out one by one, and see that the tests 
 	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 fuzz-schedules: $(VENV)/.dev ## Compare schedules with cronsim a million times, and throw a million strings at the reader
-	$(BIN)/python tests/fuzz/schedules.py $(ARGS)
+	$(BIN)/python tests/fuzz/cron_oracle.py $(ARGS)
 	$(BIN)/python tests/fuzz/schedule_texts.py
 
 prove: $(VENV)/.dev ## Hold 100000 random histories against a model, and explore two million states of a lease: ARGS="--seed 1"
@@ -99,7 +99,7 @@ web-pictures: $(VENV)/.dev ## Take the pictures of the page that the docs show
 	@cd tests && ../$(BIN)/python -m web.demo --port 8026 --pictures ../python_client/docs/pictures
 
 web-report: $(VENV)/.dev ## Tell what axe says of each screen, at both widths, dark and light
-	@cd tests && ../$(BIN)/python -m web.report
+	@cd tests && ../$(BIN)/python -m web.axe_report
 
 screens: $(VENV)/.dev ## Write what the commands show into the docs
 	@cd tests && ../$(BIN)/python -m contract.screens

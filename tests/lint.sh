@@ -20,7 +20,8 @@ MYPYPATH=tests:python_client/src "$bin/mypy" --config-file $config --explicit-pa
     python_client/src/rota \
     tests/conftest.py tests/matrix.py tests/fuzz/arena.py tests/fuzz/arguments.py \
     tests/fuzz/calls.py tests/fuzz/hostile.py tests/fuzz/judge.py tests/fuzz/plain.py \
-    tests/fuzz/shrink.py tests/fuzz/world.py tests/races/harness.py tests/races/run.py \
+    tests/fuzz/shrink.py tests/fuzz/filled_database.py \
+    tests/races/harness.py tests/races/play_races.py \
     tests/races/schedules.py tests/races/storm_*.py tests/races/tickers.py \
     tests/bench/measure_all.py tests/bench/workloads/*.py \
     tests/faults/faults.py tests/faults/of_*.py tests/settings.py tests/pythons.py \

@@ -20,7 +20,7 @@ from matrix import CACHE, ROOT, read, run_pytest
 
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 ABOUT_PYTHON = [
-    "client", "web", "faults/test_workers.py", "contract/test_recipes.py",
+    "client", "web", "faults/test_killed_workers.py", "contract/test_recipes.py",
     "--ignore=web/test_browser.py",
 ]  # fmt: skip
 

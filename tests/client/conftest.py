@@ -11,7 +11,7 @@ import pytest
 
 from rota import Client, Registry, Worker
 from rota.__main__ import main
-from support.workers import BackgroundWorker, WorkerProcess
+from support.started_workers import BackgroundWorker, WorkerProcess
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ import pytest
 
 from faults.server import Server
 from rota import Client, Job, Registry
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from support.workers import BackgroundWorker
 
 pytestmark = [pytest.mark.slow, pytest.mark.own_session]
 

@@ -404,7 +404,7 @@ def test_worker_command(
         ("json:registry", "rota: json has no attribute registry\n"),
         ("json", "rota: json has no attribute registry\n"),
         ("json:dumps", "rota: json:dumps is not a rota.Registry\n"),
-        ("client.handlers:empty", "rota: the registry has no handler\n"),
+        ("client.sample_handlers:empty", "rota: the registry has no handler\n"),
     ],
 )
 def test_worker_needs_a_registry(run: Callable[..., str], spec: str, message: str) -> None:
@@ -429,7 +429,9 @@ def test_worker_needs_a_registry(run: Callable[..., str], spec: str, message: st
 def test_worker_settings_out_of_range(
     run: Callable[..., str], option: str, value: str, message: str
 ) -> None:
-    error = run("worker", "client.handlers:registry", option, value, "-d", "port=1", code=2)
+    error = run(
+        "worker", "client.sample_handlers:registry", option, value, "-d", "port=1", code=2
+    )
 
     assert error.startswith(f"rota: {message}")
 

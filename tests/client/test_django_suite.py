@@ -17,7 +17,7 @@ import rota
 
 pytestmark = [pytest.mark.slow, pytest.mark.own_session]
 
-SUITE = Path(__file__).parent / "django_suite/run.py"
+SUITE = Path(__file__).parent / "django_suite/run_suite.py"
 SOURCE = Path(rota.__file__).parents[1]
 PLACE = Path(tempfile.gettempdir()) / f"rota-tests-django6-{os.getuid()}"
 PACKAGES = ["django>=6.0,<6.1", "psycopg[binary]>=3.2"]

@@ -19,8 +19,8 @@ from psycopg.conninfo import make_conninfo
 
 import rota
 from rota import AsyncJob, Client, Job, Registry
+from support.started_workers import BackgroundWorker, WorkerProcess
 from support.waiting import wait_until
-from support.workers import BackgroundWorker, WorkerProcess
 
 pytestmark = pytest.mark.own_session
 

@@ -20,8 +20,8 @@ from rota.rows import ClaimedJob, JobHeartbeat
 from rota.worker.connection import ConnectionState
 from rota.worker.heartbeat import Heartbeat
 from rota.worker.lending import Watch
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from support.workers import BackgroundWorker
 
 Drain = Callable[..., None]
 Background = Callable[..., BackgroundWorker]

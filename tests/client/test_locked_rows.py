@@ -13,8 +13,8 @@ import pytest
 
 import rota
 from rota import Client, Job, Registry
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from support.workers import BackgroundWorker
 
 Background = Callable[..., BackgroundWorker]
 Status = Callable[[int], str]

@@ -19,8 +19,8 @@ import pytest
 import rota
 from rota import AsyncJob, Client, Job, JobEnd, Registry
 from rota.cli import main
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from support.workers import BackgroundWorker
 
 Drain = Callable[..., None]
 Status = Callable[[int], str]

@@ -22,7 +22,7 @@ import rota
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota.contrib import otel
 from rota.testing import drain
-from support.workers import BackgroundWorker
+from support.started_workers import BackgroundWorker
 
 Db = psycopg.Connection[Any]
 DOCS = Path(__file__).resolve().parents[2] / "python_client" / "docs" / "traces.md"

@@ -25,8 +25,8 @@ from rota.worker.own_process import (
     packed,
     question_of,
 )
+from support.started_workers import BackgroundWorker, WorkerProcess
 from support.waiting import wait_until
-from support.workers import BackgroundWorker, WorkerProcess
 
 Drain = Callable[..., None]
 Row = dict[str, Any]

@@ -13,8 +13,8 @@ import pytest
 
 import rota
 from rota import Client, InvalidArgumentError, Job, Registry
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from support.workers import BackgroundWorker
 
 Drain = Callable[..., None]
 Status = Callable[[int], str]

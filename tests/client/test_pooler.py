@@ -13,8 +13,8 @@ from faults.pooler import find_pgbouncer, pooled
 from rota import AsyncClient, AsyncJob, Client, Job, Registry, Worker
 from rota.__main__ import main
 from rota.worker.connection import Connection, ConnectionState
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from support.workers import BackgroundWorker
 
 pytestmark = pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed")
 

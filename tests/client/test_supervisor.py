@@ -23,8 +23,8 @@ from races.instrument import mutate
 from rota import Client, Job, Registry, RotaError, Worker
 from rota.cli.supervisor import Child, Supervisor
 from rota.worker.worker import run_together
+from support.started_workers import BackgroundWorker, WorkerProcess, lives
 from support.waiting import wait_until
-from support.workers import BackgroundWorker, WorkerProcess, lives
 
 pytestmark = pytest.mark.slow
 
@@ -338,7 +338,7 @@ def test_a_port_that_is_taken_is_named(run: Run) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        told = run("worker", "client.handlers", "--health", str(port), "--once", code=1)
+        told = run("worker", "client.sample_handlers", "--health", str(port), "--once", code=1)
     assert f"another process answers at port {port} already" in told
 
 
@@ -453,13 +453,13 @@ def test_places_are_given_on_the_command_line(
     assert [line.rpartition("=")[2] for line in started] == ["4", "2"]
 
     for word in ("mail=", "mail=x", "mail=-1"):
-        told = run("worker", "client.handlers", "--queue", word, code=2)
+        told = run("worker", "client.sample_handlers", "--queue", word, code=2)
         assert f"--queue is NAME or NAME=PLACES, got {word!r}" in told
     for twice in (["mail=2", "mail"], ["mail", "mail=2"], ["mail", "mail"]):
         words = [word for queue in twice for word in ("--queue", queue)]
-        told = run("worker", "client.handlers", *words, code=2)
+        told = run("worker", "client.sample_handlers", *words, code=2)
         assert "--queue mail is given twice" in told
-    told = run("worker", "client.handlers", "--queue", "mail=0", code=2)
+    told = run("worker", "client.sample_handlers", "--queue", "mail=0", code=2)
     assert "concurrency must be" in told
 
 

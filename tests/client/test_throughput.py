@@ -17,8 +17,8 @@ import pytest
 import rota
 from rota import AsyncJob, Client, Job, Registry
 from rota.worker.executor import AHEAD, MAX_BATCH, WINDOW, Prefetch, Threads
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from support.workers import BackgroundWorker
 
 Drain = Callable[..., None]
 Background = Callable[..., BackgroundWorker]

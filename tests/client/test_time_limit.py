@@ -16,8 +16,8 @@ import rota
 from client import computing
 from rota import AsyncJob, Client, Job, JobEnd, Registry
 from support.clock import Clock
+from support.started_workers import WorkerProcess, lives
 from support.waiting import wait_until
-from support.workers import WorkerProcess, lives
 
 Drain = Callable[..., None]
 SOON = timedelta(milliseconds=300)

@@ -15,8 +15,8 @@ from psycopg import sql
 
 import rota
 from rota import AsyncJob, Client, Job, JsonFormatter, Registry, Worker
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from support.workers import BackgroundWorker
 
 Drain = Callable[..., None]
 Status = Callable[[int], str]

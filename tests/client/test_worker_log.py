@@ -16,8 +16,8 @@ import rota
 from rota import Client, Job, JsonFormatter, Registry
 from rota.forwarding.carrier import Database
 from rota.worker.connection import ConnectionState, Retry
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from support.workers import BackgroundWorker
 
 Background = Callable[..., BackgroundWorker]
 LOST = psycopg.OperationalError("connection refused\nIs it running?")

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from rota import Client
+from support.started_workers import WorkerProcess
 from support.waiting import wait_until
-from support.workers import WorkerProcess
 
 Start = Callable[..., WorkerProcess]
 pytestmark = pytest.mark.slow

@@ -25,8 +25,8 @@ import rota
 from faults.conftest import FaultyWorker
 from rota.testing.server import EmbeddedPostgres
 from support.clock import Clock
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from support.workers import BackgroundWorker
 
 Db = psycopg.Connection[Any]
 Connect = Callable[..., Db]

@@ -6,7 +6,7 @@ A call must succeed, or raise what the comment of its function names: 22023 with
 begins with the name of an argument, or one of its RT codes.  It must write nothing before it
 refuses, leave no lock of the session behind, and take no longer than 100 ms.  What succeeds
 must not stop anything later (judge.py says what is tried).  Whatever is found is made as small
-as it can be and printed as a line for psql; the world that it speaks of is in world.py.
+as it can be and printed as a line for psql; filled_database.py has the world it speaks of.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
@@ -29,7 +29,7 @@ import psycopg
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fuzz import world
+from fuzz import filled_database
 from fuzz.arena import Arena, Finding, Key, refused_values
 from fuzz.calls import Call, Chooser
 from rota.schema import run_script
@@ -146,7 +146,7 @@ def world_server() -> Iterator[EmbeddedPostgres]:
             connection.execute(f"create database {WORLD}")
         with psycopg.connect(server.url(WORLD), autocommit=True) as connection:
             run_script(connection, "install.sql", {})
-            world.build(connection)
+            filled_database.build(connection)
         yield server
 
 

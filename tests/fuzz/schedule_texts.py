@@ -23,7 +23,7 @@ from cronsim import CronSim, CronSimError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fuzz.schedules import play_in_processes, random_text, without_step
+from fuzz.cron_oracle import play_in_processes, random_text, without_step
 
 AFTER = datetime(2026, 1, 1, tzinfo=UTC)
 LONGEST_MS = 50.0

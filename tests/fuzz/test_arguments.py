@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from fuzz import hostile, judge, world
+from fuzz import filled_database, hostile, judge
 from fuzz.arena import refused_values
 from fuzz.arguments import play
 from fuzz.hostile import quoted
@@ -55,7 +55,7 @@ CANARIES = {
 @pytest.fixture
 def arena(db: Db, dsn: str) -> str:
     """The URL of a database that has the world."""
-    world.build(db)
+    filled_database.build(db)
     return dsn
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from model.rows import Job, Queue, Refused, Rows
-from model.waiting import Waiting
+from model.waits import Waiting
 
 
 class Keys(Waiting):

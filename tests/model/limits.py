@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from model.model import Model
+from model.leases import Model
 from model.rows import Divergence, Job, Limit, Rows
 
 NAMES = {"queue": "queue", "job_type": "type", "limit_key": "key"}

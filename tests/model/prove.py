@@ -27,8 +27,7 @@ import psycopg
 from rota.testing import EmbeddedPostgres
 
 TESTS = Path(__file__).resolve().parents[1]
-# The directory of this file has a module named like the package.
-sys.path[0] = str(TESTS)
+sys.path.insert(0, str(TESTS))
 
 from model.database import Database  # noqa: E402
 from model.exploring import explore  # noqa: E402

@@ -7,7 +7,7 @@ of several is in catch_up and overlap alone.
 from __future__ import annotations
 
 from model.effects import Ledger
-from model.model import MINUTE
+from model.leases import MINUTE
 from model.rows import SECOND, Refused, Rows, Schedule
 
 # How many seconds lie between two times, and whether they count from when the text was put in.

@@ -8,7 +8,7 @@ ENDINGS = (
     mutant(
         "batch-waits-for-a-run",
         "A batch of endings waits for a run of a pipeline that another session has locked.",
-        "races/test_pipelines.py",
+        "races/test_racing_pipelines.py",
         sql(
             "jobs/finish",
             "and j.pipeline is not null for update skip locked",
@@ -112,7 +112,7 @@ begin
     mutant(
         "rerun-lost",
         "The run that was asked for while the job ran never comes.",
-        "sql/jobs/test_keys.py races/test_keys.py",
+        "sql/jobs/test_keys.py races/test_racing_keys.py",
         sql(
             "jobs/finish",
             """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from mutants.claims import CLAIMS
+from mutants.claiming import CLAIMS
 from mutants.endings import ENDINGS
 from mutants.fence import FENCE
 from mutants.maintenance import MAINTENANCE

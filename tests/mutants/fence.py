@@ -123,19 +123,19 @@ FENCE = (
     mutant(
         "effects-without-token",
         "A worker that lost its lease records effects, and completes and withdraws them.",
-        "sql/jobs/test_effects.py races/test_effects.py",
+        "sql/jobs/test_effects.py races/test_racing_effects.py",
         sql("jobs/effects", "and j.lease_token = _lock_lease.lease_token", "and true"),
     ),
     mutant(
         "effect-holder-without-token",
         "The record of a lost lease is held as long as anybody runs the job.",
-        "sql/jobs/test_effects.py races/test_effects.py",
+        "sql/jobs/test_effects.py races/test_racing_effects.py",
         sql("jobs/effects", "and j.lease_token = _is_leased.lease_token", "and true"),
     ),
     mutant(
         "effect-completed-by-another",
         "The next run of a job completes the effect that the one before has recorded.",
-        "sql/jobs/test_effects.py races/test_effects.py",
+        "sql/jobs/test_effects.py races/test_racing_effects.py",
         sql(
             "jobs/effects",
             """\
@@ -148,7 +148,7 @@ FENCE = (
     mutant(
         "effect-withdrawn-by-another",
         "The next run of a job withdraws the effect that the one before has recorded.",
-        "sql/jobs/test_effects.py races/test_effects.py",
+        "sql/jobs/test_effects.py races/test_racing_effects.py",
         sql("jobs/effects", "and e.lease_token = withdraw_effect.lease_token", "and true"),
     ),
     mutant(
@@ -172,7 +172,7 @@ FENCE = (
     mutant(
         "cancel-without-lock",
         "A cancel that meets a claim says that the job is cancelled, and it runs.",
-        "races/test_claim.py races/test_ending.py",
+        "races/test_racing_claims.py races/test_ending.py",
         sql(
             "jobs/control",
             """\
@@ -187,13 +187,13 @@ FENCE = (
     mutant(
         "token-stands-still",
         "The token follows the clock alone: two claims in one moment have the same.",
-        "sql/jobs/test_claim.py races/test_claim.py",
+        "sql/jobs/test_claim.py races/test_racing_claims.py",
         sql("jobs/claim", "least(j.lease_token, 9223372036854775806) + 1,", "j.lease_token,"),
     ),
     mutant(
         "token-forgotten-by-retry",
         "A job that is brought back to life begins with a token that it may have had.",
-        "sql/jobs/test_control.py sql/jobs/test_claim.py races/test_claim.py",
+        "sql/jobs/test_control.py sql/jobs/test_claim.py races/test_racing_claims.py",
         sql(
             "jobs/control",
             "case when e.pipeline is null then e.lease_token\n",
@@ -203,7 +203,7 @@ FENCE = (
     mutant(
         "token-kept-by-force",
         "The worker of a job that was taken away by force has the token of the waiting job.",
-        "sql/jobs/test_control.py sql/jobs/test_claim.py races/test_claim.py",
+        "sql/jobs/test_control.py sql/jobs/test_claim.py races/test_racing_claims.py",
         sql(
             "jobs/control",
             "lease_token = j.lease_token + (j.status = 'running')::integer,",

@@ -393,7 +393,7 @@ MAINTENANCE = (
     mutant(
         "stage-finished-by-two",
         "Of two that finish a stage at once both are told that they have.",
-        "races/test_pipelines.py",
+        "races/test_racing_pipelines.py",
         sql(
             "jobs/finish",
             "        for update\n    )\n    select\n        array_agg(h.id)",
@@ -530,13 +530,13 @@ MAINTENANCE = (
     mutant(
         "short-retry-not-notified",
         "Who sleeps does not hear of a retry that is due before the next poll.",
-        "sql/maintenance/test_wakeups.py client/test_wakeups.py",
+        "sql/maintenance/test_wakeups.py client/test_woken_workers.py",
         sql("jobs/fail", "perform rota._notify_for(v_soon_ids);", "null;"),
     ),
     mutant(
         "next-time-without-checks",
         "When a line may go on is not told to who asks for the next time.",
-        "sql/maintenance/test_wakeups.py client/test_wakeups.py",
+        "sql/maintenance/test_wakeups.py client/test_woken_workers.py",
         sql(
             "maintenance/wakeups",
             "                where j.hold = 'time'\n",
@@ -576,7 +576,7 @@ MAINTENANCE = (
     mutant(
         "other-types-not-passed-on",
         "A worker that does not take the job it was notified of tells nobody.",
-        "sql/maintenance/test_wakeups.py client/test_wakeups.py",
+        "sql/maintenance/test_wakeups.py client/test_woken_workers.py",
         sql(
             "maintenance/wakeups",
             "where rota._has_due(q.queue, v_now, wait_for_jobs.job_types);",

@@ -36,7 +36,7 @@ ONCE = (
     mutant(
         "key-waits-for-a-claim",
         "A producer waits for an open claim of the job that has its key.",
-        "races/test_enqueue.py races/test_strangers.py",
+        "races/test_racing_enqueues.py races/test_strangers.py",
         sql(
             "jobs/enqueue",
             "if v_job_id is not null then return v_job_id; end if;",
@@ -46,7 +46,7 @@ ONCE = (
     mutant(
         "key-of-many-waits-for-a-claim",
         "A batch, a pipeline or a retry waits for an open claim of the job that has its key.",
-        "races/test_enqueue.py races/test_strangers.py",
+        "races/test_racing_enqueues.py races/test_strangers.py",
         sql(
             "jobs/insert",
             """\
@@ -59,7 +59,7 @@ ONCE = (
     mutant(
         "key-unique-for-a-while-locks",
         "A key that is unique for a while waits for an open claim of its job.",
-        "races/test_enqueue.py",
+        "races/test_racing_enqueues.py",
         sql(
             "jobs/keys",
             """\
@@ -70,7 +70,7 @@ ONCE = (
     mutant(
         "key-found-in-an-older-snapshot",
         "A key in an older snapshot finds a job that has ended.",
-        "races/test_enqueue.py sql/jobs/test_enqueue.py",
+        "races/test_racing_enqueues.py sql/jobs/test_enqueue.py",
         sql(
             "jobs/insert",
             "if current_setting('transaction_isolation') = 'read committed' then",
@@ -389,7 +389,7 @@ v_row ->> 'pause_name',
     mutant(
         "batch-in-the-order-given",
         "Two batches that share keys insert them in any order, and deadlock.",
-        "races/test_enqueue.py races/test_load.py",
+        "races/test_racing_enqueues.py races/test_load.py",
         sql(
             "jobs/enqueue",
             """\
@@ -401,7 +401,7 @@ v_row ->> 'pause_name',
     mutant(
         "batch-of-rules-in-the-order-given",
         "Two batches with rules for shared keys take them in any order.",
-        "races/test_enqueue.py races/test_keys.py",
+        "races/test_racing_enqueues.py races/test_racing_keys.py",
         sql(
             "jobs/keys",
             "order by n.idempotency_key, n.job_type, r.ordinal",
@@ -411,7 +411,7 @@ v_row ->> 'pause_name',
     mutant(
         "version-seen-twice",
         "An update of the version that was seen last runs once more.",
-        "sql/jobs/test_keys.py races/test_keys.py",
+        "sql/jobs/test_keys.py races/test_racing_keys.py",
         sql(
             "jobs/keys",
             "coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at",
@@ -456,7 +456,7 @@ v_row ->> 'pause_name',
     mutant(
         "effect-not-unique",
         "The same effect is recorded as often as one likes.",
-        "sql/jobs/test_effects.py races/test_effects.py",
+        "sql/jobs/test_effects.py races/test_racing_effects.py",
         sql(
             "tables/effects",
             "    constraint effects_pkey primary key (scope, key),\n",
@@ -466,7 +466,7 @@ v_row ->> 'pause_name',
     mutant(
         "effect-taken-from-its-holder",
         "An effect is done again while its first worker is at it.",
-        "sql/jobs/test_effects.py races/test_effects.py",
+        "sql/jobs/test_effects.py races/test_racing_effects.py",
         sql(
             "jobs/effects",
             "and rota._is_leased(v_effect.job_id, v_effect.lease_token)",
@@ -476,7 +476,7 @@ v_row ->> 'pause_name',
     mutant(
         "effect-not-locked",
         "Two that come upon an effect of unknown outcome both do it again.",
-        "races/test_effects.py",
+        "races/test_racing_effects.py",
         sql(
             "jobs/effects",
             """\
@@ -489,7 +489,7 @@ v_row ->> 'pause_name',
     mutant(
         "effect-purged-in-use",
         "Retention purges a record whose effect is just being done.",
-        "sql/jobs/test_effects.py races/test_effects.py",
+        "sql/jobs/test_effects.py races/test_racing_effects.py",
         sql(
             "maintenance/retention",
             "or not rota._is_leased(f.job_id, f.lease_token)",
@@ -499,7 +499,7 @@ v_row ->> 'pause_name',
     mutant(
         "effect-purged-as-it-is-taken-over",
         "Retention purges a record that another lease has taken over since it looked.",
-        "races/test_effects.py",
+        "races/test_racing_effects.py",
         sql(
             "maintenance/retention",
             "between $2 and $3 and (%4$s)",
@@ -759,7 +759,7 @@ v_row ->> 'pause_name',
     mutant(
         "limit-blind-to-what-ran",
         "What ran before a limit was set does not count.",
-        "sql/waiting/test_limits.py races/test_limits.py",
+        "sql/waiting/test_limits.py races/test_racing_limits.py",
         sql(
             "waiting/limits",
             "(n.name = any(j.held_limits)) is not true;",
@@ -769,7 +769,7 @@ v_row ->> 'pause_name',
     mutant(
         "limit-blind-to-held-rows",
         "What ran before a limit was set does not count while somebody holds its row.",
-        "races/test_limits.py",
+        "races/test_racing_limits.py",
         sql(
             "waiting/limits",
             "select n.name, coalesce(u.jobs, 0), coalesce(u.jobs, 0) + coalesce(p.slots",
@@ -779,25 +779,25 @@ v_row ->> 'pause_name',
     mutant(
         "held-row-counts-for-ever",
         "The slot of a job that ended before it was counted is not given back.",
-        "races/test_limits.py",
+        "races/test_racing_limits.py",
         sql("waiting/limits", "        elsif v_new < 0 then\n", "        elsif false then\n"),
     ),
     mutant(
         "held-row-asked-once",
         "A job whose row is held when a limit is set is not counted later.",
-        "races/test_limits.py",
+        "races/test_racing_limits.py",
         sql("waiting/limits", "            when not v_is_counted then l.backfill_xid\n", ""),
     ),
     mutant(
         "limit-issued-by-claims",
         "A claim that is open keeps the slots from others that it has issued.",
-        "races/test_limits.py",
+        "races/test_racing_limits.py",
         sql("jobs/slots", "or limit_name like 'key %:%'\n", "or true\n"),
     ),
     mutant(
         "tick-takes-limits-along",
         "A tick in a transaction that is forgotten keeps limits from all others.",
-        "races/test_limits.py",
+        "races/test_racing_limits.py",
         sql(
             "maintenance/pending",
             "return not rota._is_alone() and exists (",
@@ -807,7 +807,7 @@ v_row ->> 'pause_name',
     mutant(
         "limit-settled-too-early",
         "Claims that were under way when a limit was set are asked for once only.",
-        "races/test_limits.py",
+        "races/test_racing_limits.py",
         sql(
             "waiting/limits",
             "            when l.backfill_xid > pg_snapshot_xmin(pg_current_snapshot())"
@@ -818,7 +818,7 @@ v_row ->> 'pause_name',
     mutant(
         "part-issued-twice",
         "Two claims issue the same slots.",
-        "sql/waiting/test_limits_open.py races/test_limits.py",
+        "sql/waiting/test_limits_open.py races/test_racing_limits.py",
         sql(
             "jobs/slots",
             "v_issued);\n        continue when not rota._lock_part(",
@@ -828,7 +828,7 @@ v_row ->> 'pause_name',
     mutant(
         "slots-wait-for-slots",
         "A claim waits for a slot that another one has taken.",
-        "sql/waiting/test_limits_open.py races/test_limits.py",
+        "sql/waiting/test_limits_open.py races/test_racing_limits.py",
         sql(
             "jobs/slots",
             """\
@@ -888,7 +888,7 @@ v_row ->> 'pause_name',
     mutant(
         "turned-away-unchecked",
         "A claim turns jobs away and leaves no check.",
-        "races/test_limits.py sql/waiting/test_limits.py",
+        "races/test_racing_limits.py sql/waiting/test_limits.py",
         sql(
             "jobs/claim",
             "perform rota._add_checks('limit', v_limits_to_check);",
@@ -964,7 +964,7 @@ v_row ->> 'pause_name',
     mutant(
         "ticks-wait-for-ticks",
         "A tick waits for a schedule that another one has locked.",
-        "races/test_schedules.py races/test_tickers.py",
+        "races/test_racing_schedules.py races/test_tickers.py",
         sql(
             "schedules/occurrences",
             """\

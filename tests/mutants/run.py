@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutants.everything import ALL, BY_NAME, problems
 from mutants.mutant import Mutant
-from mutants.report import Bar, Record, amend, last_killers, table, write
 from mutants.trial import LOGS, ROOT, Verdict, is_tested, run_tests, stop_all, tree, try_mutant
+from mutants.verdicts import Bar, Record, amend, last_killers, table, write
 
 
 def try_all(

@@ -8,8 +8,8 @@ import pytest
 
 from mutants.everything import ALL, BY_NAME, problems
 from mutants.mutant import Edit, Mutant, mutant, sql
-from mutants.report import last_killers
 from mutants.trial import ROOT, is_tested, judge, tree, try_mutant
+from mutants.verdicts import last_killers
 
 FAIL = "sql/jobs/test_fail.py::test_fail_job_gives_up_after_the_last_attempt"
 LEASES = (

@@ -54,7 +54,7 @@ WORKER = (
     mutant(
         "heartbeat-gives-up",
         "After one error no lease is kept any more.",
-        "client/test_leases.py faults/test_workers.py client/test_worker_process.py",
+        "client/test_leases.py faults/test_killed_workers.py client/test_worker_process.py",
         client(
             "worker/heartbeat",
             "self._not_before = self._beaten_at + self._retry.fail(failure)\n",
@@ -240,7 +240,7 @@ WORKER = (
     mutant(
         "unreadable-is-run",
         "A handler gets a stand-in for a payload that could not be read.",
-        "client/test_poison.py client/test_pipelines.py",
+        "client/test_poison.py client/test_stage_handlers.py",
         client("worker/executor", "if isinstance(value, Unreadable):", "if False:"),
     ),
     mutant(
@@ -252,7 +252,7 @@ WORKER = (
     mutant(
         "effect-done-by-an-error",
         "An effect whose block raised counts as done.",
-        "client/test_effect.py",
+        "client/test_effect_blocks.py",
         client(
             "effects",
             "        if error is None:\n",
@@ -308,7 +308,7 @@ WORKER = (
     mutant(
         "connection-kept-after-an-error",
         "A connection that broke is used again and again.",
-        "client/test_worker_process.py faults/test_workers.py client/test_throughput.py",
+        "client/test_worker_process.py faults/test_killed_workers.py client/test_throughput.py",
         client(
             "worker/connection",
             "                await self._close()\n                if task",
@@ -329,7 +329,7 @@ WORKER = (
     mutant(
         "notification-lost-in-a-claim",
         "A job that comes while the worker looks waits until the next poll.",
-        "client/test_wakeups.py",
+        "client/test_woken_workers.py",
         client(
             "worker/fetcher",
             "self.claim_at = min(self.claim_at, now + pause)",
@@ -339,7 +339,7 @@ WORKER = (
     mutant(
         "waits-without-a-look",
         "A job that came before the worker waited is found at the next poll.",
-        "client/test_wakeups.py",
+        "client/test_woken_workers.py",
         client(
             "worker/fetcher",
             "        if seconds <= 0.0:\n            self.come()\n        elif",
@@ -355,7 +355,7 @@ WORKER = (
     mutant(
         "completion-told-once",
         "An effect is done and its completion gets lost on the way.",
-        "client/test_effect.py",
+        "client/test_effect_blocks.py",
         client(
             "effects",
             "        if self._job.is_lost:\n            raise error\n",
@@ -365,7 +365,7 @@ WORKER = (
     mutant(
         "next-time-not-asked",
         "A retry, or the next start at a rate, waits for a poll when its time has come.",
-        "client/test_wakeups.py",
+        "client/test_woken_workers.py",
         client(
             "worker/fetcher",
             "            self.claim_at = max(now + seconds,",
@@ -471,7 +471,7 @@ WORKER = (
     mutant(
         "refused-mail-is-unknown",
         "A mail server that was down for a while has cost its mails for ever.",
-        "client/test_effect.py",
+        "client/test_effect_blocks.py",
         client("effects", " or isinstance(error, self._withdraw_on)", ""),
     ),
     mutant(
@@ -528,7 +528,7 @@ WORKER = (
     mutant(
         "number-of-two-databases",
         "Jobs travel to whichever of two databases with one number answers first.",
-        "faults/test_forward.py",
+        "faults/test_forward_kill.py",
         client("forwarding/forwarder", "each.told if len(same) == 1 else None", "each.told"),
     ),
 )

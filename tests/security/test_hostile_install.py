@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from security import hostile
+from security import shadows
 from security.good_calls import CALLS, UNAVAILABLE, attempt, set_scene
 
 Db = psycopg.Connection[Any]
@@ -65,7 +65,7 @@ def infest(superuser: str, stranger: str) -> None:
             )
         )
     with psycopg.connect(stranger, autocommit=True) as db:
-        hostile.make(db, "public", is_temporary_too=False)
+        shadows.make(db, "public", is_temporary_too=False)
         db.execute("create table public.jobs (id bigint); create table public.queues (id int)")
 
 
@@ -84,12 +84,12 @@ def test_an_infested_public_schema_does_no_harm(
 
         assert dumped("--schema=rota", "--schema-only") == clean
     with psycopg.connect(installer, autocommit=True) as owner:
-        assert harm(superuser) == dict.fromkeys(hostile.KINDS, 0)
+        assert harm(superuser) == dict.fromkeys(shadows.KINDS, 0)
         owner.execute("set search_path = pg_catalog")
         scene = set_scene(owner)
         answers = {name: attempt(owner, query, scene) for name, query in CALLS.items()}
     assert {name: code for name, code in answers.items() if code} == UNAVAILABLE
-    assert harm(superuser) == dict.fromkeys(hostile.KINDS, 0)
+    assert harm(superuser) == dict.fromkeys(shadows.KINDS, 0)
 
 
 def test_tick_loop_begins_on_the_path_of_its_caller_and_finds_nothing_there(
@@ -102,12 +102,12 @@ def test_tick_loop_begins_on_the_path_of_its_caller_and_finds_nothing_there(
     with psycopg.connect(installer, autocommit=True) as owner:
         owner.execute(CALLS["tick_loop"])
 
-    assert harm(superuser) == dict.fromkeys(hostile.KINDS, 0)
+    assert harm(superuser) == dict.fromkeys(shadows.KINDS, 0)
 
 
 def harm(superuser: str) -> dict[str, int]:
     with psycopg.connect(superuser) as db:
-        return hostile.marks(db, "public")
+        return shadows.marks(db, "public")
 
 
 def test_an_event_trigger_of_another_superuser_is_no_obstacle(

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from security import hostile
+from security import shadows
 from security.good_calls import CALLS, UNAVAILABLE, as_role, attempt, set_scene
 from security.rights import CALLERS, READABLE, ROLES
 from sql.helpers import grant, rows
@@ -38,7 +38,7 @@ def attacker(db: Db, connect: Any) -> Iterator[Db]:
         f"create schema trap authorization {ATTACKER}; grant usage on schema trap to public"
     )
     session = as_role(connect(), ATTACKER)
-    assert hostile.make(session, "trap") > 500
+    assert shadows.make(session, "trap") > 500
     yield session
     session.close()
     db.execute(f"drop owned by {ATTACKER} cascade")
@@ -46,7 +46,7 @@ def attacker(db: Db, connect: Any) -> Iterator[Db]:
 
 def test_no_call_runs_what_is_not_ours(db: Db, attacker: Db) -> None:
     scene = set_scene(db)
-    hostile.put_first(attacker, "trap")
+    shadows.put_first(attacker, "trap")
 
     answers = {
         name: attempt(attacker, query, scene) for name, query in {**CALLS, **VIEWS}.items()
@@ -55,18 +55,18 @@ def test_no_call_runs_what_is_not_ours(db: Db, attacker: Db) -> None:
     of_the_owner = {name: "42501" for name, may in CALLERS.items() if not may}
     expected = {**UNAVAILABLE, **of_the_owner}
     assert {name: code for name, code in answers.items() if code} == expected
-    assert hostile.marks(db, "trap") == dict.fromkeys(hostile.KINDS, 0)
+    assert shadows.marks(db, "trap") == dict.fromkeys(shadows.KINDS, 0)
 
 
 def test_the_attack_hits_functions_without_their_path(db: Db, attacker: Db) -> None:
     scene = set_scene(db)
     unpin(db)
-    hostile.put_first(attacker, "trap")
+    shadows.put_first(attacker, "trap")
 
     for query in {**CALLS, **VIEWS}.values():
         attempt(attacker, query, scene)
 
-    missed = [kind for kind, times in hostile.marks(db, "trap").items() if times == 0]
+    missed = [kind for kind, times in shadows.marks(db, "trap").items() if times == 0]
     assert missed == []
 
 
@@ -85,11 +85,11 @@ def unpin(db: Db, name: str = "%") -> None:
 def test_the_attack_hits_one_function_without_its_path(db: Db, attacker: Db, name: str) -> None:
     scene = set_scene(db)
     unpin(db, name)
-    hostile.put_first(attacker, "trap")
+    shadows.put_first(attacker, "trap")
 
     attempt(attacker, CALLS[name], scene)
 
-    assert sum(hostile.marks(db, "trap").values()) > 0
+    assert sum(shadows.marks(db, "trap").values()) > 0
 
 
 def test_casts_of_arguments_run_as_the_caller(db: Db, attacker: Db) -> None:
@@ -103,7 +103,7 @@ def test_casts_of_arguments_run_as_the_caller(db: Db, attacker: Db) -> None:
             f"create cast (trap.thing as {kind}) with function trap.{kind}_of as implicit"
         )
     thing = "row(%(job_id)s)::trap.thing"
-    hostile.put_first(attacker, "trap")
+    shadows.put_first(attacker, "trap")
 
     answers = [
         attempt(attacker, query, scene)
@@ -116,4 +116,4 @@ def test_casts_of_arguments_run_as_the_caller(db: Db, attacker: Db) -> None:
     ]
 
     assert answers == [None, None, "22023", None]
-    assert hostile.marks(db, "trap") == dict.fromkeys(hostile.KINDS, 0)
+    assert shadows.marks(db, "trap") == dict.fromkeys(shadows.KINDS, 0)

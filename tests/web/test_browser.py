@@ -19,8 +19,8 @@ from rota import Registry
 from rota.testing.server import memory
 from rota.web import app
 from rota.web.acts import ACTS, BULK
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from support.workers import BackgroundWorker
 from web.conftest import serving
 from web.sample_jobs import Scene
 

@@ -8,7 +8,7 @@ CLAIMS = (
     mutant(
         "claim-waits",
         "A claim waits for a row that another one has locked.",
-        "races/test_claim.py sql/jobs/test_claim.py",
+        "races/test_racing_claims.py sql/jobs/test_claim.py",
         sql(
             "jobs/claim",
             """\
@@ -22,7 +22,7 @@ CLAIMS = (
     mutant(
         "claim-of-many-queues-waits",
         "A claim from several queues waits for a row that another one has locked.",
-        "races/test_claim.py sql/jobs/test_claim.py",
+        "races/test_racing_claims.py sql/jobs/test_claim.py",
         sql(
             "jobs/claim",
             """\
@@ -36,7 +36,7 @@ CLAIMS = (
     mutant(
         "claim-with-a-hint-waits",
         "A claim that begins at its hint waits for a row that another one has locked.",
-        "sql/jobs/test_scan_start.py races/test_claim.py",
+        "sql/jobs/test_scan_start.py races/test_racing_claims.py",
         sql("jobs/claim", "for update of j skip locked", "for update of j"),
     ),
     mutant(
@@ -62,7 +62,7 @@ CLAIMS = (
     mutant(
         "claim-without-lock",
         "Two claims at once take the same rows.",
-        "races/test_claim.py races/test_load.py",
+        "races/test_racing_claims.py races/test_load.py",
         sql(
             "jobs/claim",
             """\
@@ -75,7 +75,7 @@ CLAIMS = (
     mutant(
         "claim-trusts-its-candidates",
         "A job that another session took between look and lock is given out again.",
-        "races/test_claim.py races/test_load.py races/test_interleavings.py",
+        "races/test_racing_claims.py races/test_load.py races/test_interleavings.py",
         sql(
             "jobs/claim",
             "and j.status = any(c_waiting) and j.run_at <= _lock_merged.due",

@@ -17,11 +17,11 @@ HANDLERS = Path(__file__).parents[1] / "client"
 
 
 class WorkerProcess:
-    """A ``rota worker`` of its own, with the handlers of handlers.py and a log to read."""
+    """A ``rota worker`` of its own with the handlers of sample_handlers.py, and its log."""
 
     def __init__(self, dsn: str, log: Path, *options: str) -> None:
         self.log = log
-        command = [sys.executable, "-m", "rota", "worker", "handlers:registry", *options]
+        command = [sys.executable, "-m", "rota", "worker", "sample_handlers:registry", *options]
         with log.open("w") as output:
             self.process = subprocess.Popen(
                 [*command, "--poll-interval", "0.1", "--tick-interval", "0.2"],

@@ -24,8 +24,8 @@ from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota.worker import notifier
 from rota.worker.fetcher import Poller
 from rota.worker.notifier import Notifier, Place
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from support.workers import BackgroundWorker
 
 Background = Callable[..., BackgroundWorker]
 Db = psycopg.Connection[Any]

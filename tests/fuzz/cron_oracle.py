@@ -1,6 +1,6 @@
 """Compare next_run() with cronsim, which was written to agree with Debian's cron.
 
-    schedules.py [--cases N] [--seed N] [--processes N]
+    cron_oracle.py [--cases N] [--seed N] [--processes N]
 
 A case is a random text, a zone and an instant; at least half of the instants lie within two
 days of a change of the zone's clock.  Where the two disagree a referee decides, and each

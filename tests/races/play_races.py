@@ -1,6 +1,6 @@
 """Play races by the ten thousand and hold each against a model; what `make races` does.
 
-    run.py [--feature NAME ...] [--steps N] [--processes N] [--seed N] [--pairs N]
+    play_races.py [--feature NAME ...] [--steps N] [--processes N] [--seed N] [--pairs N]
            [--stops N] [--operation NAME ...] [--state NAME]
 
 The games (games.py) stop one operation at its statements and play every other one meanwhile.
