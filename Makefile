@@ -87,10 +87,10 @@ fuzz-schedules: $(VENV)/.dev ## Compare schedules with cronsim a million times, 
 
 prove: $(VENV)/.dev ## Hold 100000 random histories against a model, and explore two million states of a lease: ARGS="--seed 1"
 	$(BIN)/python tests/model/prove.py $(ARGS)
-	$(PYTEST) -n $(WORKERS) -m long model history faults sql races contract fuzz
+	$(PYTEST) -n $(WORKERS) -m long model mutants faults sql races contract fuzz
 
 tickers: $(VENV)/.dev ## Let eight processes tick through stops of days, and check each planned time
-	$(BIN)/python tests/races/tickers.py $(ARGS)
+	$(BIN)/python tests/model/tickers.py $(ARGS)
 
 web-demo: $(VENV)/.dev ## See a shop with a failing mail provider live in a browser, on a throw-away server
 	@cd tests && ../$(BIN)/python -m web.demo $(ARGS)

@@ -29,17 +29,16 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from styles import CURSOR, PLAIN_SESSION
 
-from faults.pooler import pooled
 from races.instrument import instrument
 from rota.testing.server import EmbeddedPostgres, find_binaries, memory
 from support.clock import Clock
+from support.pooler import pooled
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 SLOW_ROOMS = {
     "races",
     "model",
-    "history",
     "mutants",
     "fuzz",
     "faults",
@@ -64,9 +63,9 @@ SLOWEST = (
     "races/test_interleavings.py",
     "races/test_strangers.py",
     "client/test_types.py",
-    "races/test_tickers.py",
+    "model/test_tickers.py",
     "client/test_example_apps.py",
-    "races/test_storm.py",
+    "model/test_storms.py",
     "client/test_testing_plugin.py",
     "client/test_worker_process.py",
     "faults/test_killed_workers.py",

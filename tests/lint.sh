@@ -22,10 +22,10 @@ MYPYPATH=tests:python_client/src "$bin/mypy" --config-file $config --explicit-pa
     tests/fuzz/calls.py tests/fuzz/hostile.py tests/fuzz/judge.py tests/fuzz/plain.py \
     tests/fuzz/shrink.py tests/fuzz/filled_database.py \
     tests/races/harness.py tests/races/play_races.py \
-    tests/races/schedules.py tests/races/storm_*.py tests/races/tickers.py \
+    tests/races/schedules.py tests/support/*.py \
     tests/bench/measure_all.py tests/bench/workloads/*.py \
     tests/faults/faults.py tests/faults/of_*.py tests/settings.py tests/pythons.py \
-    tests/history/*.py tests/model/*.py tests/mutants/*.py tests/security/*.py
+    tests/faults/history/*.py tests/model/*.py tests/mutants/*.py tests/security/*.py
 (cd tests && "../$bin/python" -m pytest -q --no-header -p no:cacheprovider \
     contract/test_style.py contract/test_layers.py)
 wait $gate || {

@@ -62,9 +62,11 @@ def link_libraries(package: Path) -> None:
 def run_tests(bindir: Path, arguments: list[str]) -> tuple[bool, str]:
     """Run the tests on these; return whether all is well, and pytest's closing line."""
     environment = {**os.environ, "ROTA_PG_BINDIR": str(bindir)}
-    return run_pytest(environment, arguments or ["sql", "races"])
+    return run_pytest(environment, arguments or ROOMS)
 
 
+# With the storms, which are races of many.
+ROOMS = ["sql", "races", "model/test_storms.py", "model/test_tickers.py"]
 IN_PARALLEL = ("-n", "2", "--dist", "loadfile")
 
 

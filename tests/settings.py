@@ -35,7 +35,7 @@ BUNDLES: tuple[tuple[str, ...], ...] = (
     ("compiled",),
 )
 # All but what makes trees of its own.
-ROOMS = ["sql", "races", "fuzz", "model", "client", "contract", "security", "faults", "history"]
+ROOMS = ["sql", "races", "fuzz", "model", "client", "contract", "security", "faults"]
 POOLER = "pooler"
 # A race knows its sessions by their process, and stops one in a transaction while others go on.
 POOLED = [room for room in ROOMS if room != "races"]

@@ -24,8 +24,8 @@ from statistics import median
 import psycopg
 
 from faults.of_replicas import Pair
-from faults.server import Server
 from rota.testing.server import memory
+from support.server import Server
 
 PAUSE = 0.01
 """Seconds until a producer whose call failed tries again."""

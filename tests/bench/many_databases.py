@@ -30,7 +30,7 @@ from typing import Any
 
 import psycopg
 
-from faults.server import Server, give_away
+from support.server import Server, give_away
 
 INSTALL = Path(__file__).resolve().parents[2] / "sql" / "install.sql"
 TICKS = os.sysconf("SC_CLK_TCK")

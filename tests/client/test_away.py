@@ -16,8 +16,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from faults.server import Server
 from rota import Client, Job, Registry
+from support.server import Server
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 

@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from faults.pooler import find_pgbouncer, pooled
 from rota import AsyncClient, AsyncJob, Client, Job, Registry, Worker
 from rota.__main__ import main
 from rota.worker.connection import Connection, ConnectionState
+from support.pooler import find_pgbouncer, pooled
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 

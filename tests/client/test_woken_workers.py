@@ -19,11 +19,11 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from client.test_pooler import pooler  # noqa: F401 - a fixture
-from faults.pooler import find_pgbouncer
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota.worker import notifier
 from rota.worker.fetcher import Poller
 from rota.worker.notifier import Notifier, Place
+from support.pooler import find_pgbouncer
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import psycopg
 
+from faults.history.random_callers import Player
 from faults.processes import Task, begin
-from history.random_callers import Player
 from rota import RotaError
 
 STEPS = {"_enqueue": 25, "_claim": 25, "_speak": 40, "_sweep": 5, "_hold": 5}

@@ -20,13 +20,13 @@ from typing import Any
 
 import psycopg
 
-from faults.server import Server
+from faults.history import checker
+from faults.history.context import Context
+from faults.history.dump import dump
+from faults.history.recording import record, stop_recording
 from faults.workload import Load
-from history import checker
-from history.context import Context
-from history.dump import dump
-from history.recording import record, stop_recording
 from invariants import BROKEN
+from support.server import Server
 
 EVERYTHING = 1 << 30
 Judge = Callable[["Scene", Context], list[str]]

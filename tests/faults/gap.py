@@ -12,10 +12,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from history.context import Context
-from history.events import events
-from history.reading import Reader
-from history.story import ENDS, GIVES_BACK, Row
+from faults.history.context import Context
+from faults.history.events import events
+from faults.history.reading import Reader
+from faults.history.story import ENDS, GIVES_BACK, Row
 
 SUBJECT = re.compile(r"job (\d+)")
 

@@ -38,10 +38,10 @@ from typing import Any
 import psycopg
 
 from faults.forward_kill import ask, databases
-from faults.server import Server
 from rota.cli.forward import run_forwarder
 from rota.forwarding import carrier
 from rota.testing.server import memory
+from support.server import Server
 
 KEYS = 6
 PATIENCE = 120.0

@@ -14,8 +14,8 @@ from pathlib import Path
 import psycopg
 
 from faults.fault_run import Scene, fault, keep_every_promise
+from faults.history.context import Context
 from faults.workload import Load
-from history.context import Context
 
 HOUR = 3600
 BY_THE_CLOCK = ("was accepted after it had failed", "was refused, and it was live")

@@ -15,8 +15,8 @@ from pathlib import Path
 import psycopg
 
 from faults.fault_run import Scene, fault
-from faults.server import Server, give_away
 from faults.workload import Load
+from support.server import Server, give_away
 
 DATA, LOG = "512m", "384m"
 DISK_FULL = "53100"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from faults.fault_run import Scene, fault
-from faults.pooler import find_pgbouncer, pooled
+from support.pooler import find_pgbouncer, pooled
 
 JOBS_A_ROUND = 1000
 

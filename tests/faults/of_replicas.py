@@ -14,9 +14,9 @@ import psycopg
 
 from faults.fault_run import Scene, fault
 from faults.gap import Difference, differences, judge_gap
-from faults.server import Server, free_port
-from history.context import Context
-from history.dump import dump
+from faults.history.context import Context
+from faults.history.dump import dump
+from support.server import Server, free_port
 
 READ_ONLY = "default_transaction_read_only"
 

@@ -23,10 +23,10 @@ from typing import Any
 
 import psycopg
 
+from faults.history import recorder
+from faults.history.recording import record
 from faults.producer import MIX, PAUSE, Producer
 from faults.workload_handlers import registry
-from history import recorder
-from history.recording import record
 from rota import Worker
 from support.supervisor import Supervisor
 

@@ -27,7 +27,7 @@ from typing import LiteralString
 
 import psycopg
 
-from faults.server import INSTALL, Server
+from support.server import INSTALL, Server
 
 NUMBERS = {"a": (1, 2), "b": (3, 4)}
 WORDS = {1: "one", 2: "two", 3: "three", 4: "four"}

@@ -34,14 +34,14 @@ from typing import Any
 import psycopg
 
 from faults.followers import Homes, run_follower, run_mover
+from faults.history import many
+from faults.history.dump import dump
+from faults.history.recorder import Recorder, both_clocks
 from faults.of_servers import VICTIM
 from faults.processes import Crew, Task, begin
 from faults.senders import QUEUES, run_sender
-from faults.server import DATABASE, Server, give_away
-from history import many
-from history.dump import dump
-from history.recorder import Recorder, both_clocks
 from invariants import BROKEN
+from support.server import DATABASE, Server, give_away
 
 PLACES = {"one": "a", "two": "a", "three": "b", "four": "b"}
 NUMBERS = {name: number for number, name in enumerate(PLACES, 1)}

@@ -14,10 +14,10 @@ from psycopg.conninfo import make_conninfo
 from psycopg.types.json import Jsonb
 
 from faults.forward_kill import ask, forwarding, play, wait_until_gone
-from faults.server import free_port
 from rota.cli import main
 from rota.forwarding.forwarder import PATIENCE
 from rota.testing.server import EmbeddedPostgres
+from support.server import free_port
 from support.waiting import wait_until
 
 

@@ -16,8 +16,8 @@ import psycopg
 import pytest
 from psycopg.rows import namedtuple_row
 
-from faults.server import Server
 from rota.testing.server import memory
+from support.server import Server
 from support.waiting import wait_until
 
 Db = psycopg.Connection[Any]

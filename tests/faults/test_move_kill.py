@@ -11,8 +11,8 @@ from psycopg.conninfo import make_conninfo
 
 from faults.forward_kill import ask, forwarding
 from faults.move_kill import play, two_servers
-from faults.server import free_port
 from faults.test_forward_kill import urls
+from support.server import free_port
 from support.waiting import wait_until
 
 __all__ = ["urls"]

@@ -18,8 +18,8 @@ import psycopg
 import pytest
 
 from faults.forward_kill import forwarding
-from faults.server import Server
 from rota.testing.server import memory
+from support.server import Server
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from faults.history.many import SENTENCES
 from faults.scale_history import FAULTS, play
-from history.many import SENTENCES
 from rota.testing.server import memory
 
 pytestmark = pytest.mark.timeout(600)

@@ -16,9 +16,9 @@ import psycopg
 import pytest
 
 import rota
-from faults.server import Server
 from rota.testing.server import memory
 from rota.web import app
+from support.server import Server
 from web.conftest import serving
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import psycopg
 
+from faults.history.recording import mark
 from faults.processes import LEASE, TICK, Crew, Task, run_producer, run_worker
-from history.recording import mark
 
 CALM_BACKLOG = 20
 PATIENCE = 40.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import rota
-from history.recorded_handlers import dice, registry
+from faults.history.recorded_handlers import dice, registry
 
 __all__ = ["registry"]
 
@@ -24,4 +24,4 @@ def shaky(job: rota.Job) -> None:
 
 @registry.handler("t")
 def from_callers(job: rota.Job) -> None:
-    """End what the callers of `history.random_callers` have left."""
+    """End what the callers of `faults.history.random_callers` have left."""

@@ -11,9 +11,9 @@ from hypothesis.errors import Flaky
 
 from model.database import Database, opened
 from model.machine import play
-from model.mutants import MUTANTS
 from model.rows import Divergence
 from model.timetable import Timetable
+from mutants.test_model_notices import MUTANTS
 from races.instrument import mutate, some_of
 
 PARTS = [n if n <= 1 else pytest.param(n, marks=pytest.mark.long) for n in range(1, 11)]

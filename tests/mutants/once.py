@@ -544,7 +544,7 @@ v_row ->> 'pause_name',
     mutant(
         "key-start-not-lowered-by-an-end",
         "The end of a job lets one in below the start of its key, and others do not see it.",
-        "sql/waiting/test_key_starts.py races/test_storm.py",
+        "sql/waiting/test_key_starts.py model/test_storms.py",
         sql("waiting/order", "where o.id < s.first_id", "where false"),
     ),
     mutant(
@@ -938,7 +938,7 @@ v_row ->> 'pause_name',
     mutant(
         "planned-time-enqueued-twice",
         "Nothing says that a planned time has its job already.",
-        "sql/schedules/test_occurrences.py races/test_tickers.py",
+        "sql/schedules/test_occurrences.py model/test_tickers.py",
         sql(
             "tables/schedules",
             "    constraint occurrences_pkey primary key (definition, scheduled_for),\n",
@@ -964,7 +964,7 @@ v_row ->> 'pause_name',
     mutant(
         "ticks-wait-for-ticks",
         "A tick waits for a schedule that another one has locked.",
-        "races/test_racing_schedules.py races/test_tickers.py",
+        "races/test_racing_schedules.py model/test_tickers.py",
         sql(
             "schedules/occurrences",
             """\

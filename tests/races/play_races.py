@@ -29,7 +29,7 @@ from rota.testing import EmbeddedPostgres
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
-from races import storm  # noqa: E402
+from model import storm  # noqa: E402
 from races.bench import Bench, Run  # noqa: E402
 from races.game import choose  # noqa: E402
 from races.games import GAMES, pairs_of_functions  # noqa: E402

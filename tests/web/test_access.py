@@ -19,8 +19,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
 
-from faults.server import free_port
 from rota.web import User, app, apps
+from support.server import free_port
 from web.conftest import OBSERVER, OPERATOR, serving
 from web.sample_jobs import Scene
 

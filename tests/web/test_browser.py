@@ -14,11 +14,11 @@ import psycopg
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from faults.server import Server
 from rota import Registry
 from rota.testing.server import memory
 from rota.web import app
 from rota.web.acts import ACTS, BULK
+from support.server import Server
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 from web.conftest import serving

@@ -21,11 +21,11 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import rota
-from faults.pooler import pooled
 from rota.cli import main
 from rota.schema import run_script
 from rota.testing.server import EmbeddedPostgres
 from sql.helpers import call, grant, rows, scalar, value
+from support.pooler import pooled
 from support.waiting import wait_until
 
 NUMBERS = (1, 2, 3, 4)
