@@ -66,6 +66,8 @@ SLOWEST = (
     "model/test_tickers.py",
     "client/test_example_apps.py",
     "model/test_storms.py",
+    "mutants/test_storms_notice.py",
+    "mutants/test_tickers_notice.py",
     "client/test_testing_plugin.py",
     "client/test_worker_process.py",
     "faults/test_killed_workers.py",

@@ -19,10 +19,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from races.instrument import mutate
 from rota import Client, Job, Registry, RotaError, Worker
 from rota.cli.supervisor import Child, Supervisor
 from rota.worker.worker import run_together
+from support.mutation import mutate
 from support.started_workers import BackgroundWorker, WorkerProcess, lives
 from support.waiting import wait_until
 

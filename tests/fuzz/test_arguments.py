@@ -10,8 +10,8 @@ from fuzz.arena import refused_values
 from fuzz.arguments import play
 from fuzz.hostile import quoted
 from fuzz.shrink import smaller_values
-from races.instrument import some_of
 from sql.helpers import Db, enqueue, owner, raises, refused, rows, running, scalar, value
+from support.mutation import some_of
 
 # What of rota can be wrong, and what is to be said of it.
 pytestmark = pytest.mark.plain_session

@@ -1,4 +1,4 @@
-"""The machine in small, and whether it would notice a guard that is missing."""
+"""The machine in small."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from model.database import Database, opened
 from model.machine import play
 from model.rows import Divergence
 from model.timetable import Timetable
-from mutants.test_model_notices import MUTANTS
-from races.instrument import mutate, some_of
 
 PARTS = [n if n <= 1 else pytest.param(n, marks=pytest.mark.long) for n in range(1, 11)]
 """Always the same histories: `make prove` plays all, and new ones ten times as long."""
@@ -98,21 +96,3 @@ def test_a_divergence_that_comes_only_once_is_told_with_its_steps(
         play(database, 7, examples=5)
 
     assert "It came once, after these:\nenqueue" in raised.value.__notes__[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutant", some_of(MUTANTS, every=36))
-def test_a_guard_that_is_missing_is_found(
-    dsn: str, db: psycopg.Connection[Any], mutant: str
-) -> None:
-    for function, old, new in MUTANTS[mutant]:
-        mutate(db, function, old, new)
-
-    with opened(dsn) as database:
-        for number in range(1, 7):
-            try:
-                play(database, number, examples=150, can_shrink=False)
-            except Divergence as divergence:
-                print(database.examples, divergence)  # noqa: T201
-                return
-    pytest.fail(f"nobody noticed {mutant}")

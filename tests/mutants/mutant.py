@@ -11,9 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-# The name of a function before that of its argument may be left out where that is plain.
-TOKEN = re.compile(r"(?!rota\.)\w{4,}\.(?=\w)|\w+|\s+|.")
-WORD = re.compile(r"\w$|^\w")
+from support.mutation import in_sql
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +47,6 @@ class Edit:
         text = (root / self.path).read_text()
         pattern = in_sql(self.old) if self.path.endswith(".sql") else re.escape(self.old)
         return [found.span() for found in re.finditer(pattern, text)]
-
-
-def in_sql(text: str) -> str:
-    """Return the pattern of a piece of SQL, however its lines are broken."""
-    pattern, before = "", ""
-    for token in TOKEN.findall(text.strip()):
-        if token.isspace():
-            before += " "
-            continue
-        if before.endswith(" "):
-            pattern += r"\s+" if WORD.search(before.strip()) and WORD.match(token) else r"\s*"
-        elif token in ")]" or before in ("(", "["):
-            pattern += r"\s*"
-        is_left_out = token.endswith(".") and token != "."
-        pattern += f"(?:{re.escape(token)})?" if is_left_out else re.escape(token)
-        before = token
-    return pattern
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import pytest
 
 from faults.history import random_callers
 from faults.history.checker import check
-from model.test_storms import NO_CONFLICT, TOKEN
-from races.instrument import mutate, some_of
+from mutants.pieces import NO_CONFLICT, TOKEN
+from support.mutation import Mutation, is_noticed, some_of
 
 BY_TOKEN = """\
 and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
@@ -24,7 +24,7 @@ update rota.finished_jobs as f
     where f.id = (select max(l.id) from rota.finished_jobs as l);
     return v_swept;"""
 # The promise that is broken, and what is replaced in which function.
-MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
+MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
     "two claims take the same row": (
         "I1",
         [
@@ -99,6 +99,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     "a job that is changed when it has ended": ("I8", [("_sweep", "return v_swept;", AGAIN)]),
     "an error of its own": ("I12", [("_raise_lost", "'RT002'", "'RT099'")]),
 }
+FORGET = "truncate rota.jobs, rota.finished_jobs, rota.job_errors"
 
 
 @pytest.mark.parametrize("mutant", some_of(MUTANTS))
@@ -106,15 +107,12 @@ def test_a_guard_that_is_missing_is_found(
     dsn: str, db: psycopg.Connection[Any], tmp_path: Path, mutant: str
 ) -> None:
     promise, mutations = MUTANTS[mutant]
-    for function, old, new in mutations:
-        mutate(db, function, old, new)
     if promise == "I5":
         db.execute("drop index rota.jobs_idempotency_key_idx")
 
-    # On a busy machine the moment that shows it may not come in so short a time.
-    for seed in range(1, 6):
-        random_callers.play(dsn, tmp_path / str(seed), seconds=0.8, steps=100, seed=seed)
-        if promise in check(tmp_path / str(seed)).broken:
-            return
-        db.execute("truncate rota.jobs, rota.finished_jobs, rota.job_errors")
-    pytest.fail(f"nobody noticed {mutant}")
+    def look(seed: int) -> bool:
+        folder = tmp_path / str(seed)
+        random_callers.play(dsn, folder, seconds=0.8, steps=100, seed=seed)
+        return promise in check(folder).broken
+
+    assert is_noticed(db, mutations, look, tries=5, forget=FORGET)

@@ -1,14 +1,18 @@
-"""Functions without one of their guards: the machine must tell each of them from the real one.
-
-A mutant is a list of (function, old piece, new piece).
-"""
+"""Functions without one of their guards: the machine must tell each from the real one."""
 
 from __future__ import annotations
 
-Mutation = tuple[str, str, str]
-TOKEN = """\
-          and j.lease_token = coalesce(
-            v_token, _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])"""
+from typing import Any
+
+import psycopg
+import pytest
+
+from model.database import opened
+from model.machine import play
+from model.rows import Divergence
+from mutants.pieces import TOKEN
+from support.mutation import Mutation, is_noticed, some_of
+
 COUNTED = "attempts = least(j.attempts, 2147483646) + 1"
 CANCELLED = "if v_job.cancel_requested_at is not null then"
 GROWS = "least(j.lease_token, 9223372036854775806) + 1"
@@ -151,3 +155,21 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_plan_occurrences", "then catch_up_max else 1 end", "then catch_up_max else 2 end")
     ],
 }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", some_of(MUTANTS, every=36))
+def test_a_guard_that_is_missing_is_found(
+    dsn: str, db: psycopg.Connection[Any], mutant: str
+) -> None:
+    with opened(dsn) as database:
+
+        def look(number: int) -> bool:
+            try:
+                play(database, number, examples=150, can_shrink=False)
+            except Divergence as divergence:
+                print(database.examples, divergence)  # noqa: T201
+                return True
+            return False
+
+        assert is_noticed(db, MUTANTS[mutant], look, tries=6)

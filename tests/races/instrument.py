@@ -22,9 +22,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import psycopg
-import pytest
 
-from mutants.mutant import in_sql
+from support.mutation import FUNCTIONS
 
 GATE = 1
 # The number of the pause to wait at, counted from 1 in the order in which the session comes
@@ -57,13 +56,6 @@ $$;
 grant usage on schema race to public;
 """
 
-FUNCTIONS = """
-select p.proname, p.prosrc, pg_get_functiondef(p.oid), p.provolatile = 'v'
-from pg_proc as p
-join pg_language as l on l.oid = p.prolang and l.lanname = 'plpgsql'
-where p.pronamespace = 'rota'::regnamespace and p.prokind = 'f'
-order by p.proname
-"""
 TABLES = """
 select relname from pg_class
 where relnamespace = 'rota'::regnamespace and relkind in ('r', 'p', 'v')
@@ -164,22 +156,3 @@ def instrument(db: psycopg.Connection[Any]) -> None:
         paused = add_pauses(name, body, readers) if is_volatile else body
         if paused != body:
             db.execute(definition.replace(body, paused))
-
-
-def mutate(db: psycopg.Connection[Any], function: str, old: str, new: str) -> None:
-    """Replace a piece of a function in this database, to see whether the tests notice."""
-    bodies = {name: (body, source) for name, body, source, _ in db.execute(FUNCTIONS)}
-    body, source = bodies[function]
-    found = [*re.finditer(in_sql(old), body)]
-    if len(found) != 1:
-        raise ValueError(f"{function} has {len(found)} times {old!r}")
-    start, end = found[0].span()
-    db.execute(source.replace(body, body[:start] + new.strip() + body[end:]))
-
-
-def some_of(mutants: Iterable[str], every: int = 12) -> list[Any]:
-    """Return them as parameters: one in *every* for `make test`, all for `make prove`."""
-    return [
-        name if n % every == 0 else pytest.param(name, marks=pytest.mark.long)
-        for n, name in enumerate(mutants)
-    ]

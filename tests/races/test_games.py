@@ -1,4 +1,4 @@
-"""All games in small: that they play every function that writes, and would notice a fault."""
+"""All games in small, and that they play every function that writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from races.bench import Bench
 from races.game import choose
 from races.games import GAMES, pairs_of_functions
-from races.instrument import instrument, mutate
+from races.instrument import instrument
 from races.world import WORLD
 
 SEED = 20261122
@@ -76,47 +76,6 @@ def test_each_operation_of_the_world_succeeds_in_one_of_its_states(connect: Conn
                 refused.add(name)
 
     assert refused <= NOT_HERE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "function", "old", "new", "state", "first", "second"),
-    [
-        (
-            "runs", "define_pipeline",
-            "perform rota._lock_pipeline(define_pipeline.pipeline)", "null",
-            "none", "define more", "define less",
-        ),
-        (
-            "lines", "_job_comes_in",
-            "perform rota._add_checks('job', array[format('%s all', job_id)])", "null",
-            "running", "enqueue after", "finish",
-        ),
-        (
-            "world", "sweep_stale_leases", "max_jobs, false)", "max_jobs / 0, false)",
-            "a lease is over", "enqueue", "tick",
-        ),
-    ],
-)  # fmt: skip
-def test_a_guard_that_is_missing_is_found(
-    connect: Connect,
-    name: str,
-    function: str,
-    old: str,
-    new: str,
-    state: str,
-    first: str,
-    second: str,
-) -> None:
-    mutate(connect(), function, old, new)
-    instrument(connect())
-
-    game = replace(GAMES[name], states={state: GAMES[name].states[state]})
-
-    with closing(Bench(connect, game)) as bench:
-        runs = list(bench.play_pair(state, first, second))
-
-    assert [run.place for run in runs if run.problems] != []
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ import pytest
 
 from invariants import check_invariants
 from races.harness import Pending, Session, call
-from races.instrument import ARM, GATE, instrument, mutate
+from races.instrument import ARM, GATE, instrument
 from support.clock import Clock
+from support.mutation import mutate
 
 TICK = call("tick")
 SWEPT = 1  # where a tick says so

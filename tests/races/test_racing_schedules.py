@@ -1,11 +1,10 @@
-"""schedules.py in small, and whether it would notice a missing lock; and a deploy of many."""
+"""schedules.py in small, and a deploy of many."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -14,16 +13,12 @@ import pytest
 from races.bench import Bench
 from races.game import choose
 from races.harness import Session, call
-from races.instrument import instrument, mutate
+from races.instrument import instrument
 from races.schedules import SCHEDULES
 from support.clock import Clock
+from support.mutation import mutate
 
 SEED = 20260328
-# What tick() does in one transaction; between the two there is room for others.
-TICK_AND_CHECKS = """
-    with ticked as materialized (select rota._enqueue_due_schedules(1000) as enqueued)
-    select t.enqueued, rota._do_checks(1000) is null as is_null from ticked as t
-"""
 Connect = Callable[..., psycopg.Connection[Any]]
 
 
@@ -43,47 +38,6 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
 
     assert ["\n".join([str(run), *run.problems]) for run in runs if run.problems] == []
     assert len(runs) > 40
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("function", "old", "new", "state", "first", "second"),
-    [
-        (
-            "_hold_definition", "for update;", ";",
-            "due, skip", "run now", "tick",
-        ),
-        (
-            "_put_definition", "new.name for update;", "new.name;",
-            "due since long, all", "schedule later", "disable",
-        ),
-        (
-            "_enqueue_due_schedules", "for update skip locked", "",
-            "due since long, one", "tick", "schedule later",
-        ),
-        (
-            "_advance", "and m.kind = 'after'", "and false",
-            "after, due, its job retried", "tick", "finish",
-        ),
-        (
-            "_change_definition",
-            "perform rota._add_checks('schedule', array[new.name])",
-            "null",
-            "waiting, its job running", "schedule after", "finish",
-        ),
-    ],
-)  # fmt: skip
-def test_a_guard_that_is_missing_is_found(
-    connect: Connect, function: str, old: str, new: str, state: str, first: str, second: str
-) -> None:
-    mutate(connect(), function, old, new)
-    instrument(connect())
-
-    operations = {**SCHEDULES.operations, "tick and checks": TICK_AND_CHECKS}
-    with closing(Bench(connect, replace(SCHEDULES, operations=operations))) as bench:
-        runs = list(bench.play_pair(state, first, second))
-
-    assert [run.place for run in runs if run.problems] != []
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
