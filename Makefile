@@ -61,7 +61,7 @@ move: $(VENV)/.dev ## Kill those who move a queue to another database, and look 
 	cd tests && ../$(BIN)/python -m faults.move_kill $(ARGS)
 
 forward: $(VENV)/.dev ## Kill those who carry jobs to another database, and see that each arrives once and in order
-	$(BIN)/python tests/faults/forward_kill.py $(ARGS)
+	cd tests && ../$(BIN)/python -m faults.forward_kill $(ARGS)
 
 scale-demo: $(VENV)/.dev ## See two servers with four databases and a front survive what fails, in two minutes
 	@cd tests && ../$(BIN)/python -m faults.scale_demo $(ARGS)

@@ -12,6 +12,7 @@ import pytest
 from rota import Client, Registry, Worker
 from rota.__main__ import main
 from support.started_workers import BackgroundWorker, WorkerProcess
+from support.supervisor import killing
 
 
 @pytest.fixture(autouse=True)
@@ -23,17 +24,14 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def start_worker(dsn: str, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     """Start worker processes; those that still run at the end are killed."""
-    started: list[WorkerProcess] = []
+    with killing() as started:
 
-    def start(*options: str) -> WorkerProcess:
-        started.append(WorkerProcess(dsn, tmp_path / f"worker{len(started)}.log", *options))
-        return started[-1]
+        def start(*options: str) -> WorkerProcess:
+            log = tmp_path / f"worker{len(started)}.log"
+            started.append(worker := WorkerProcess(dsn, log, *options))
+            return worker
 
-    yield start
-    for worker in started:
-        if worker.process.poll() is None:
-            worker.process.kill()
-        worker.process.wait()
+        yield start
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +19,7 @@ from psycopg import sql
 from rota import Client, FatalError
 from rota.contrib.demo import handlers, mail
 from rota.contrib.demo.shop import SHOP_TABLES
+from support.waiting import comes_true
 
 pytestmark = pytest.mark.slow
 
@@ -68,10 +68,7 @@ class Demo:
 
     def is_gone(self) -> bool:
         """Whether no process is left a few seconds later."""
-        deadline = time.monotonic() + 15
-        while self.processes() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return not self.processes()
+        return bool(comes_true(lambda: not self.processes(), 15, every=0.1))
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,43 +19,24 @@ from rota import Client, InvalidArgumentError
 from rota.__main__ import main
 from rota.worker import maintenance
 from rota.worker.connection import Connection, ConnectionState
+from support.supervisor import Command, killing
 from support.waiting import wait_until
 
-Start = Callable[..., "Ticker"]
-
-
-class Ticker:
-    """A `rota tick --loop` of its own, and its log."""
-
-    def __init__(self, dsn: str, log: Path, *options: str) -> None:
-        self._log = log
-        command = [sys.executable, "-m", "rota", "tick", "--loop", *options]
-        with log.open("w") as output:
-            self.process = subprocess.Popen(
-                command, env={**os.environ, "DATABASE_URL": dsn}, stderr=output
-            )
-
-    def lines(self, word: str) -> list[str]:
-        return [line for line in self._log.read_text().splitlines() if word in line]
-
-    def wait_for(self, word: str, count: int = 1) -> None:
-        wait_until(lambda: len(self.lines(word)) >= count, f"a line with {word}")
+Start = Callable[..., Command]
 
 
 @pytest.fixture
 def start(dsn: str, tmp_path: Path) -> Iterator[Start]:
-    """Start tickers; those that still run at the end are killed."""
-    started: list[Ticker] = []
+    """Start `rota tick --loop`; those that still run at the end are killed."""
+    with killing() as started:
 
-    def run(*options: str, dsn: str = dsn) -> Ticker:
-        started.append(Ticker(dsn, tmp_path / f"ticker{len(started)}.log", *options))
-        return started[-1]
+        def run(*options: str, dsn: str = dsn) -> Command:
+            command = [sys.executable, "-m", "rota", "tick", "--loop", *options]
+            log = tmp_path / f"ticker{len(started)}.log"
+            started.append(ticker := Command(command, None, {"DATABASE_URL": dsn}, log))
+            return ticker
 
-    yield run
-    for ticker in started:
-        if ticker.process.poll() is None:
-            ticker.process.kill()
-        ticker.process.wait()
+        yield run
 
 
 def lose_a_job(client: Client, db: psycopg.Connection[Any]) -> None:
@@ -71,11 +50,11 @@ def test_loop_says_what_it_did_and_is_quiet_otherwise(
     start: Start, client: Client, db: psycopg.Connection[Any]
 ) -> None:
     ticker = start("--every", "0.05")
-    ticker.wait_for(f"ticker started database={db.info.dbname} every=0.05")
+    ticker.wait_for_line(f"ticker started database={db.info.dbname} every=0.05")
 
     for count in (1, 2):
         lose_a_job(client, db)
-        ticker.wait_for("INFO tick jobs_swept=1", count)
+        ticker.wait_for_line("INFO tick jobs_swept=1", count)
 
     assert len(ticker.lines("")) == 3
 
@@ -86,12 +65,12 @@ def test_loop_ends_by_a_signal(
     start: Start, db: psycopg.Connection[Any], number: signal.Signals
 ) -> None:
     ticker = start("--every", "60")
-    ticker.wait_for("ticker started")
+    ticker.wait_for_line("ticker started")
 
-    ticker.process.send_signal(number)
+    ticker.signal(number)
 
-    assert ticker.process.wait(10) == 0
-    ticker.wait_for("ticker stopped")
+    assert ticker.wait(10) == 0
+    ticker.wait_for_line("ticker stopped")
 
 
 @pytest.mark.slow
@@ -100,7 +79,7 @@ def test_loop_survives_a_lost_connection(
     start: Start, client: Client, db: psycopg.Connection[Any]
 ) -> None:
     ticker = start("--every", "0.05")
-    ticker.wait_for("ticker started")
+    ticker.wait_for_line("ticker started")
     ticked = "select from rota.ticker_health where last_tick_by like 'rota tick%'"
     wait_until(lambda: db.execute(ticked).rowcount)
 
@@ -112,9 +91,9 @@ def test_loop_survives_a_lost_connection(
             ).rowcount
         )
     )
-    ticker.wait_for("the database is back")
+    ticker.wait_for_line("the database is back")
     lose_a_job(client, db)
-    ticker.wait_for("tick jobs_swept=1")
+    ticker.wait_for_line("tick jobs_swept=1")
 
     assert ended == 1
     assert len(ticker.lines("the database is lost")) == 1
@@ -138,11 +117,11 @@ def test_loop_goes_on_where_a_part_fails(
     )
 
     ticker = start("--every", "0.05")
-    ticker.wait_for("failing, and why is in the log of the server: checks_done")
+    ticker.wait_for_line("failing, and why is in the log of the server: checks_done")
     lose_a_job(client, db)
-    ticker.wait_for("tick jobs_swept=1")
+    ticker.wait_for_line("tick jobs_swept=1")
     db.execute(definition[0])
-    ticker.wait_for("the server: none")
+    ticker.wait_for_line("the server: none")
 
     assert len(ticker.lines("WARNING failing")) == 2
     assert len(ticker.lines("WARNING database: pending checks failed")) == 1
@@ -153,10 +132,12 @@ def test_loop_waits_longer_and_longer_where_every_tick_fails(
     start: Start, db: psycopg.Connection[Any]
 ) -> None:
     ticker = start("--every", "0.05")
-    ticker.wait_for("ticker started")
+    ticker.wait_for_line("ticker started")
     # A function could be renamed without notice: a prepared statement goes by its number.
     db.execute("alter table rota.maintenance rename to rest")
-    ticker.wait_for('tick failed, trying again: relation "rota.maintenance" does not exist')
+    ticker.wait_for_line(
+        'tick failed, trying again: relation "rota.maintenance" does not exist'
+    )
     db.execute("alter table rota.rest rename to maintenance")
 
     last = "select done_at from rota.maintenance where task = 'tick'"
@@ -213,7 +194,7 @@ def test_loop_tells_of_a_schedule_that_it_disabled(
 
     ticker = start()
 
-    ticker.wait_for("schedule nightly is disabled")
+    ticker.wait_for_line("schedule nightly is disabled")
 
 
 @pytest.mark.parametrize("payload", [[1], 5, True, 1.5, "[1]"])

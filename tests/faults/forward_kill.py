@@ -25,11 +25,10 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +36,10 @@ from typing import Any
 import psycopg
 
 from rota.cli.forward import run_forwarder
+from rota.forwarding import carrier
 from rota.testing.server import EmbeddedPostgres
+from support.supervisor import Process, Supervisor, running
+from support.waiting import comes_true
 
 PRODUCERS = 8
 PATIENCE = 60.0
@@ -94,7 +96,7 @@ def play(urls: list[str], jobs: int, kills: int, seed: int, pause: float = 0.5) 
     for thread in producers + killers:
         thread.join()
     with forwarding(urls):
-        wait_until_gone(urls[0])
+        wait_until_carried(urls[0])
     count.committed = sum(len(each) for each in committed)
     count.rolled_back = jobs // PRODUCERS * PRODUCERS - count.committed
     _judge(urls[1], committed, count)
@@ -127,32 +129,31 @@ def _kill_again_and_again(
     dice: random.Random,
     count: Count,
 ) -> None:
-    for _ in range(kills):
-        with forwarding(urls) as process:
+    with forwarding(urls) as forwarder:
+        for _ in range(kills):
             time.sleep(dice.uniform(0.5, 1.5) * pause)
-            os.kill(process.pid or 0, signal.SIGKILL)
-            count.kills += 1
+            forwarder.kill(0)
+    count.kills += forwarder.counts["killed"]
 
 
 @contextmanager
-def forwarding(urls: list[str]) -> Iterator[BaseProcess]:
-    """Run a forwarder, and see that it ends when it is told to."""
-    process = _processes.Process(target=_forward, args=(urls,))
-    process.start()
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.join(20.0)
-        if process.is_alive():
-            os.kill(process.pid or 0, signal.SIGUSR1)
-            process.join(1.0)
-            process.kill()
-            raise AssertionError("a forwarder did not end; what it did is told above")
+def forwarding(
+    urls: list[str], max_jobs: Callable[[], int] = lambda: carrier.MAX_JOBS
+) -> Iterator[Supervisor]:
+    """Run a forwarder, which is a mover too, and carries so many jobs at a time."""
+
+    def start() -> Process:
+        process = _processes.Process(target=_forward, args=(urls, max_jobs()))
+        process.start()
+        return process
+
+    with running(start, last_words=signal.SIGUSR1) as forwarder:
+        yield forwarder
 
 
-def _forward(urls: list[str]) -> None:
+def _forward(urls: list[str], max_jobs: int) -> None:
     signal.signal(signal.SIGUSR1, _tell_tasks)
+    carrier.MAX_JOBS = max_jobs
     run_forwarder(urls)
 
 
@@ -161,12 +162,11 @@ def _tell_tasks(*_: object) -> None:
         task.print_stack()
 
 
-def wait_until_gone(url: str) -> None:
+def wait_until_carried(url: str) -> None:
     """Wait until no job is to be carried any more."""
-    until = time.monotonic() + PATIENCE
     with psycopg.connect(url, autocommit=True) as db:
-        while ask(db, "select count(*) from rota.jobs") and time.monotonic() < until:
-            time.sleep(0.05)
+        is_empty = "select not exists (select from rota.jobs)"
+        comes_true(lambda: ask(db, is_empty), PATIENCE, every=0.05)
         left = db.execute("select to_jsonb(j) from rota.jobs as j limit 5").fetchall()
         assert not left, f"{left} and others were not carried within {PATIENCE:g} s"
 

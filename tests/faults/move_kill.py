@@ -17,8 +17,6 @@ is killed with -9 and started again, so often while the queue moves.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import random
 import shutil
 import signal
@@ -31,15 +29,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
-from faults.forward_kill import ask, databases
-from rota.cli.forward import run_forwarder
-from rota.forwarding import carrier
+from faults.forward_kill import ask, databases, forwarding
 from rota.testing.server import memory
 from support.server import Server
 
@@ -49,8 +44,6 @@ CRASH_SECONDS = 3.0
 """About how long it takes from one death of a server to the next."""
 LOST = ("RT002", "RT003", "RT001", "RT016")
 PROBLEMS = ("lost", "ghosts", "doubled", "out of order", "overlapping", "untold")
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["rota.cli.forward"])
 
 
 @dataclass
@@ -157,10 +150,10 @@ def play(
     ]
     for thread in producers:
         thread.start()
-    with moving(urls, max_jobs=20):
+    with forwarding(urls, max_jobs=lambda: 20):
         for thread in (*producers, *killers):
             thread.join()
-    with moving(urls, max_jobs=500):
+    with forwarding(urls, max_jobs=lambda: 500):
         _wait_until_done(game)
     game.stopping.set()
     for thread in workers:
@@ -280,31 +273,11 @@ def _crash_again_and_again(
 
 
 def _kill_again_and_again(game: Play, kills: int, pause: float, dice: random.Random) -> None:
-    for _ in range(kills):
-        with moving(game.urls, max_jobs=dice.choice((1, 5, 20))) as process:
+    with forwarding(game.urls, max_jobs=lambda: dice.choice((1, 5, 20))) as mover:
+        for _ in range(kills):
             time.sleep(dice.uniform(0.3, 1.7) * pause)
-            os.kill(process.pid or 0, signal.SIGKILL)
-            game.kills += 1
-
-
-@contextmanager
-def moving(urls: list[str], max_jobs: int) -> Iterator[BaseProcess]:
-    """Run a forwarder, which is a mover too, and carries so many jobs at a time."""
-    process = _processes.Process(target=_forward, args=(urls, max_jobs))
-    process.start()
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.join(20.0)
-        if process.is_alive():
-            process.kill()
-            raise AssertionError("a mover did not end")
-
-
-def _forward(urls: list[str], max_jobs: int) -> None:
-    carrier.MAX_JOBS = max_jobs
-    run_forwarder(urls)
+            mover.kill(0)
+    game.kills += mover.counts["killed"]
 
 
 def _wait_until_done(game: Play) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,11 +12,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from psycopg.types.json import Jsonb
 
-from faults.forward_kill import ask, forwarding, play, wait_until_gone
+from faults.forward_kill import ask, forwarding, play, wait_until_carried
 from rota.cli import main
 from rota.forwarding.forwarder import PATIENCE
 from rota.testing.server import EmbeddedPostgres
 from support.server import free_port
+from support.supervisor import Command, running
 from support.waiting import wait_until
 
 
@@ -49,7 +49,7 @@ def test_a_job_that_is_refused_there_is_dead_here_with_that_error(urls):
         there.execute("alter table rota.jobs add constraint no_y check (job_type <> 'y')")
     with psycopg.connect(urls[0], autocommit=True) as here, forwarding(urls):
         here.execute("select rota.enqueue_to(2, x) from unnest('{x,y,z}'::text[]) as x")
-        wait_until_gone(urls[0])
+        wait_until_carried(urls[0])
 
         dead = here.execute("select error_type, last_error from rota.dead_jobs").fetchall()
     with psycopg.connect(urls[1]) as there:
@@ -73,7 +73,7 @@ def test_a_text_that_the_other_encoding_lacks_stops_no_other(admin, server, urls
         with forwarding([urls[0], url]):
             here.execute("select rota.begin_queue_move('q', 3)")
             wait_until(lambda: ask(here, "select state from rota.queue_moves") == "settled")
-            wait_until_gone(urls[0])
+            wait_until_carried(urls[0])
 
         dead = here.execute("select error_type, queue from rota.dead_jobs").fetchall()
         arrived = "select job_type, payload ->> 't' from rota.jobs order by 1, id"
@@ -134,7 +134,7 @@ def test_where_nothing_can_go_a_forwarder_looks_as_if_there_was_nothing(urls, re
 def test_a_database_that_gets_another_number_is_found_by_it(urls):
     with psycopg.connect(urls[0], autocommit=True) as here, forwarding(urls):
         here.execute("select rota.enqueue_to(2, 'x')")
-        wait_until_gone(urls[0])
+        wait_until_carried(urls[0])
         with psycopg.connect(urls[1], autocommit=True) as there:
             there.execute("select rota.set_database_number(9)")
         here.execute("select rota.enqueue_to(2, 'y'), rota.enqueue_to(9, 'z')")
@@ -150,20 +150,16 @@ def test_nothing_is_carried_to_a_number_that_two_databases_have(admin, server, u
     both = [urls[1], server.url(copy)]
     (tmp_path / "databases").write_text("\n".join([both[1], *urls]))
     command = [sys.executable, "-m", "rota", "forward", "--databases", tmp_path / "databases"]
-    with psycopg.connect(urls[0], autocommit=True) as here, log.open("w") as errors:
+    with psycopg.connect(urls[0], autocommit=True) as here:
         here.execute("select rota.enqueue_to(2, 'x') from generate_series(1, 20)")
-        forwarder = subprocess.Popen(command, stderr=errors)
-        try:
+        with running(lambda: Command(command, None, {}, log)):
             wait_until(lambda: "the same number" in log.read_text())
             time.sleep(PATIENCE + 1.0)  # it would have carried by then
             arrived = [count_jobs(url) for url in both]
             waiting = ask(here, "select count(*) from rota.jobs")
             with psycopg.connect(both[1], autocommit=True) as there:
                 there.execute("select rota.set_database_number(3)")
-            wait_until_gone(urls[0])
-        finally:
-            forwarder.terminate()
-            forwarder.wait(20.0)
+            wait_until_carried(urls[0])
     after = [count_jobs(url) for url in both]
     admin.execute(f"drop database {copy} with (force)".encode())
 

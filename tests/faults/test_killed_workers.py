@@ -54,7 +54,7 @@ def test_jobs_of_a_killed_worker_are_run_by_the_next_of_its_name(
     first = start(options)
     first.wait_for_executions(8)
 
-    first.send(signal.SIGKILL)
+    first.signal(signal.SIGKILL)
     killed_at = time.monotonic()
     db.execute("delete from rota.workers")
     second = start(options)
@@ -79,7 +79,7 @@ def test_jobs_of_a_killed_worker_move_to_another_in_time(
         lambda: db.execute("select from rota.workers").rowcount == 2, "the second worker"
     )
 
-    first.send(signal.SIGKILL)
+    first.signal(signal.SIGKILL)
     killed_at = time.monotonic()
     wait_until(lambda: counts(db).get("succeeded") == 8, "the end of all jobs")
 
@@ -96,7 +96,7 @@ def test_job_that_kills_its_worker_runs_max_attempts_times(
 
     def is_dead() -> bool:
         nonlocal worker
-        if worker.process.poll() is not None:
+        if worker.exitcode is not None:
             worker = start(f"--name victim --lease {LEASE}")
         return counts(db) == {"dead": 1}
 
@@ -104,7 +104,7 @@ def test_job_that_kills_its_worker_runs_max_attempts_times(
 
     executions = db.execute("select job_id, attempt from faults.executions").fetchall()
     assert sorted(executions) == [(job_id, 1), (job_id, 2), (job_id, 3)]
-    assert worker.process.poll() is None
+    assert worker.exitcode is None
     errors = db.execute("select distinct error_type from rota.job_errors").fetchall()
     assert errors == [("lease_expired",)]
 
@@ -118,12 +118,12 @@ def test_frozen_worker_that_wakes_up_late_cannot_end_its_job(
     a = start(f"--name a --lease {LEASE} --log-format json")
     a.wait_for_executions(1)
 
-    a.send(signal.SIGSTOP)
+    a.signal(signal.SIGSTOP)
     b = start(f"--name b --lease {LEASE}")
     wait_until(lambda: counts(db).get("succeeded") == 1, "the end of the job")
     before = db.execute("select f.* from rota.finished_jobs as f").fetchall()
     open_gate(db)
-    a.send(signal.SIGCONT)
+    a.signal(signal.SIGCONT)
     wait_until(lambda: '"event": "lost"' in a.log.read_text(), "the refusal")
     (token,) = (
         db.execute("select lease_token from faults.executions order by 1").fetchone() or ()
@@ -149,13 +149,13 @@ def test_terminated_worker_gives_back_what_it_has_not_begun(
     worker.wait_for_executions(1)
     assert counts(db) == {"running": 50}
 
-    worker.send(signal.SIGTERM)
+    worker.signal(signal.SIGTERM)
     told_at = time.monotonic()
     wait_until(lambda: counts(db) == {"running": 1, "queued": 49}, "the release")
     took = time.monotonic() - told_at
     open_gate(db)
 
-    assert worker.process.wait(30) == 0
+    assert worker.wait(30) == 0
     assert took <= 1
     assert counts(db) == {"succeeded": 1, "queued": 49}
     assert db.execute("select distinct attempts from rota.jobs").fetchall() == [(0,)]
@@ -179,5 +179,5 @@ def test_worker_goes_on_after_its_connections_are_cut(
     enqueue(db, "plain", 5, payload={"failing": 0})
     wait_until(lambda: counts(db) == {"succeeded": 6}, "the end of all jobs")
 
-    assert worker.process.poll() is None
+    assert worker.exitcode is None
     assert db.execute("select sum(attempts) from rota.finished_jobs").fetchall() == [(6,)]

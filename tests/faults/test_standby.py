@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ import rota
 from rota.testing.server import memory
 from rota.web import app
 from support.server import Server
+from support.waiting import wait_until
 from web.conftest import serving
 
 
@@ -54,12 +54,8 @@ def wait_for(primary: Server, standby: Server) -> None:
         psycopg.connect(standby.url(), autocommit=True) as copy,
     ):
         row = db.execute("select pg_current_wal_insert_lsn()").fetchone()
-        deadline = time.monotonic() + 30
-        while True:
-            assert time.monotonic() < deadline
-            if copy.execute("select pg_last_wal_replay_lsn() >= %s", row).fetchone() == (True,):
-                return
-            time.sleep(0.01)
+        has_come = "select pg_last_wal_replay_lsn() >= %s"
+        wait_until(lambda: copy.execute(has_come, row).fetchone() == (True,), "the standby")
 
 
 def test_every_view_and_question_answers_on_a_standby(pair: tuple[Server, Server]) -> None:

@@ -7,13 +7,13 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from support.server import free_port
+from support.waiting import comes_true
 
 CONFIG = """\
 [databases]
@@ -73,9 +73,10 @@ def pooled(url: str, settings: str = "") -> Iterator[str]:
 
 
 def _wait_for(port: int) -> None:
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
+    def answers() -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.05)
-    raise TimeoutError("pgbouncer did not start")
+            return True
+        return False
+
+    if not comes_true(answers, 10, every=0.05):
+        raise TimeoutError("pgbouncer did not start")

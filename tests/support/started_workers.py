@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 from rota import Registry, Worker
-from support.waiting import DEADLINE, wait_until
+from support.supervisor import Command
+from support.waiting import DEADLINE
 
 HANDLERS = Path(__file__).parents[1] / "client"
 
 
-class WorkerProcess:
+class WorkerProcess(Command):
     """A ``rota worker`` of its own with the handlers of sample_handlers.py, and its log."""
 
     def __init__(self, dsn: str, log: Path, *options: str) -> None:
-        self.log = log
         command = [sys.executable, "-m", "rota", "worker", "sample_handlers:registry", *options]
-        with log.open("w") as output:
-            self.process = subprocess.Popen(
-                [*command, "--poll-interval", "0.1", "--tick-interval", "0.2"],
-                cwd=HANDLERS,
-                env={**os.environ, "DATABASE_URL": dsn},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        command += ["--poll-interval", "0.1", "--tick-interval", "0.2"]
+        super().__init__(command, HANDLERS, {"DATABASE_URL": dsn}, log)
 
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def wait(self, timeout: float = DEADLINE) -> int:
-        return self.process.wait(timeout)
-
-    def lines(self, event: str) -> list[str]:
-        return [line for line in self.log.read_text().splitlines() if f" {event} " in line]
-
-    def wait_for_line(self, event: str) -> str:
-        found: list[str] = wait_until(lambda: self.lines(event), f"a log line {event!r}")
-        return found[0]
+    def lines(self, word: str) -> list[str]:
+        """Return the lines of its log about this event."""
+        return super().lines(f" {word} ")
 
 
 def lives(pid: int) -> bool:

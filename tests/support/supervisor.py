@@ -8,10 +8,12 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
+
+from support.waiting import DEADLINE, wait_until
 
 GRACE = 20.0
 """Seconds that a process has to leave."""
@@ -34,37 +36,71 @@ class Process(Protocol):
 
 
 class Command:
-    """A command that runs; it appends what it says to *log*."""
+    """A command that runs; it appends what it says to *log*, where it can be waited for."""
 
     def __init__(
-        self, command: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path
+        self,
+        command: Sequence[str],
+        folder: Path | None,
+        environment: Mapping[str, str],
+        log: Path,
     ) -> None:
+        self.log = log
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command, cwd=folder, env={**os.environ, **environment}, stderr=output
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**os.environ, **environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
-        self.pid = self._process.pid
-        self.kill, self.terminate = self._process.kill, self._process.terminate
+        self.pid = self.process.pid
+        self.kill, self.terminate = self.process.kill, self.process.terminate
+        self.signal = self.process.send_signal
 
     @property
     def exitcode(self) -> int | None:
-        return self._process.poll()
+        return self.process.poll()
 
     def join(self, timeout: float | None = None) -> None:
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout)
+            self.process.wait(timeout)
+
+    def wait(self, timeout: float = DEADLINE) -> int:
+        """Return its exit code."""
+        return self.process.wait(timeout)
+
+    def lines(self, word: str) -> list[str]:
+        """Return the lines of its log with this word."""
+        return [line for line in self.log.read_text().splitlines() if word in line]
+
+    def wait_for_line(self, word: str, count: int = 1) -> str:
+        """Return the first line with this word when there are so many."""
+        found: list[str] = wait_until(
+            lambda: len(lines := self.lines(word)) >= count and lines, f"a line with {word!r}"
+        )
+        return found[0]
 
 
 class Supervisor:
-    """Keeps *count* processes at work; *start* starts the one of a number, from 0 on."""
+    """Keeps *count* processes at work; *start* starts the one of a number, from 0 on.
 
-    def __init__(self, start: Callable[[int], Process], count: int) -> None:
+    By the signal of the *last_words* one that does not leave tells what it is doing.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int], Process],
+        count: int,
+        last_words: signal.Signals | None = None,
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self.exits: Counter[int] = Counter()
         """How often each exit code was seen."""
         self.killed: set[int] = set()
         """The process ids of those that were killed, also by themselves."""
         self._start = start
+        self._last_words = last_words
         self._processes = [start(number) for number in range(count)]
         self._frozen: dict[int, threading.Timer] = {}
 
@@ -134,6 +170,9 @@ class Supervisor:
             process.join(GRACE)
             if process.exitcode is None:
                 self.counts["did not leave"] += 1
+                if self._last_words is not None:
+                    _send(process, self._last_words)
+                    process.join(1.0)
                 process.kill()
             self._bury(process)
         self._processes.clear()
@@ -152,6 +191,31 @@ class Supervisor:
     def _forget_timer(self, number: int) -> None:
         if (timer := self._frozen.pop(number, None)) is not None:
             timer.cancel()
+
+
+@contextmanager
+def running(
+    start: Callable[[], Process], last_words: signal.Signals | None = None
+) -> Iterator[Supervisor]:
+    """Keep one process at work, and see that it ends when it is told to."""
+    supervisor = Supervisor(lambda _: start(), 1, last_words)
+    try:
+        yield supervisor
+    finally:
+        supervisor.stop()
+    assert not supervisor.counts["did not leave"], "a process did not end; it tells above why"
+
+
+@contextmanager
+def killing() -> Iterator[list[Any]]:
+    """Kill at the end what of the commands in the list still runs."""
+    started: list[Command] = []
+    try:
+        yield started
+    finally:
+        for command in started:
+            command.kill()
+            command.join()
 
 
 def _send(process: Process, number: signal.Signals) -> None:

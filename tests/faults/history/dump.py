@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -18,6 +17,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from faults.history.recorder import both_clocks, plain
+from support.waiting import comes_true
 
 TABLES = (
     *("jobs", "finished_jobs", "job_errors", "effects", "occurrences", "queues", "job_stats"),
@@ -72,9 +72,7 @@ def dump(url: str, folder: Path | str, *, is_drained: bool | None = None) -> Pat
 
 def _wait_for_the_last(db: psycopg.Connection[dict[str, Any]]) -> None:
     """Let the last statements of processes that were killed come to their end."""
-    until = time.monotonic() + 10.0
-    while db.execute(AT_WORK).fetchone() and time.monotonic() < until:
-        time.sleep(0.05)
+    comes_true(lambda: not db.execute(AT_WORK).fetchone(), 10.0, every=0.05)
 
 
 def _count_what_ended(db: psycopg.Connection[dict[str, Any]]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from faults.history.dump import dump
 from faults.history.recording import VARIABLE, mark, record, stop_recording
 from rota import Client
 from support.supervisor import Command, Supervisor
+from support.waiting import comes_true
 
 TESTS = Path(__file__).resolve().parents[2]
 LEASE = 1.0
@@ -94,14 +94,6 @@ class Producer:
         self._connection.close()
 
 
-def wait_until(condition: Callable[[], bool], every: float = 0.1) -> bool:
-    """Return whether a condition comes true within the time that there is."""
-    until = time.monotonic() + PATIENCE
-    while not (is_true := condition()) and time.monotonic() < until:
-        time.sleep(every)
-    return is_true
-
-
 def play(url: str, folder: Path, *, faults: int = 8, workers: int = 3, seed: int = 1) -> Crew:
     """Record a run with so many faults, each when all are at work; dump in it and after it."""
     folder.mkdir(exist_ok=True)
@@ -116,14 +108,14 @@ def play(url: str, folder: Path, *, faults: int = 8, workers: int = 3, seed: int
     try:
         for _ in range(faults):
             since = time.monotonic()
-            wait_until(has_worked, every=0.02)
+            comes_true(has_worked, PATIENCE)
             crew.hurt(dice, 0.25, 1.5 * LEASE)
         crew.thaw()
         dump(url, folder)
         # The new ones need their time to come to work.
-        wait_until(lambda: producer.sees(crew.pids))
+        comes_true(lambda: producer.sees(crew.pids), PATIENCE, every=0.1)
         mark("calm", lease=LEASE, sweep=TICK)
-        is_drained = wait_until(producer.has_ended)
+        is_drained = comes_true(producer.has_ended, PATIENCE, every=0.1)
     finally:
         crew.stop()
         producer.close()
