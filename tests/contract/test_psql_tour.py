@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Psql
+
+from support.databases import Psql
 
 pytestmark = pytest.mark.plain_session
 

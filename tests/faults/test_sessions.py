@@ -10,13 +10,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Psql
 from psycopg.rows import dict_row
 
 from invariants import check_invariants
 from races.harness import call
 from rota.testing import EmbeddedPostgres
 from support.clock import Clock
+from support.databases import Psql
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.own_session

@@ -12,9 +12,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Psql
 
 from sql.helpers import call, grant, rows
+from support.databases import Psql
 
 Db = psycopg.Connection[Any]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Psql, _has_library
 from psycopg.conninfo import make_conninfo
 
 from contract.test_plpgsql_check import CHECK
 from races.harness import Session
 from rota.testing import EmbeddedPostgres, find_binaries
 from sql.helpers import Db, call, grant, one, raises, refused, rows, scalar, value
+from support.databases import Psql, has_library
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ OURS = "* * * * *", "call rota.tick_loop('60 seconds', '1 seconds')"
 def cron_server(psql: Psql, sql_dir: Path) -> Iterator[EmbeddedPostgres]:
     """A server whose pg_cron serves the database shop, where shop owns rota."""
     bindir, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
-    if not _has_library(bindir, "pg_cron"):
+    if not has_library(bindir, "pg_cron"):
         pytest.skip("these PostgreSQL programs have no pg_cron")
     settings = ["shared_preload_libraries=pg_cron", "cron.database_name=shop"]
     settings += ["cron.use_background_workers=on"]
@@ -473,7 +473,7 @@ def test_a_pg_cron_whose_entries_have_no_names_is_too_old(shop, owner, psql, sql
 
 def test_where_pg_cron_is_plpgsql_check_finds_nothing(shop: Db) -> None:
     bindir, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
-    if not _has_library(bindir, "plpgsql_check"):
+    if not has_library(bindir, "plpgsql_check"):
         pytest.skip("the server has no plpgsql_check")
     shop.execute("create extension plpgsql_check")
 

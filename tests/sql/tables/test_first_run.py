@@ -8,12 +8,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from conftest import Psql
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from rota.testing import EmbeddedPostgres, find_binaries
 from sql.helpers import Db, call, claim, enqueue, owner, rows, running, scalar, settle, value
+from support.databases import Psql
 from support.waiting import wait_until
 
 HOLDS = "select id, status, hold, held_limits from rota.jobs order by id"
