@@ -37,7 +37,7 @@ from faults import (  # noqa: E402
     of_workers,
 )
 from faults.fault_run import FAULTS, Scene, Verdict  # noqa: E402
-from races.play_races import Bar  # noqa: E402
+from support.bar import Bar  # noqa: E402
 
 FAMILIES = (
     *(of_workers, of_servers, of_network, of_clocks, of_replicas, of_disks),

@@ -33,6 +33,7 @@ from model.database import Database  # noqa: E402
 from model.exploring import explore  # noqa: E402
 from model.machine import STEPS, play  # noqa: E402
 from model.protocol import Protocol  # noqa: E402
+from support.bar import Bar  # noqa: E402
 
 PART = 100
 SETTINGS = ["max_connections=50", "fsync=off", "synchronous_commit=off", "full_page_writes=off"]
@@ -42,28 +43,6 @@ WORLDS = [
     (Protocol(jobs=2, workers=2), 12),
 ]
 _databases: list[Database] = []
-
-
-class Bar:
-    """A progress bar with a rate and the time left; a line now and then where no screen is."""
-
-    def __init__(self, name: str, total: int, done: int) -> None:
-        self._name, self._total, self._first = name, total, done
-        self._began, self._next = time.monotonic(), 0.0
-
-    def show(self, done: int) -> None:
-        is_terminal, now = sys.stderr.isatty(), time.monotonic()
-        if now < self._next and done < self._total:
-            return
-        self._next = now + (0.2 if is_terminal else 10)
-        rate = (done - self._first) / max(now - self._began, 0.001)
-        left = (self._total - done) / rate if rate else 0
-        bar = "#" * (30 * min(done, self._total) // max(self._total, 1))
-        line = (
-            f"{self._name} [{bar:<30}] {done}/{self._total}  {rate:.1f}/s  {left:.0f} s left  "
-        )
-        print(f"\r{line}" if is_terminal else line, end="" if is_terminal else "\n",
-              file=sys.stderr, flush=True)  # fmt: skip
 
 
 def open_database(urls: multiprocessing.Queue[str]) -> None:

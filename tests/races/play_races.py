@@ -17,7 +17,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -34,33 +33,12 @@ from races.bench import Bench, Run  # noqa: E402
 from races.game import choose  # noqa: E402
 from races.games import GAMES, pairs_of_functions  # noqa: E402
 from races.instrument import instrument  # noqa: E402
+from support.bar import Bar  # noqa: E402
 
 STORMS = ("keys", "rerun", "effects", "order", "dependencies", "limits", "fairness")
 SETTINGS = ["max_connections=100", "fsync=off", "synchronous_commit=off"]
 _bench: list[Bench] = []
 _played: set[frozenset[str]] = set()
-
-
-class Bar:
-    """A progress bar on a terminal, a line every ten seconds elsewhere."""
-
-    def __init__(self, name: str, total: int) -> None:
-        self._name, self._total = name, total
-        self._began, self._next = time.monotonic(), 0.0
-
-    def show(self, done: int) -> None:
-        is_terminal, now = sys.stderr.isatty(), time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + (0.2 if is_terminal else 10)
-        bar = "#" * (30 * min(done, self._total) // max(self._total, 1))
-        line = f"{self._name:<8} [{bar:<30}] {done:>6}/{self._total}  {self.seconds:5.0f} s"
-        print(f"\r{line}" if is_terminal else line, end="" if is_terminal else "\n",
-              file=sys.stderr, flush=True)  # fmt: skip
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
 
 
 def run_game(server: EmbeddedPostgres, arguments: argparse.Namespace, name: str) -> bool:
