@@ -52,7 +52,7 @@ chaos: $(VENV)/.dev ## Kill and freeze workers at random for a minute, and look 
 	$(BIN)/python tests/faults/chaos.py $(ARGS)
 
 faults: $(VENV)/.dev ## Let servers, lines, disks and clocks fail under load: ARGS="--only kill --scale 0.1"
-	$(BIN)/python tests/faults/faults.py $(ARGS)
+	$(BIN)/python tests/faults/play_faults.py $(ARGS)
 
 incidents: $(VENV)/.dev ## Stage fifteen incidents, and see that the first line of an answer finds and mends each
 	export ROTA_INCIDENTS=1; $(PYTEST) -sv faults/test_incidents.py $(ARGS)

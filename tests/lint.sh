@@ -24,7 +24,7 @@ MYPYPATH=tests:python_client/src "$bin/mypy" --config-file $config --explicit-pa
     tests/races/harness.py tests/races/play_races.py \
     tests/races/schedules.py tests/support/*.py \
     tests/bench/measure_all.py tests/bench/workloads/*.py \
-    tests/faults/faults.py tests/faults/of_*.py tests/settings.py tests/pythons.py \
+    tests/faults/play_faults.py tests/faults/of_*.py tests/settings.py tests/pythons.py \
     tests/faults/history/*.py tests/model/*.py tests/mutants/*.py tests/security/*.py
 (cd tests && "../$bin/python" -m pytest -q --no-header -p no:cacheprovider \
     contract/test_style.py contract/test_layers.py)

@@ -1,4 +1,4 @@
-"""The cheapest faults in small, and what the larger ones are made of; faults.py is the rest."""
+"""The cheapest faults in small; play_faults.py plays all of them, and for longer."""
 
 from __future__ import annotations
 

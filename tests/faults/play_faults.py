@@ -1,6 +1,6 @@
 """Let servers, workers, lines, disks and clocks fail under load; what `make faults` does.
 
-    faults.py [--only NAME,...] [--scale FACTOR] [--seed N] [--keep DIR]
+    play_faults.py [--only NAME,...] [--scale FACTOR] [--seed N] [--keep DIR]
 
 Each fault has a server of its own with workers and producers that write down every call.  When
 it has struck often enough all jobs have to end, and the whole history is held against the
@@ -22,7 +22,7 @@ import traceback
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[0] = str(TESTS)  # and not our own folder: this file has the name of the package
+sys.path.insert(0, str(TESTS))
 
 from faults import (  # noqa: E402
     of_callers,
