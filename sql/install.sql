@@ -96,6 +96,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir jobs/results.sql
 \ir jobs/round_trip.sql
 \ir jobs/forward.sql
+\ir jobs/receive.sql
 
 -- waiting/: jobs that wait for more than their time.
 \ir waiting/hooks.sql

@@ -5,11 +5,10 @@
  * enqueued there.  A forwarder carries it, in one transaction of this database: it takes jobs
  * by take_forwards(), calls receive_jobs() there, which commits by itself, tells end_forwards()
  * what became of them, and commits.  Killed anywhere it leaves nothing behind: here all is as
- * before, and what had arrived there has a receipt, so that it is not enqueued again.
+ * before, and what had arrived there has a receipt (jobs/receive.sql).
  *
- * A receipt is known by the id of the job that carried it and by when that was enqueued: a
- * source that was restored from a dump gives ids again.  A batch is bounded by its bytes too.
- * Whether a forwarder is there that knows a database is told by workers, where each reports.
+ * A batch is bounded by its bytes too.  Whether a forwarder is there that knows a database is
+ * told by workers, where each reports.
  *
  * A job that the other database refuses is dead here.  One with a key whose queue is still on
  * its way there, or from there, waits here and is sent later; so does one whose key a
@@ -191,13 +190,7 @@ declare
     v_job record;
 begin
     perform rota._check_job_refs(job_ids, lease_tokens);
-    if jsonb_typeof(endings) is distinct from 'array'
-      or jsonb_array_length(endings) <> cardinality(job_ids) then
-        perform rota._refuse('endings', 'must be an array as long as job_ids');
-    end if;
-    perform rota._refuse('endings', 'must be rows of receive_jobs(), whose job_id is an id')
-    from jsonb_array_elements(end_forwards.endings) as e (ending)
-    where e.ending ->> 'job_id' !~ '^[0-9]{1,18}$' limit 1;
+    perform rota._check_endings(job_ids, endings);
     perform rota._raise_not_found(min(o.id))
     from unnest(rota._jobs_outside_grants(job_ids)) as o (id) having min(o.id) is not null;
 
@@ -249,129 +242,17 @@ comment on function rota.end_forwards is
     'those behind one that did not arrive stay; raises RT002 if one is lost, RT003, RT001, '
     '22023.';
 
-create or replace function rota.receive_jobs(
-    database integer, job_ids bigint[], enqueue_times timestamptz[], jobs jsonb
-) returns table (ordinal integer, job_id bigint, error_code text, message text) language plpgsql
-    security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-    set jit = off set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
-    set lock_timeout = '100ms' as $$
-#variable_conflict use_column
-declare
-    v_new record; v_lock record;
-    v_halted text[] := '{}'::text[];
-    v_taken text[] := '{}'::text[];
-    v_key text; v_scope text; v_job record;
+/* Refuse what is not one row of receive_jobs() or receive_moves(), or {}, for each job. */
+create or replace function rota._check_endings(job_ids bigint[], endings jsonb)
+    returns void language plpgsql as $$
 begin
-    if receive_jobs.database is distinct from rota.database_number() then
-        perform rota._refuse('database', format('must be %s, as here, got %s',
-            coalesce(rota.database_number()::text, 'null'),
-            coalesce(receive_jobs.database::text, 'null')));
+    if jsonb_typeof(endings) is distinct from 'array'
+      or jsonb_array_length(endings) <> cardinality(job_ids) then
+        perform rota._refuse('endings', 'must be an array as long as job_ids');
     end if;
-    perform rota._check_job_refs(receive_jobs.job_ids, receive_jobs.job_ids);
-    if cardinality(receive_jobs.enqueue_times)
-      is distinct from cardinality(receive_jobs.job_ids)
-      or array_ndims(receive_jobs.enqueue_times) > 1
-      or array_position(receive_jobs.enqueue_times, null) is not null then
-        perform rota._refuse('enqueue_times', 'must be a plain list as long as job_ids');
-    end if;
-    if jsonb_typeof(receive_jobs.jobs) is distinct from 'array'
-      or jsonb_array_length(receive_jobs.jobs) <> cardinality(receive_jobs.job_ids) then
-        perform rota._refuse('jobs', 'must be an array as long as job_ids');
-    end if;
-    perform rota._refuse('job_ids', 'must not hold one twice')
-    from unnest(receive_jobs.job_ids) as i (id) having count(distinct i.id) < count(*);
-
-    select r.error_code, r.message into v_new
-    from rota._receive(receive_jobs.job_ids, receive_jobs.enqueue_times,
-        receive_jobs.jobs) as r;
-    if v_new.error_code is not null then
-        -- One of them cannot be taken: each by itself, but none behind one that was not.
-        for v_job in
-            select i.id, i.created_at, i.job, i.n
-            from rows from (unnest(receive_jobs.job_ids, receive_jobs.enqueue_times),
-                jsonb_array_elements(receive_jobs.jobs)) with ordinality
-                as i (id, created_at, job, n) order by i.n
-        loop
-            v_key := v_job.job ->> 'ordering_key';
-            continue when v_key = any(v_halted);
-            -- Each wait for a key that is just taken holds up all the others.
-            v_scope := (v_job.job ->> 'job_type') || ' ' || (v_job.job ->> 'idempotency_key');
-            if v_scope = any(v_taken) then
-                v_new := v_lock;
-            else
-                select r.error_code, r.message into v_new
-                from rota._receive(array[v_job.id], array[v_job.created_at],
-                    jsonb_build_array(v_job.job)) as r;
-            end if;
-            continue when v_new.error_code is null;
-            if v_new.error_code = '55P03' then
-                v_lock := v_new;
-                v_taken := v_taken || v_scope;
-            end if;
-            v_halted := v_halted || v_key;
-            return query select v_job.n::integer, null::bigint, v_new.error_code, v_new.message;
-        end loop;
-    end if;
-    return query
-    select i.n::integer, r.job_id, null::text, null::text
-    from unnest(receive_jobs.job_ids, receive_jobs.enqueue_times) with ordinality
-        as i (id, created_at, n)
-    join rota.receipts as r
-        on r.source_job_id = i.id and r.source_created_at = i.created_at;
-end $$;
-
-comment on function rota.receive_jobs is
-    'Enqueue jobs that were enqueued for this database in another, each once however often it '
-    'is sent, and return by ordinal the job here or why it was refused, RT016 if it has a key '
-    'and its queue is still coming here, 42501 if a right to its queue is missing, 55P03 if '
-    'another transaction has its key; one behind a refused one of its ordering key has no row; '
-    'raises 22023 if database is not the number of this one.';
-
-/* Enqueue those that have no receipt, or none and say why.  What may pass is raised. */
-create or replace function rota._receive(
-    job_ids bigint[], created_at timestamptz[], jobs jsonb, out error_code text,
-    out message text
-) language plpgsql as $$
-declare
-    v_new_ids bigint[]; v_created_at timestamptz[]; v_table text; v_new_jobs jsonb;
-begin
-    loop
-        select array_agg(i.id order by i.n), array_agg(i.created_at order by i.n),
-            jsonb_agg(i.job order by i.n)
-        into v_new_ids, v_created_at, v_new_jobs
-        from rows from (unnest(_receive.job_ids, _receive.created_at),
-            jsonb_array_elements(_receive.jobs)) with ordinality as i (id, created_at, job, n)
-        where not exists (
-            select from rota.receipts as r
-            where r.source_job_id = i.id and r.source_created_at = i.created_at
-        );
-        if v_new_ids is null then return; end if;
-        begin
-            perform rota._check_queues_of(v_new_jobs, 'worker');
-            insert into rota.receipts as r (source_job_id, source_created_at, job_id)
-            select v_new_ids[m.ordinal], v_created_at[m.ordinal], m.job_id
-            from rota.enqueue_many(v_new_jobs) as m;
-            return;
-        exception
-            when others then
-                get stacked diagnostics v_table = table_name;
-                if sqlstate = '23505' and v_table = 'receipts' then
-                    -- Sent by two at once; the other one's receipts are to be seen now.
-                    if exists (
-                        select from rota.receipts as r where r.source_job_id = any(v_new_ids)
-                    ) then
-                        continue;
-                    end if;
-                    raise;
-                elsif left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}')
-                  and sqlstate <> '55P03' then
-                    raise;
-                end if;
-                error_code := sqlstate;
-                message := regexp_replace(sqlerrm, '^jobs[[]1[]][. ]?', '');
-                return;
-        end;
-    end loop;
+    perform rota._refuse('endings', 'must be rows of receive_jobs(), whose job_id is an id')
+    from jsonb_array_elements(_check_endings.endings) as e (ending)
+    where e.ending ->> 'job_id' !~ '^[0-9]{1,18}$' limit 1;
 end $$;
 
 /* The jobs next behind the head of a line that can go with it, up to the first that cannot. */

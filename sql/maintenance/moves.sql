@@ -3,19 +3,19 @@
  *
  * A queue that moves is not claimed any more here, and takes jobs as ever, from producers that
  * go on: enqueue stays in the caller's transaction.  A mover (every forwarder is one, one at a
- * time) carries its jobs in three transactions, each of which may be the last of its process:
+ * time) goes on by one transaction after the other, each of which may be the last of its
+ * process.  In each it calls take_moves() here, receive_moves() there, which commits by itself,
+ * and end_moves() here:
  *
- *   1. pick_moves() here: rows of jobs become rows of outgoing_jobs.
- *   2. receive_moves() there, which commits by itself: they become rows of jobs there, with
- *      their id, attempts and lease token, and a row of arrivals, so that none comes in twice.
- *   3. end_moves() here, which commits the transaction that called take_moves() before the 2nd:
- *      the row of outgoing_jobs becomes one of moved_jobs, which tells late callers.
+ *   1. One makes rows of outgoing_jobs of rows of jobs, and sends none.
+ *   2. The next sends them: there they become rows of jobs, with their id, attempts and lease
+ *      token, and with a receipt, so that none comes in twice.  Here they become rows of
+ *      moved_jobs, which tell late callers.
  *
  * The first is committed before anything is sent.  In one transaction a mover that is killed
  * could leave a job in two lives: its statement there may still commit after all was rolled
- * back here, where the row can be cancelled or resumed in between.  Transaction 3 holds the
- * lock of the move while it sends, so that no other mover sends what it does not know the end
- * of.
+ * back here, where the row can be cancelled or resumed in between.  Each holds the lock of the
+ * move, so that no other mover sends what it does not know the end of.
  *
  * Order.  The jobs of an ordering key go as a beginning of their line, behind no running job,
  * and one that cannot go keeps those behind it.  Until all are there the other database takes
@@ -24,8 +24,8 @@
  *
  * A pass looks at all jobs by their ids.  The first begins when all transactions have ended
  * that may have missed that the queue moves; one that finds no job of the queue at all, running
- * ones included, settles the move here, then there, and then that is noted here: after each of
- * the three steps the next mover goes on.  After that movers carry what comes late.
+ * ones included, lets the move settle.  That is committed before the next transaction has it
+ * settled there, and is settled here with it.  After that movers carry what comes late.
  */
 
 create or replace function rota.plan_queue_move(queue text, database integer)
@@ -126,7 +126,9 @@ begin
             'let it end, or enqueue it again'
         from rota.jobs as j
         where j.queue = plan_queue_move.queue and j.id & 1023 <> c_here
-          and not exists (select from rota.arrivals as a where a.new_job_id = j.id) limit 1)
+          and not exists (
+              select from rota.receipts as r where r.move_id > 0 and r.job_id = j.id
+          ) limit 1)
     ) as f (finding, evidence, remedy);
 end $$;
 
@@ -317,7 +319,7 @@ begin
       or v_move.state <> 'settled' and (v_move.state <> 'moving' or exists (
             select from rota.moved_jobs as t where t.move_id = v_move.move_id
             union all
-            select from rota.arrivals as a where a.move_id = v_move.move_id
+            select from rota.receipts as r where r.move_id = v_move.move_id
         )) then
         raise exception using errcode = 'RT016',
             message = format('queue %s still moves %s database %s', queue,
@@ -351,7 +353,7 @@ begin
     return query select m.move_id, m.direction, m.database, m.state, w.waiting, w.running,
         (select count(*) from rota.outgoing_jobs as o where o.move_id = m.move_id),
         (select count(*) from rota.moved_jobs as t where t.move_id = m.move_id)
-            + (select count(*) from rota.arrivals as a where a.move_id = m.move_id),
+            + (select count(*) from rota.receipts as r where r.move_id = m.move_id),
         rota._move_obstacle(m), m.started_at
     from rota.queue_moves as m
     cross join lateral (
@@ -367,16 +369,14 @@ comment on function rota.queue_move_status is
     'come, and what it waits for; no row if it does not move; raises 22023, 42501.';
 
 create or replace function rota.waiting_moves()
-    returns table ( move_id bigint, queue text, database integer, state text, last_id bigint )
+    returns table (move_id bigint, queue text, database integer)
     language plpgsql stable security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 begin
     if not exists (select from rota.queue_moves as m where m.direction = 'out') then
         return;
     end if;
-    return query select m.move_id, m.queue, m.database, m.state,
-        (select s.last_value from rota.jobs_id_seq as s)
-    from rota.queue_moves as m
+    return query select m.move_id, m.queue, m.database from rota.queue_moves as m
     where m.direction = 'out'
       and (m.state <> 'settled'
         or exists (select from rota.outgoing_jobs as o where o.move_id = m.move_id)
@@ -387,111 +387,23 @@ begin
 end $$;
 
 comment on function rota.waiting_moves is
-    'The moves from here that have something to carry, with the last id that was given.';
-
-create or replace function rota.open_arrival(move_id bigint, from_database integer, queue text)
-    returns text language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-declare
-    v_move rota.queue_moves;
-begin
-    perform rota._check_given('move_id', move_id is not null);
-    perform rota._check_number('from_database', from_database, 0, 1023);
-    perform rota._check_name('queue', queue);
-    perform rota._check_queues('worker', array[queue]);
-    if from_database is not distinct
-      from coalesce(rota.database_number(), from_database) then
-        perform rota._refuse('from_database',
-            'must be another database, and this one have a number');
-    end if;
-    insert into rota.queue_moves as m (move_id, queue, direction, database)
-    values (open_arrival.move_id, open_arrival.queue, 'in',
-        open_arrival.from_database)
-    on conflict do nothing;
-    select m.* into v_move from rota.queue_moves as m where m.queue = open_arrival.queue;
-    if v_move.move_id is distinct from open_arrival.move_id then
-        perform rota._refuse('queue', format('%s has another move %s database %s', queue,
-            case v_move.direction when 'out' then 'to' else 'from' end, v_move.database));
-    end if;
-    return v_move.state;
-end $$;
-
-comment on function rota.open_arrival is
-    'Be ready for the jobs of a move, and take no other job with a key for the queue until '
-    'settle_arrival(); returns the state of the move here; raises 22023, 42501.';
-
-create or replace function rota.pick_moves(
-    move_id bigint, max_jobs integer default 500, max_bytes integer default 8000000
-) returns table (in_transit bigint, state text, has_more boolean) language plpgsql
-    security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-    set jit = off set enable_bitmapscan = off as $$
-declare
-    c_window constant integer := 10000;
-    v_move rota.queue_moves; v_window record; v_ids bigint[];
-begin
-    v_move := rota._lock_move(move_id, max_jobs, max_bytes);
-    if v_move.move_id is null then return; end if;
-    state := v_move.state;
-    in_transit := (
-        select count(*) from rota.outgoing_jobs as o where o.move_id = v_move.move_id);
-    if in_transit > 0 then
-        has_more := true;
-        return next;
-        return;
-    elsif v_move.horizon is null or v_move.horizon
-      > pg_snapshot_xmin(pg_current_snapshot()) then
-        -- One that is restored may be of a server that had come further.
-        update rota.queue_moves as m
-        set horizon = least(m.horizon, pg_snapshot_xmax(pg_current_snapshot()))
-        where m.move_id = v_move.move_id;
-        has_more := false;
-        return next;
-        return;
-    end if;
-
-    select coalesce(array_agg(w.id) filter (where w.queue = v_move.queue), '{}') as ids,
-        case when count(*) = c_window then max(w.id) end as last_id
-    into v_window
-    from (
-        select j.id, j.queue from rota.jobs as j where j.id > v_move.after_id
-        order by j.id limit c_window
-    ) as w;
-    v_ids := rota._take_out(v_move, v_window.ids, max_jobs, max_bytes);
-    has_more := cardinality(v_ids) > 0 or v_window.last_id is not null;
-    if cardinality(v_ids) = 0 and v_window.last_id is null and v_window.ids = '{}'
-      and not v_move.has_found and state = 'moving' then
-        state := 'settling';
-    end if;
-    -- Where some were taken there may be more at the same place: it is looked at again.
-    if v_ids = '{}' then
-        update rota.queue_moves as m
-        set state = pick_moves.state,
-            settled_at = case when pick_moves.state <> 'moving'
-                then coalesce(m.settled_at, rota.now()) end,
-            after_id = coalesce(v_window.last_id, 0),
-            has_found = v_window.last_id is not null
-                and (m.has_found or v_window.ids <> '{}')
-        where m.move_id = v_move.move_id;
-    end if;
-    in_transit := cardinality(v_ids)::bigint;
-    return next;
-end $$;
-
-comment on function rota.pick_moves is
-    'Take jobs of a queue that moves out of the live table, to be sent; returns how many are '
-    'to be sent, the state of the move, and whether to call again at once; no row while '
-    'another mover is at it; raises 22023, 42501.';
+    'The moves from here that have something to carry.';
 
 create or replace function rota.take_moves(
     move_id bigint, max_jobs integer default 500, max_bytes integer default 8000000
-) returns table (job_id bigint, is_late boolean, job text) language plpgsql security definer
-    set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
-    set enable_bitmapscan = off as $$
+) returns table (job_ids bigint[], jobs text, settle_above bigint, has_more boolean)
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 declare
     v_move rota.queue_moves;
 begin
-    v_move := rota._lock_move(move_id, max_jobs, max_bytes);
+    perform rota._check_number('max_jobs', max_jobs, 1, 1000);
+    perform rota._check_number('max_bytes', max_bytes, 1, 2147483647);
+    v_move := rota._lock_move(move_id);
     if v_move.move_id is null then return; end if;
-    return query select s.job_id, v_move.state <> 'moving', s.job
+    select coalesce(array_agg(s.job_id order by s.job_id), '{}'),
+        format('[%s]', string_agg(s.job, ',' order by s.job_id))
+    into job_ids, jobs
     from (
         select o.job_id, o.job, row_number() over by_id as n,
             sum(octet_length(o.job)) over by_id as bytes
@@ -501,62 +413,29 @@ begin
         ) as o
         window by_id as (order by o.job_id)
     ) as s
-    where s.n = 1 or s.bytes <= take_moves.max_bytes order by s.job_id;
+    where s.n = 1 or s.bytes <= take_moves.max_bytes;
+
+    has_more := true;
+    if job_ids = '{}' and v_move.state = 'settling' then
+        update rota.queue_moves as m set state = 'settled' where m.move_id = v_move.move_id
+        returning m.* into v_move;
+    elsif job_ids = '{}' then
+        has_more := rota._look_on(v_move, max_jobs);
+        -- Nobody here waits for the other database: what was just taken out is still locked.
+        jobs := case when not has_more then '[]' end;
+    end if;
+    if v_move.state = 'settled' then
+        select s.last_value into settle_above from rota.jobs_id_seq as s;
+    end if;
+    return next;
 end $$;
 
 comment on function rota.take_moves is
-    'The jobs of a move that are to be sent, in their order, to be ended by end_moves() in the '
-    'same transaction; no row while another mover is at it; raises 22023, 42501.';
-
-create or replace function rota.receive_moves(
-    move_id bigint, job_ids bigint[], is_late boolean, jobs jsonb
-) returns table (job_id bigint, new_job_id bigint, error_code text, message text)
-    language plpgsql security definer set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
-#variable_conflict use_column
-declare
-    v_move rota.queue_moves; v_job record; v_error record;
-    v_halted text[] := '{}'::text[];
-begin
-    select m.* into v_move from rota.queue_moves as m
-    where m.move_id = receive_moves.move_id and m.direction = 'in';
-    if not found then
-        perform rota._refuse('move_id', 'is not of a queue that comes here');
-    end if;
-    perform rota._check_queues('worker', array[v_move.queue]);
-    perform rota._check_job_refs(receive_moves.job_ids, receive_moves.job_ids);
-    perform rota._check_given('is_late', is_late is not null);
-    if jsonb_typeof(receive_moves.jobs) is distinct from 'array'
-      or jsonb_array_length(receive_moves.jobs) <> cardinality(receive_moves.job_ids) then
-        perform rota._refuse('jobs', 'must be an array as long as job_ids');
-    end if;
-
-    select r.error_code, r.message into v_error
-    from rota._arrive(v_move, receive_moves.jobs, receive_moves.is_late) as r;
-    if v_error.error_code is not null then
-        -- One of them cannot be taken: each by itself, but none behind one that was not.
-        for v_job in
-            select (e.job #>> '{row,id}')::bigint as id, e.job,
-                e.job #>> '{row,ordering_key}' as ordering_key
-            from jsonb_array_elements(receive_moves.jobs) with ordinality as e (job, n)
-            order by e.n
-        loop
-            continue when v_job.ordering_key = any(v_halted);
-            select r.error_code, r.message into v_error
-            from rota._arrive(v_move, jsonb_build_array(v_job.job), receive_moves.is_late) as r;
-            continue when v_error.error_code is null;
-            v_halted := v_halted || v_job.ordering_key;
-            return query select v_job.id, null::bigint, v_error.error_code, v_error.message;
-        end loop;
-    end if;
-    return query select a.job_id, a.new_job_id, null::text, null::text from rota.arrivals as a
-    where a.move_id = receive_moves.move_id and a.job_id = any(receive_moves.job_ids);
-end $$;
-
-comment on function rota.receive_moves is
-    'Take jobs that move here, each once however often it is sent: with its id, or a new one '
-    'if it came late to the queue it left; returns the job here or why it was refused, and no '
-    'row for one behind a refused one of its ordering key; raises 22023, 42501.';
+    'Return jobs of a queue that moves which an earlier transaction has taken out of the live '
+    'table, or take some out; to be called in the transaction that sends jobs, unless that is '
+    'null, and settle_above to receive_moves() in the other database and calls end_moves(); '
+    'has_more tells whether to call it again at once; no row while another mover is at it; '
+    'raises 22023, 42501.';
 
 create or replace function rota.end_moves(move_id bigint, job_ids bigint[], endings jsonb)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -565,20 +444,19 @@ declare
     v_move rota.queue_moves; v_job record;
 begin
     perform rota._check_job_refs(end_moves.job_ids, end_moves.job_ids);
-    if jsonb_typeof(end_moves.endings) is distinct from 'array' then
-        perform rota._refuse('endings', 'must be an array of the rows of receive_moves()');
-    end if;
-    v_move := rota._lock_move(move_id, 1, 1);
+    perform rota._check_endings(end_moves.job_ids, end_moves.endings);
+    v_move := rota._lock_move(move_id);
     if v_move.move_id is null then
         perform rota._refuse('move_id', 'is of a move that another mover is at');
     end if;
 
     with gone as (
         delete from rota.outgoing_jobs as o
-        using jsonb_to_recordset(end_moves.endings) as e (job_id bigint, new_job_id bigint)
-        where o.move_id = v_move.move_id and o.job_id = e.job_id
-          and o.job_id = any(end_moves.job_ids) and e.new_job_id is not null
-        returning o.job_id, e.new_job_id
+        using rows from (unnest(end_moves.job_ids), jsonb_array_elements(end_moves.endings))
+            as i (id, ending)
+        where o.move_id = v_move.move_id and o.job_id = i.id
+          and i.ending ->> 'job_id' is not null
+        returning o.job_id, (i.ending ->> 'job_id')::bigint as new_job_id
     )
     insert into rota.moved_jobs as t (job_id, move_id, database, new_job_id)
     select g.job_id, v_move.move_id, v_move.database, g.new_job_id from gone as g
@@ -589,15 +467,12 @@ begin
     -- The others come back: what was refused as dead, what is behind it to its line.
     for v_job in
         delete from rota.outgoing_jobs as o
-        where o.move_id = v_move.move_id and o.job_id = any(end_moves.job_ids)
-        returning o.job_id, o.job -> 'row' as job, (
-            select jsonb_build_object('error_code', e.error_code, 'message', e.message)
-            from jsonb_to_recordset(end_moves.endings)
-                as e (job_id bigint, error_code text, message text)
-            where e.job_id = o.job_id and e.error_code is not null limit 1
-        ) as ending
+        using rows from (unnest(end_moves.job_ids), jsonb_array_elements(end_moves.endings))
+            as i (id, ending)
+        where o.move_id = v_move.move_id and o.job_id = i.id
+        returning o.job, i.ending
     loop
-        perform rota._come_back(v_move, v_job.job_id, v_job.job, v_job.ending);
+        perform rota._come_back(v_move, v_job.job, v_job.ending);
     end loop;
 end $$;
 
@@ -605,50 +480,12 @@ comment on function rota.end_moves is
     'End jobs of take_moves() as receive_moves() told, whose rows the endings are: gone, or '
     'dead here with the error of the other database, or back in their line; raises 22023.';
 
-create or replace function rota.settle_arrival(move_id bigint, above_id bigint)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
-    set lock_timeout = '5s' as $$
-declare
-    v_move rota.queue_moves;
-begin
-    perform rota._check_given('above_id', above_id is not null);
-    select m.* into v_move from rota.queue_moves as m
-    where m.move_id = settle_arrival.move_id and m.direction = 'in' for update;
-    if not found then
-        perform rota._refuse('move_id', 'is not of a queue that comes here');
-    end if;
-    perform rota._check_queues('worker', array[v_move.queue]);
-    if v_move.state = 'settled' then return; end if;
-    perform rota._raise_ids(above_id);
-    update rota.queue_moves as m
-    set state = 'settled', settled_at = rota.now() where m.move_id = v_move.move_id;
-end $$;
-
-comment on function rota.settle_arrival is
-    'Take jobs with a key for a queue that has come here, with ids above that one, which is of '
-    'the last job that kept its id; waits up to 5 seconds for transactions that have enqueued; '
-    'raises 22023, 42501, 55P03.';
-
-create or replace function rota.confirm_arrival(move_id bigint)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-begin
-    if (rota._lock_move(move_id, 1, 1)).move_id is null then return; end if;
-    update rota.queue_moves as m
-    set state = 'settled' where m.move_id = confirm_arrival.move_id and m.state = 'settling';
-end $$;
-
-comment on function rota.confirm_arrival is
-    'Note in the database that a queue has left that settle_arrival() was called in the other '
-    'one; raises 22023, 42501.';
-
 /* The move, locked until the end of the transaction; null where another mover is at it. */
-create or replace function rota._lock_move(move_id bigint, max_jobs integer, max_bytes integer)
+create or replace function rota._lock_move(move_id bigint)
     returns rota.queue_moves language plpgsql as $$
 declare
     v_move rota.queue_moves;
 begin
-    perform rota._check_number('max_jobs', max_jobs, 1, 1000);
-    perform rota._check_number('max_bytes', max_bytes, 1, 2147483647);
     select m.* into v_move from rota.queue_moves as m
     where m.move_id = _lock_move.move_id and m.direction = 'out';
     if not found then perform rota._refuse('move_id', 'is not of a queue that moves'); end if;
@@ -661,16 +498,49 @@ begin
     return v_move;
 end $$;
 
-/* Make rows of outgoing_jobs of those of these jobs that can go, and return which did. */
+/* Go on with the pass over all jobs: take some out, or note how far it is.  Return whether to
+ * go on at once. */
+create or replace function rota._look_on(move rota.queue_moves, max_jobs integer)
+    returns boolean language plpgsql as $$
+declare
+    c_window constant integer := 10000;
+    v_window record;
+    v_is_over boolean;
+begin
+    if move.horizon is null or move.horizon > pg_snapshot_xmin(pg_current_snapshot()) then
+        update rota.queue_moves as m
+        set horizon = coalesce(m.horizon, pg_snapshot_xmax(pg_current_snapshot()))
+        where m.move_id = move.move_id;
+        return false;
+    end if;
+    select coalesce(array_agg(w.id) filter (where w.queue = move.queue), '{}') as ids,
+        case when count(*) = c_window then max(w.id) end as last_id
+    into v_window
+    from (
+        select j.id, j.queue from rota.jobs as j where j.id > move.after_id
+        order by j.id limit c_window
+    ) as w;
+    -- Where some were taken there may be more at the same place: it is looked at again.
+    if rota._take_out(move, v_window.ids, max_jobs) then return true; end if;
+    v_is_over := move.state = 'moving' and v_window.last_id is null and v_window.ids = '{}'
+        and not move.has_found;
+    update rota.queue_moves as m
+    set state = case when v_is_over then 'settling' else m.state end,
+        after_id = coalesce(v_window.last_id, 0),
+        has_found = v_window.last_id is not null and (m.has_found or v_window.ids <> '{}')
+    where m.move_id = move.move_id;
+    return v_is_over or v_window.last_id is not null;
+end $$;
+
+/* Make rows of outgoing_jobs of those of these jobs that can go; return whether any could. */
 create or replace function rota._take_out(
-    move rota.queue_moves, job_ids bigint[], max_jobs integer, max_bytes integer
-) returns bigint[] language plpgsql as $$
+    move rota.queue_moves, job_ids bigint[], max_jobs integer
+) returns boolean language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
     v_ids bigint[]; v_key text; v_keys text[]; v_types jsonb;
 begin
-    if job_ids = '{}' then return '{}'::bigint[]; end if;
     v_ids := array(
         select j.id from rota.jobs as j
         where j.id = any(_take_out.job_ids) and j.ordering_key is null and rota._may_go(j)
@@ -684,15 +554,7 @@ begin
         exit when cardinality(v_ids) >= max_jobs;
         v_ids := v_ids || rota._line_to_go(v_key, move.queue, max_jobs - cardinality(v_ids));
     end loop;
-    v_ids := array(
-        select s.id
-        from (
-            select j.id, row_number() over by_id as n,
-                sum(octet_length(j.payload::text)) over by_id as bytes
-            from rota.jobs as j where j.id = any(v_ids) window by_id as (order by j.id)
-        ) as s
-        where s.n = 1 or s.bytes <= _take_out.max_bytes
-    );
+    if v_ids = '{}' then return false; end if;
 
     with gone as (
         delete from rota.jobs as j where j.id = any(v_ids)
@@ -702,7 +564,7 @@ begin
             as job
     ), kept as (
         insert into rota.outgoing_jobs (job_id, move_id, job)
-        select g.id, move.move_id, jsonb_build_object('row', g.job, 'effects', (
+        select g.id, move.move_id, g.job || jsonb_build_object('effects', (
             select jsonb_agg(to_jsonb(f)) from rota.effects as f where f.job_id = g.id))
         from gone as g
     )
@@ -714,8 +576,8 @@ begin
         perform rota._check_held_of(t.item ->> 0, t.item ->> 1)
         from jsonb_array_elements(v_types) as t (item);
     end if;
-    if v_ids <> '{}' then perform rota._notify_results(v_ids); end if;
-    return v_ids;
+    perform rota._notify_results(v_ids);
+    return true;
 end $$;
 
 /* The beginning of a line that can go: up to the first that is held, or of another queue. */
@@ -761,107 +623,14 @@ begin
     return rota._beginning(v_line, v_locked);
 end $$;
 
-/* Insert those that have no row in arrivals, or none and say why.  An error that may pass is
- * raised: it says nothing about the jobs. */
-create or replace function rota._arrive(
-    move rota.queue_moves, jobs jsonb, is_late boolean, out error_code text, out message text
-) language plpgsql as $$
-declare
-    v_ids bigint[]; v_new_ids bigint[]; v_inserted bigint[]; v_keyed bigint[]; v_found bigint;
-    v_job record;
-begin
-    select array_agg((e.job #>> '{row,id}')::bigint order by (e.job #>> '{row,id}')::bigint)
-    into v_ids from jsonb_array_elements(_arrive.jobs) as e (job);
-    v_new_ids := case when is_late then rota._new_ids(cardinality(v_ids)) else v_ids end;
-    begin
-        -- Who sends the same at the same time waits here, and then finds them.
-        with come as (
-            insert into rota.arrivals as a (move_id, job_id, new_job_id)
-            select move.move_id, n.id, n.new_id from unnest(v_ids, v_new_ids) as n (id, new_id)
-            order by n.id on conflict do nothing returning a.job_id, a.new_job_id
-        )
-        select array_agg(c.job_id order by c.job_id),
-            array_agg(c.new_job_id order by c.job_id)
-        into v_ids, v_new_ids from come as c;
-        if v_ids is null then return; end if;
-
-        for v_job in
-            select n.new_id, n.id, e.job -> 'effects' as effects,
-                jsonb_populate_record(null::rota.jobs, (e.job -> 'row') || jsonb_build_object(
-                    'id', n.new_id, 'queue', move.queue, 'status', case
-                        when e.job #>> '{row,ordering_key}' is not null then 'blocked'
-                        when e.job #>> '{row,status}' = 'failed' then 'failed'
-                        else 'queued'
-                    end,
-                    'if_parent_dead', case when e.job #>> '{row,ordering_key}' is not null
-                        then coalesce(e.job #>> '{row,if_parent_dead}', 'cancel') end,
-                    'updated_at', rota.now())) as job
-            from unnest(v_ids, v_new_ids) as n (id, new_id)
-            join jsonb_array_elements(_arrive.jobs) as e (job)
-                on (e.job #>> '{row,id}')::bigint = n.id
-            order by n.id
-        loop
-            v_found := rota._insert_moved(v_job.job);
-            if v_found is null then
-                v_inserted := v_inserted || v_job.new_id;
-            else
-                update rota.arrivals as a set new_job_id = v_found
-                where a.move_id = move.move_id and a.job_id = v_job.id;
-            end if;
-            -- What it left open, when it was here before, has gone on where it was since.
-            delete from rota.effects as f where f.job_id = v_job.id and f.completed_at is null;
-            insert into rota.effects
-            select f.*
-            from jsonb_path_query(nullif(v_job.effects, 'null'), '$[*]') as e
-            cross join lateral jsonb_populate_record(null::rota.effects, e) as f
-            on conflict do nothing;
-        end loop;
-        if v_inserted is not null then
-            -- What came back is not elsewhere any more: two databases would lead in a circle.
-            delete from rota.moved_jobs as t where t.job_id = any(v_inserted);
-            perform rota._enter_lanes(v_inserted);
-            v_keyed := array(
-                select j.id from rota.jobs as j
-                where j.id = any(v_inserted) and j.ordering_key is not null
-            );
-            if v_keyed <> '{}' then perform rota._jobs_came_in(v_keyed); end if;
-            perform rota._notify_for(v_inserted);
-        end if;
-    exception when others then
-        if sqlstate = '42501'
-          or left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}') then
-            raise;
-        end if;
-        error_code := sqlstate;
-        message := sqlerrm;
-    end;
-end $$;
-
-/* Insert a job that moves, or return the one that has its key, as enqueue() tells who comes
- * second. */
-create or replace function rota._insert_moved(job rota.jobs)
-    returns bigint language plpgsql as $$
-declare
-    v_found bigint;
-begin
-    for v_try in 1..10 loop
-        insert into rota.jobs overriding system value select job.*
-        on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
-            where idempotency_key is not null do nothing;
-        if found then return null; end if;
-        v_found := rota._find_keyed(job.idempotency_key, job.job_type);
-        exit when v_found is not null;
-    end loop;
-    if v_found is null then perform rota._raise_swallowed('the job'); end if;
-    return v_found;
-end $$;
-
 /* A job that did not arrive is here again: dead with that error, or where it was.  While it was
  * away its key was free, and another job may have taken it. */
 create or replace function rota._come_back(
-    move rota.queue_moves, job_id bigint, job jsonb, ending jsonb
+    move rota.queue_moves, job jsonb, ending jsonb
 ) returns void language plpgsql as $$
 declare
+    v_job_id constant bigint := (job ->> 'id')::bigint;
+    v_is_refused constant boolean := ending ->> 'error_code' is not null;
     v_now constant timestamptz := rota.now();
     v_token constant bigint := greatest((job ->> 'lease_token')::bigint + 1,
         (extract(epoch from v_now) * 1000000)::bigint);
@@ -869,7 +638,7 @@ declare
     v_found bigint;
 begin
     v_found := rota._insert_moved(jsonb_populate_record(null::rota.jobs, job || case
-        when ending is not null then jsonb_build_object('status', 'running', 'attempts',
+        when v_is_refused then jsonb_build_object('status', 'running', 'attempts',
             (job ->> 'attempts')::integer + 1, 'lease_token', v_token, 'locked_by',
             'rota queue move', 'locked_until', v_now + interval '1 minute', 'started_at', v_now,
             'idempotency_key', null)
@@ -879,17 +648,17 @@ begin
     end));
     if v_found is not null then
         insert into rota.moved_jobs (job_id, move_id, database, new_job_id)
-        values (_come_back.job_id, move.move_id, rota.database_number(), v_found);
+        values (v_job_id, move.move_id, rota.database_number(), v_found);
         return;
     end if;
 
-    if ending is not null then
-        perform rota.fail_job(job_id, v_token,
+    if v_is_refused then
+        perform rota.fail_job(v_job_id, v_token,
             coalesce(ending ->> 'message', 'the other database did not take it'),
             ending ->> 'error_code', fatal => true);
         update rota.finished_jobs as f
         set idempotency_key = _come_back.job ->> 'idempotency_key'
-        where f.id = _come_back.job_id;
+        where f.id = v_job_id;
     elsif v_key is not null then
         perform rota._add_checks('order', array[v_key]);
     end if;

@@ -42,8 +42,8 @@ create or replace function rota._retain(is_alone boolean, is_busy boolean)
 declare
     c_kinds constant text[] := array[
         'jobs', 'stage_runs', 'dependencies', 'errors', 'keys', 'effects', 'occurrences',
-        'limits', 'workers', 'stats', 'cron_runs', 'receipts', 'arrivals',
-        'moved_jobs', 'audit', 'key_starts'
+        'limits', 'workers', 'stats', 'cron_runs', 'receipts', 'moved_jobs', 'audit',
+        'key_starts'
     ];
     c_max_rows constant integer := 1000;
     v_now constant timestamptz := rota.now();
@@ -171,7 +171,7 @@ begin
         when 'effects' then return rota._purge_rows('effects', 'expires_at', v_now, max_rows,
             'f.completed_at is not null or not rota._is_leased(f.job_id, f.lease_token)');
         -- Until the queue has settled what is known to be here may be sent again.
-        when 'arrivals' then return rota._purge_rows('arrivals', 'arrived_at',
+        when 'receipts' then return rota._purge_rows('receipts', 'received_at',
             v_now - interval '30 days', max_rows, 'not exists (select from rota.queue_moves '
                 'as m where m.move_id = f.move_id and m.state <> ''settled'')');
         when 'limits' then return rota._purge_limits(max_rows, not rota._leaves_limits());
@@ -188,7 +188,6 @@ begin
             ('occurrences', 'occurrences', 'recorded_at', '90 days'),
             ('workers', 'workers', 'last_seen_at', '1 day'),
             ('workers', 'worker_starts', 'started_at', '90 days'),
-            ('receipts', 'receipts', 'received_at', '30 days'),
             ('moved_jobs', 'moved_jobs', 'moved_at', '90 days'),
             ('audit', 'audit_log', 'acted_at', '1 year')
         ) as r (kind, name, time_column, keep) where r.kind = _purge.kind

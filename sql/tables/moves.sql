@@ -17,7 +17,6 @@ create table rota.queue_moves (
     horizon xid8,
     started_at timestamptz not null default rota.now(),
     started_by text not null default session_user,
-    settled_at timestamptz,
 
     constraint queue_moves_queue_key unique (queue),
     constraint queue_moves_direction_check check (direction in ('out', 'in')),
@@ -45,7 +44,7 @@ create index outgoing_jobs_move_id_idx on rota.outgoing_jobs (move_id, job_id);
 
 comment on table rota.outgoing_jobs is
     'Jobs on their way to another database, until it is known that they are there.';
-comment on column rota.outgoing_jobs.job is 'The row of jobs that it was, and its effects.';
+comment on column rota.outgoing_jobs.job is 'The row of jobs that it was, with its effects.';
 
 create table rota.moved_jobs (
     job_id bigint primary key,
@@ -60,18 +59,3 @@ create index moved_jobs_moved_at_idx on rota.moved_jobs (moved_at);
 comment on table rota.moved_jobs is
     'Where jobs went, for 90 days, or until they came back.';
 comment on column rota.moved_jobs.new_job_id is 'The job there; mostly it kept its id.';
-
-create table rota.arrivals (
-    move_id bigint not null,
-    job_id bigint not null,
-    new_job_id bigint not null,
-    arrived_at timestamptz not null default rota.now(),
-
-    constraint arrivals_pkey primary key (move_id, job_id)
-);
-
-create index arrivals_arrived_at_idx on rota.arrivals (arrived_at);
-
-comment on table rota.arrivals is
-    'Jobs that came in with a queue, until it has settled and for 30 days at least, so that '
-    'none comes in twice.';

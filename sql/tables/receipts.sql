@@ -1,24 +1,29 @@
 /*
  * tables/receipts.sql -- which jobs of other databases have come in.
  *
- * The row is written by the transaction that enqueues the job, so a job that is sent again,
- * by a forwarder that does not know that it arrived, is not enqueued again.  An id alone does
- * not tell it: a source that was restored from a dump gives ids for the second time.
+ * The row is written by the transaction that takes the job, so a job that is sent again, by a
+ * forwarder that does not know that it arrived, is not taken again.  An id alone does not tell
+ * it: a source that was restored from a dump gives ids for the second time, and with its queue
+ * a job may come again.
  */
 
 create table rota.receipts (
+    move_id bigint not null,
     source_job_id bigint not null,
     source_created_at timestamptz not null,
     job_id bigint not null,
     received_at timestamptz not null default rota.now(),
 
-    constraint receipts_pkey primary key (source_job_id, source_created_at)
+    constraint receipts_pkey primary key (move_id, source_job_id, source_created_at)
 );
 
 create index receipts_received_at_idx on rota.receipts (received_at);
 
 comment on table rota.receipts is
-    'Jobs that other databases have sent here, for 30 days.';
-comment on column rota.receipts.source_job_id is 'The job there that carried it.';
+    'Jobs that other databases have sent here, for 30 days at least, and until their queue has '
+    'settled.';
+comment on column rota.receipts.move_id is
+    'That of queue_moves with which it came, 0 if it travelled by itself.';
+comment on column rota.receipts.source_job_id is 'The job there, or what carried it.';
 comment on column rota.receipts.source_created_at is 'When that was enqueued.';
 comment on column rota.receipts.job_id is 'The job here.';

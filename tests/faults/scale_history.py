@@ -68,29 +68,31 @@ begin
 end;
 $$;
 create constraint trigger forget after insert on rota.receipts
-    deferrable initially deferred for each row execute function public.forget();
+    deferrable initially deferred for each row
+    when (new.move_id = 0) execute function public.forget();
 
 create sequence public.turns;
 create function public.lose_or_double() returns trigger language plpgsql as $$
 begin
     if not exists (
-        select from rota.jobs where id = new.new_job_id
+        select from rota.jobs where id = new.job_id
           and num_nonnulls(ordering_key, idempotency_key) = 0
     ) then
         return null;
     elsif nextval('public.turns') % 2 = 1 then
-        delete from rota.jobs where id = new.new_job_id;
+        delete from rota.jobs where id = new.job_id;
     else
         insert into rota.jobs overriding system value
         select (jsonb_populate_record(null::rota.jobs,
             to_jsonb(j) || jsonb_build_object('id', (rota._new_ids(1))[1]))).*
-        from rota.jobs as j where j.id = new.new_job_id;
+        from rota.jobs as j where j.id = new.job_id;
     end if;
     return null;
 end;
 $$;
-create constraint trigger lose_or_double after insert on rota.arrivals
-    deferrable initially deferred for each row execute function public.lose_or_double();
+create constraint trigger lose_or_double after insert on rota.receipts
+    deferrable initially deferred for each row
+    when (new.move_id > 0) execute function public.lose_or_double();
 """
 FOUND = ("M2", "M5")
 """What the canary breaks."""

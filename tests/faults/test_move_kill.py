@@ -127,7 +127,11 @@ def test_a_move_that_was_ended_there_first_takes_late_jobs_and_can_be_ended(urls
         for n in range(1, 3):
             there.execute("select rota.end_queue_move('q')")
             here.execute(keyed)
-            wait_until(lambda n=n: ask(there, "select count(*) from rota.arrivals") == n)
+            wait_until(
+                lambda n=n: (
+                    ask(there, "select count(*) from rota.receipts where move_id > 0") == n
+                )
+            )
             wait_until(lambda: ask(there, "select state from rota.queue_moves") == "settled")
         there.execute(keyed)
         there.execute("select rota.end_queue_move('q')")

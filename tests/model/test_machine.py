@@ -22,9 +22,8 @@ LEFT_OUT = {
     *("report_worker", "deregister_worker", "wait_for_jobs", "stop_waiting"),
     *("start_ticker", "stop_ticker", "tick_loop", "grant_queue", "revoke_queue"),
     *("set_database_number", "enqueue_to", "take_forwards", "end_forwards", "receive_jobs"),
-    *("begin_queue_move", "end_queue_move", "open_arrival", "settle_arrival"),
-    "confirm_arrival",
-    *("pick_moves", "take_moves", "receive_moves", "end_moves"),
+    *("begin_queue_move", "end_queue_move"),
+    *("take_moves", "receive_moves", "end_moves"),
     # They have tests of races, and what they do to one job is played by the functions for one.
     *("act_on_jobs", "retry_with_dependants", "pause_type", "resume_type", "wait_for_result"),
     *("set_retry_rule", "set_breaker", "set_type", "set_archive"),

@@ -30,8 +30,7 @@ WRITING = """
 NOT_HERE = {"start ticker"}
 # Where no queue is moved.
 NOT_HERE |= {
-    *("end move", "end moves", "pick moves", "take moves", "receive moves", "settle arrival"),
-    *("open arrival", "confirm arrival"),
+    *("end move", "end moves", "take moves", "receive moves"),
 }
 Connect = Callable[..., psycopg.Connection[Any]]
 

@@ -49,13 +49,9 @@ CALLS = {
         jsonb_build_array(jsonb_build_object('job_type', 't',
             'payload', %(payload)s::jsonb)))""",
     "waiting_moves": "select * from rota.waiting_moves()",
-    "open_arrival": "select rota.open_arrival(98, 6, 'other')",
-    "pick_moves": "select * from rota.pick_moves(%(move_id)s)",
     "take_moves": "select * from rota.take_moves(%(move_id)s)",
-    "receive_moves": "select * from rota.receive_moves(99, '{}', false, '[]')",
+    "receive_moves": "select * from rota.receive_moves(99, 6, 'coming', '[]', 1)",
     "end_moves": "select rota.end_moves(%(move_id)s, '{}', '[]')",
-    "settle_arrival": "select rota.settle_arrival(99, 1)",
-    "confirm_arrival": "select rota.confirm_arrival(%(move_id)s)",
     "plan_queue_move": "select * from rota.plan_queue_move('free', 6)",
     "queue_move_facts": "select rota.queue_move_facts('q')",
     "receive_plan": "select * from rota.receive_plan('q', '{}')",
@@ -177,8 +173,9 @@ def set_scene(owner: Db, secret: str = "s3", key: str = "k3") -> dict[str, Any]:
     call(owner, "pause_queue", queue="paused")
     call(owner, "report_worker", worker="w", host="host", pid=1, version="1", queues=["q"])
     move_id = value(owner, "begin_queue_move", queue="moving", database=6)
-    call(owner, "open_arrival", move_id=99, from_database=6, queue="coming")
-    call(owner, "open_arrival", move_id=97, from_database=6, queue="gone")
+    for number, queue in ((99, "coming"), (97, "gone")):
+        arrival = {"move_id": number, "from_database": 6, "queue": queue, "jobs": "[]"}
+        call(owner, "receive_moves", **arrival)
     owner.execute("update rota.queue_moves set state = 'settled' where move_id = 97")
     many = [
         {"job_type": "t", "queue": "q", "payload": payload, "idempotency_key": key + k}

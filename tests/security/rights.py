@@ -30,13 +30,9 @@ _CALLS = """
     end_forwards          .       x         .         .
     receive_jobs          .       x         .         .
     waiting_moves         .       x         .         .
-    open_arrival          .       x         .         .
-    pick_moves            .       x         .         .
     take_moves            .       x         .         .
     receive_moves         .       x         .         .
     end_moves             .       x         .         .
-    settle_arrival        .       x         .         .
-    confirm_arrival       .       x         .         .
     claim_jobs            .       x         .         .
     complete_effect       .       x         .         .
     effect_result         .       x         .         .
@@ -150,7 +146,6 @@ _READS = """
     queue_moves           .       .         x         x
     moved_jobs            .       .         x         x
     outgoing_jobs         .       .         .         .
-    arrivals              .       .         .         .
     queue_grants          .       .         x         x
     worker_starts         .       .         x         x
     queue_stats           .       .         x         x

@@ -39,8 +39,7 @@ _WORKER = (
     "release_jobs heartbeat heartbeat_jobs set_progress record_effect complete_effect "
     "withdraw_effect effect_result report_worker deregister_worker wait_for_jobs stop_waiting "
     "untaken_jobs sweep_stale_leases tick waiting_forwards take_forwards end_forwards "
-    "receive_jobs waiting_moves open_arrival pick_moves take_moves receive_moves end_moves "
-    "settle_arrival confirm_arrival"
+    "receive_jobs waiting_moves take_moves receive_moves end_moves"
 )
 _OPERATOR = (
     "retry_job retry_with_dependants cancel_job set_priority reschedule_job pause_queue "

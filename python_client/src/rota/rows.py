@@ -138,38 +138,24 @@ class MoveStatus(NamedTuple):
 
 
 class WaitingMove(NamedTuple):
-    """A move that has something to carry; *last_id* is the last that was given."""
+    """A move that has something to carry."""
 
     move_id: int
     queue: str
     database: int
-    state: str
-    last_id: int
 
 
-class PickedMoves(NamedTuple):
-    """How many jobs of a move are to be sent, and whether to pick again at once."""
+class TakenMoves(NamedTuple):
+    """What is to be sent of a move, and whether to take again at once.
 
-    in_transit: int
-    state: str
+    *jobs* is the text of an array, None if this transaction sends nothing; with *settle_above*
+    nothing but what comes late is left.
+    """
+
+    job_ids: list[int]
+    jobs: str | None
+    settle_above: int | None
     has_more: bool
-
-
-class TakenMove(NamedTuple):
-    """A job that is to be sent; *job* is the text of what it was."""
-
-    job_id: int
-    is_late: bool
-    job: str
-
-
-class ReceivedMove(NamedTuple):
-    """What became of a job that moved: its id there, or why it was refused."""
-
-    job_id: int
-    new_job_id: int | None
-    error_code: str | None
-    message: str | None
 
 
 class EndedJob(NamedTuple):

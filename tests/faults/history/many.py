@@ -154,7 +154,7 @@ class Together:
 
     def note_row(self, number: int, table: str, row: Row) -> None:
         """Remember where a job is."""
-        if table == "receipts":
+        if table == "receipts" and not row["move_id"]:
             source = (row["source_job_id"], row["source_created_at"])
             self._receipts[source].append((number, row["job_id"]))
         elif table in ("jobs", "finished_jobs"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 NUMBERS = 1023
-TABLES = ("moved_jobs", "arrivals", "outgoing_jobs")
+TABLES = ("moved_jobs", "receipts", "outgoing_jobs")
 
 
 class Left(NamedTuple):
@@ -60,9 +60,11 @@ class Moves:
             if table == "moved_jobs":
                 left = Left(row["move_id"], row["database"], row["new_job_id"])
                 self.left[number, row["job_id"]] = left
-            elif table == "arrivals":
-                came = Came(number, row["new_job_id"], row["arrived_at"])
-                self.came[row["move_id"], row["job_id"]] = came
+            elif table == "receipts":
+                if not row["move_id"]:
+                    continue
+                came = Came(number, row["job_id"], row["received_at"])
+                self.came[row["move_id"], row["source_job_id"]] = came
                 place = number, came.new_id
                 self._back[place] = max(came.at, self._back.get(place, 0))
             elif table == "outgoing_jobs":

@@ -22,6 +22,12 @@ def job_id(number: int, database: int) -> int:
     return number * 1024 + database
 
 
+def arrival(job_id: int, new_id: int, source: int, at: Any) -> dict[str, Any]:
+    """The receipt for a job that came with its queue."""
+    came = {"source_job_id": job_id, "source_created_at": WALL, "move_id": MOVE[source]}
+    return {**came, "job_id": new_id, "received_at": at}
+
+
 class Tale:
     """Two databases and a front; what is told in it is right, as far as it goes."""
 
@@ -58,7 +64,8 @@ class Tale:
     def received(self, uid: str, carrier: int, number: int, **row: Any) -> int:
         """Let database 2 have it, with a receipt."""
         where = self.done(uid, number, 2, **row)
-        self.two.table("receipts", source_job_id=carrier, source_created_at=WALL, job_id=where)
+        source = {"source_job_id": carrier, "source_created_at": WALL}
+        self.two.table("receipts", **source, move_id=0, job_id=where)
         return where
 
     def told(self, uid: str, number: int, database: int = 1, **options: Any) -> int:
@@ -74,7 +81,7 @@ class Tale:
         scrolls = {1: self.one, 2: self.two}
         gone = {"job_id": where, "move_id": MOVE[source], "new_job_id": new_id}
         scrolls[source].table("moved_jobs", database=target, **gone)
-        scrolls[target].table("arrivals", arrived_at=moment(at), **gone)
+        scrolls[target].table("receipts", **arrival(where, new_id, source, moment(at)))
         return new_id
 
     def ran(self, where: int, uid: str, database: int, at: float = 10, **row: Any) -> None:
@@ -178,8 +185,9 @@ def a_receipt_for_another_job(tale: Tale) -> None:
 
 def a_receipt_of_what_nobody_sent(tale: Tale) -> None:
     tale.two.table(
-        "receipts", source_job_id=job_id(2, 1), source_created_at=WALL, job_id=job_id(1, 2)
-    )
+        "receipts", source_job_id=job_id(2, 1), source_created_at=WALL, move_id=0,
+        job_id=job_id(1, 2),
+    )  # fmt: skip
 
 
 def two_that_came_in_the_wrong_order(tale: Tale) -> None:
@@ -230,8 +238,7 @@ def a_job_that_moved_late(tale: Tale) -> None:
 def a_job_that_came_back(tale: Tale) -> None:
     """Where it is it has not left, and the other one leads there."""
     where = tale.told("a:1", 1)
-    came = {"job_id": where, "move_id": MOVE[1], "new_job_id": where}
-    tale.two.table("arrivals", arrived_at=moment(2), **came)
+    tale.two.table("receipts", **arrival(where, where, 1, moment(2)))
     tale.ran(tale.moved(where, source=2), "a:1", 1)
 
 
@@ -283,8 +290,7 @@ def what_left_and_never_came(tale: Tale) -> None:
 
 def what_came_and_never_left(tale: Tale) -> None:
     where = tale.told("a:1", 1)
-    came = {"job_id": where, "move_id": MOVE[1], "new_job_id": where}
-    tale.two.table("arrivals", arrived_at=WALL, **came)
+    tale.two.table("receipts", **arrival(where, where, 1, WALL))
     tale.ran(where, "a:1", 2)
 
 
@@ -292,8 +298,7 @@ def what_was_here_before_it_came_and_never_left(tale: Tale) -> None:
     """That it came back once does not tell of the next time."""
     where = tale.told("a:1", 1)
     tale.moved(where, source=2)
-    came = {"job_id": where, "move_id": MOVE[1], "new_job_id": where}
-    tale.two.table("arrivals", arrived_at=moment(7), **came)
+    tale.two.table("receipts", **arrival(where, where, 1, moment(7)))
     tale.ran(where, "a:1", 2)
 
 

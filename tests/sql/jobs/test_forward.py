@@ -443,13 +443,14 @@ def test_receipts_go_after_thirty_days(db, clock):
 def test_only_what_has_a_key_waits_for_a_queue_that_is_still_coming(db):
     """Its line waits behind it; all else of the batch arrives, and each once."""
     move_id = 6 + 1024
-    value(db, "open_arrival", move_id=move_id, from_database=6, queue="q")
+    move = {"move_id": move_id, "from_database": 6, "queue": "q", "jobs": "[]"}
+    call(db, "receive_moves", **move)
     keyed = {"job_type": "keyed", "queue": "q", "ordering_key": "k"}
     batch = [keyed, {"job_type": "free", "queue": "q"}, {"job_type": "other"},
              {"job_type": "behind", "ordering_key": "k"}]  # fmt: skip
 
     first = receive(db, *batch, database=5)
-    value(db, "settle_arrival", move_id=move_id, above_id=1)
+    call(db, "receive_moves", **move, settle_above=1)
     second = receive(db, *batch, database=5)
 
     assert [(row.ordinal, row.job_id is None, row.error_code) for row in first] == [

@@ -46,50 +46,68 @@ def there(admin: Db, template: str, server: EmbeddedPostgres, db: Db) -> Iterato
 
 def begin(db: Db, there: Db, queue: str = "q") -> int:
     move_id = value(db, "begin_queue_move", queue=queue, database=6)
-    value(there, "open_arrival", move_id=move_id, from_database=5, queue=queue)
+    receive(there, move_id, queue=queue)
     return move_id  # type: ignore[no-any-return]
 
 
-def send(there: Db, move_id: int, taken: list[Any]) -> list[dict[str, Any]]:
-    if not taken:
-        return []
-    received = call(
-        there, "receive_moves", move_id=move_id, job_ids=[job.job_id for job in taken],
-        is_late=taken[0].is_late, jobs=f"[{','.join(job.job for job in taken)}]",
-    )  # fmt: skip
-    return [row._asdict() for row in received]
+def receive(
+    there: Db, move_id: int, jobs: str = "[]", settle_above: int | None = None, **others: Any
+) -> list[Any]:
+    arguments = {"from_database": 5, "queue": "q", "jobs": jobs, **others}
+    return call(there, "receive_moves", move_id=move_id, settle_above=settle_above, **arguments)
 
 
-def end(db: Db, move_id: int, taken: list[Any], endings: list[dict[str, Any]]) -> None:
-    ids = [job.job_id for job in taken]
-    value(db, "end_moves", move_id=move_id, job_ids=ids, endings=json.dumps(endings))
+def take_out(db: Db, move_id: int) -> None:
+    """Take jobs out of the live table; the first call sees which transactions there are."""
+    for _ in range(2):
+        assert one(db, "take_moves", move_id=move_id).job_ids == []
 
 
-def step(db: Db, there: Db, move_id: int, **bounds: int) -> Any:
-    """Pick, send and end once; return what was picked."""
-    picked = one(db, "pick_moves", move_id=move_id, **bounds)
+def taken(db: Db, move_id: int) -> list[int]:
+    """What the next transaction would send."""
+    with db.transaction(force_rollback=True):
+        return one(db, "take_moves", move_id=move_id).job_ids  # type: ignore[no-any-return]
+
+
+def send(there: Db, move_id: int, batch: Any, **others: Any) -> list[dict[str, Any]]:
+    received = receive(there, move_id, batch.jobs, batch.settle_above, **others)
+    endings: list[dict[str, Any]] = [{} for _ in batch.job_ids]
+    for row in received:
+        endings[row.ordinal - 1] = row._asdict()
+    return endings
+
+
+def end(db: Db, move_id: int, job_ids: list[int], endings: list[dict[str, Any]]) -> None:
+    value(db, "end_moves", move_id=move_id, job_ids=job_ids, endings=json.dumps(endings))
+
+
+def step(db: Db, there: Db, move_id: int, **others: Any) -> Any:
+    """What a mover does in one transaction; return what it has taken."""
     with db.transaction():
-        taken = call(db, "take_moves", move_id=move_id)
-        if taken:
-            end(db, move_id, taken, send(there, move_id, taken))
-    return picked
+        batch = one(db, "take_moves", move_id=move_id)
+        if batch.jobs is not None:
+            end(db, move_id, batch.job_ids, send(there, move_id, batch, **others))
+    return batch
 
 
-def carry(db: Db, there: Db, move_id: int) -> str:
-    """Carry all that can go; return the state."""
-    one(db, "pick_moves", move_id=move_id)  # sees which transactions there are
+def carry(db: Db, there: Db, move_id: int, **others: Any) -> str:
+    """Carry all that can go, but settle nothing; return the state."""
+    step(db, there, move_id, **others)  # sees which transactions there are
     for _ in range(50):
-        picked = step(db, there, move_id)
-        if not picked.has_more:
-            return picked.state  # type: ignore[no-any-return]
+        if not step(db, there, move_id, **others).has_more or state(db) == "settling":
+            return state(db)
     pytest.fail("there is always more to carry")
 
 
-def settle(db: Db, there: Db, move_id: int) -> None:
-    assert carry(db, there, move_id) == "settling"
-    last_id = scalar(db, "select last_value from rota.jobs_id_seq")
-    value(there, "settle_arrival", move_id=move_id, above_id=last_id)
-    value(db, "confirm_arrival", move_id=move_id)
+def state(db: Db) -> str:
+    query = "select state from rota.queue_moves where queue = 'q'"
+    return scalar(db, query)  # type: ignore[no-any-return]
+
+
+def settle(db: Db, there: Db, move_id: int, **others: Any) -> None:
+    carry(db, there, move_id, **others)
+    step(db, there, move_id, **others)
+    assert state(db) == state(there) == "settled"
 
 
 def jobs(db: Db) -> list[tuple[Any, ...]]:
@@ -138,12 +156,12 @@ def test_a_job_that_is_held_keeps_those_behind_it(connect, db, there):
     line = [enqueue(db, queue="q", ordering_key="k") for _ in range(4)]
     holder = connect(autocommit=False)
     move_id = begin(db, there)
-    one(db, "pick_moves", move_id=move_id)
+    step(db, there, move_id)
     holder.execute("select from rota.jobs where id = %s for update", (line[2],))
     db.execute("set lock_timeout = '2s'")
-    one(db, "pick_moves", move_id=move_id)
+    step(db, there, move_id)
 
-    assert [job.job_id for job in call(db, "take_moves", move_id=move_id)] == line[:2]
+    assert taken(db, move_id) == line[:2]
 
 
 def test_it_waits_for_transactions_that_may_not_have_seen_it(connect, db, there):
@@ -181,17 +199,15 @@ def test_what_was_sent_and_not_ended_is_not_taken_twice(db, there):
     for key in (None, "k", "k"):
         enqueue(db, queue="q", ordering_key=key)
     move_id = begin(db, there)
-    one(db, "pick_moves", move_id=move_id)
-    one(db, "pick_moves", move_id=move_id)
+    take_out(db, move_id)
     with db.transaction(force_rollback=True):
-        taken = call(db, "take_moves", move_id=move_id)
-        end(db, move_id, taken, send(there, move_id, taken))
+        batch = step(db, there, move_id)
     (job,) = claim(there, queues=["q"])
     value(there, "finish_job", job_id=job.job_id, lease_token=job.lease_token)
 
     settle(db, there, move_id)
 
-    assert len(taken) == 3
+    assert len(batch.job_ids) == 3
     assert len(jobs(there)) == 2
     assert scalar(there, "select count(*) from rota.finished_jobs") == 1
 
@@ -199,18 +215,18 @@ def test_what_was_sent_and_not_ended_is_not_taken_twice(db, there):
 def test_what_was_sent_long_ago_and_not_ended_does_not_come_in_twice(db, there):
     job_id = enqueue(db, queue="q")
     move_id = begin(db, there)
-    for _ in range(2):
-        one(db, "pick_moves", move_id=move_id)
-    send(there, move_id, call(db, "take_moves", move_id=move_id))
+    take_out(db, move_id)
+    with db.transaction(force_rollback=True):
+        step(db, there, move_id)
     (job,) = claim(there, queues=["q"])
     value(there, "finish_job", job_id=job_id, lease_token=job.lease_token)
-    there.execute("update rota.arrivals set arrived_at = rota.now() - interval '1 year'")
+    there.execute("update rota.receipts set received_at = rota.now() - interval '1 year'")
 
     def retain() -> int:
         there.execute("update rota.maintenance set done_at = '-infinity'")
         while one(there, "tick").has_more:
             pass
-        return scalar(there, "select count(*) from rota.arrivals")  # type: ignore[no-any-return]
+        return scalar(there, "select count(*) from rota.receipts")  # type: ignore[no-any-return]
 
     assert retain() == 1
     settle(db, there, move_id)
@@ -223,12 +239,9 @@ def test_what_is_sent_is_not_in_the_live_table_any_more(db, there):
     """Else an operator could act on a row here whose job is there."""
     job_id = enqueue(db, queue="q")
     move_id = begin(db, there)
-    one(db, "pick_moves", move_id=move_id)
-    one(db, "pick_moves", move_id=move_id)
-    db.execute("begin")
-    taken = call(db, "take_moves", move_id=move_id)
-    send(there, move_id, taken)
-    db.execute("rollback")
+    take_out(db, move_id)
+    with db.transaction(force_rollback=True):
+        step(db, there, move_id)
 
     for act in ("cancel_job", "retry_job"):
         with raises("RT016"):
@@ -239,13 +252,11 @@ def test_what_is_sent_is_not_in_the_live_table_any_more(db, there):
 def test_one_mover_at_a_time(connect, db, there):
     enqueue(db, queue="q")
     move_id = begin(db, there)
-    one(db, "pick_moves", move_id=move_id)
-    one(db, "pick_moves", move_id=move_id)
+    take_out(db, move_id)
     other = connect(autocommit=False)
 
-    assert len(call(other, "take_moves", move_id=move_id)) == 1
+    assert len(one(other, "take_moves", move_id=move_id).job_ids) == 1
     assert call(db, "take_moves", move_id=move_id) == []
-    assert call(db, "pick_moves", move_id=move_id) == []
     with refused("move_id"):
         call(db, "end_moves", move_id=move_id, job_ids=[], endings="[]")
 
@@ -315,7 +326,6 @@ def test_what_travels_after_a_queue_waits_until_it_has_settled(db, there, clock)
     assert forward() == [ahead, free]
     assert forward() == []
     assert run(db, key).attempts == 0
-    value(there, "open_arrival", move_id=move_id, from_database=5, queue="q")
     settle(db, there, move_id)
     clock.advance("1 s")
     assert forward() == [*line, key]
@@ -373,8 +383,7 @@ def test_a_job_that_a_trigger_swallows_here_stays_on_its_way(db, there):
     there.execute("alter table rota.jobs add constraint no_y check (job_type <> 'y')")
     job_id = enqueue(db, "y", queue="q")
     move_id = begin(db, there)
-    one(db, "pick_moves", move_id=move_id)
-    assert one(db, "pick_moves", move_id=move_id).in_transit == 1
+    take_out(db, move_id)
     swallow(db)
 
     with pytest.raises(psycopg.errors.TriggeredActionException):
@@ -390,8 +399,8 @@ def test_a_key_that_was_taken_while_its_job_was_away_stops_no_move(db, there):
     refused_id = enqueue(db, "y", queue="q", ordering_key="k", idempotency_key="first")
     behind_id = enqueue(db, queue="q", ordering_key="k", idempotency_key="second")
     move_id = begin(db, there)
-    one(db, "pick_moves", move_id=move_id)
-    assert one(db, "pick_moves", move_id=move_id).in_transit == 2
+    take_out(db, move_id)
+    assert taken(db, move_id) == [refused_id, behind_id]
     again = [enqueue(db, "y", queue="q", idempotency_key="first")]
     again.append(enqueue(db, queue="q", idempotency_key="second"))
 
@@ -434,8 +443,7 @@ def come_back(db: Db, there: Db) -> None:
     for database in (db, there):
         value(database, "end_queue_move", queue="q")
     move_id = value(there, "begin_queue_move", queue="q", database=5)
-    value(db, "open_arrival", move_id=move_id, from_database=6, queue="q")
-    settle(there, db, move_id)
+    settle(there, db, move_id, from_database=6)
 
 
 def test_effects_that_were_open_come_back_as_they_are_by_then(db, there):
@@ -789,14 +797,13 @@ def test_a_move_ends_when_nothing_is_left(db, there):
 def test_a_move_can_be_called_off_until_the_first_job_leaves(db, there):
     job_id = enqueue(db, queue="q")
     move_id = begin(db, there)
-    one(db, "pick_moves", move_id=move_id)
+    step(db, there, move_id)
     for database in (db, there):
         value(database, "end_queue_move", queue="q")
     assert [job.job_id for job in claim(db, queues=["q"])] == [job_id]
     enqueue(db, queue="q")
     move_id = begin(db, there)
-    one(db, "pick_moves", move_id=move_id)
-    one(db, "pick_moves", move_id=move_id)
+    take_out(db, move_id)
 
     with raises("RT016"):
         call(db, "end_queue_move", queue="q")
@@ -825,10 +832,10 @@ def test_no_late_job_leaves_while_the_move_is_being_ended(connect, db, there):
     value(operator, "end_queue_move", queue="q")
 
     late = enqueue(db, queue="q")
-    picked = call(db, "pick_moves", move_id=move_id)
+    found = call(db, "take_moves", move_id=move_id)
     operator.commit()
 
-    assert picked == []
+    assert found == []
     assert [job.job_id for job in claim(db, queues=["q"])] == [late]
 
 
@@ -841,8 +848,7 @@ def test_a_queue_that_comes_back_loses_no_job(db, there):
     for n, (source, target) in enumerate([(there, db), (db, there)]):
         source_number, number = (6, 5) if n == 0 else (5, 6)
         move_id = value(source, "begin_queue_move", queue="q", database=number)
-        value(target, "open_arrival", move_id=move_id, from_database=source_number, queue="q")
-        settle(source, target, move_id)
+        settle(source, target, move_id, from_database=source_number)
         assert [job[0] for job in jobs(target)] == [job_id]
         for database in (db, there):
             value(database, "end_queue_move", queue="q")
@@ -877,13 +883,31 @@ def test_a_mover_that_ends_between_the_two_settlements_is_followed_by_another(db
     enqueue(db, queue="q", ordering_key="k")
     move_id = begin(db, there)
 
+    assert carry(db, there, move_id) == "settling"
+    for has_settled_there in (False, True):
+        if has_settled_there:
+            with db.transaction(force_rollback=True):
+                step(db, there, move_id)
+            assert state(there) == "settled"
+        assert [row.move_id for row in call(db, "waiting_moves")] == [move_id]
+        with raises("RT016"):
+            call(db, "end_queue_move", queue="q")
+    step(db, there, move_id)
+    assert state(db) == state(there) == "settled"
+    assert call(db, "waiting_moves") == []
+
+
+def test_what_comes_before_the_other_database_settles_stays_behind_its_line(db, there):
+    """Its new id would be a low one there until that has raised its sequence."""
+    line = [enqueue(db, queue="q", ordering_key="k") for _ in range(2)]
+    move_id = begin(db, there)
+    assert carry(db, there, move_id) == "settling"
+    enqueue(db, queue="q", ordering_key="k")
+
     carry(db, there, move_id)
 
-    assert [row.state for row in call(db, "waiting_moves")] == ["settling"]
-    with raises("RT016"):
-        call(db, "end_queue_move", queue="q")
-    settle(db, there, move_id)
-    assert call(db, "waiting_moves") == []
+    ids = [job[0] for job in jobs(there)]
+    assert (ids[:2], len(ids)) == (line, 3)
 
 
 def test_begin_is_the_same_again(db, there):
@@ -891,7 +915,7 @@ def test_begin_is_the_same_again(db, there):
     with refused("queue"):
         call(db, "begin_queue_move", queue="q", database=7)
     with refused("queue"):
-        call(there, "open_arrival", move_id=99, from_database=5, queue="q")
+        receive(there, 99)
 
 
 def test_a_move_under_way_goes_on_whatever_comes_of_its_keys(db, there):
@@ -932,21 +956,15 @@ def test_what_a_late_job_waits_for_is_told(db, there):
 
 def test_bad_arguments_are_refused_by_name(db, there):
     move_id = begin(db, there)
-    good = {"move_id": move_id, "job_ids": [], "is_late": False, "jobs": "[]"}
-    for bad in ({"move_id": 1}, {"is_late": None}, {"jobs": "{}"}, {"job_ids": [1]}):
-        name = "jobs" if "job_ids" in bad else next(iter(bad))
+    for bad in ({"move_id": None}, {"from_database": 6}, {"queue": ""}, {"jobs": "{}"}):
+        with refused(next(iter(bad))):
+            receive(there, **{"move_id": move_id, **bad})
+    for name, value_ in (("move_id", 1), ("max_jobs", 0), ("max_bytes", 0)):
         with refused(name):
-            call(there, "receive_moves", **{**good, **bad})
-    for function in ("pick_moves", "take_moves"):
-        for name, value_ in (("move_id", 1), ("max_jobs", 0), ("max_bytes", 0)):
-            with refused(name):
-                call(db, function, **{"move_id": move_id, name: value_})
-    with refused("from_database"):
-        call(there, "open_arrival", move_id=1, from_database=6, queue="r")
-    with refused("above_id"):
-        call(there, "settle_arrival", move_id=move_id, above_id=None)
-    with refused("endings"):
-        call(db, "end_moves", move_id=move_id, job_ids=[], endings="{}")
+            call(db, "take_moves", **{"move_id": move_id, name: value_})
+    for endings in ("{}", "[{}]"):
+        with refused("endings"):
+            call(db, "end_moves", move_id=move_id, job_ids=[], endings=endings)
     with refused("facts"):
         call(there, "receive_plan", queue="q", facts="[]")
     with refused("database"):

@@ -266,49 +266,39 @@ class AsyncClient:
         """Return the moves from here that have something to carry."""
         return await self._rows(rows.WaitingMove, "waiting_moves")
 
-    async def open_arrival(self, move_id: int, from_database: int, queue: str) -> str:
-        """Be ready for the jobs of a move; return its state."""
-        state: str = await self._value(
-            "open_arrival", move_id=move_id, from_database=from_database, queue=queue
-        )
-        return state
-
-    async def pick_moves(
+    async def take_moves(
         self, move_id: int, max_jobs: int | Unset = UNSET, max_bytes: int | Unset = UNSET
-    ) -> rows.PickedMoves | None:
-        """Take jobs of a move out of the live table; None while another mover is at it."""
+    ) -> rows.TakenMoves | None:
+        """Return what is to be sent of a move, to be ended in the same transaction.
+
+        None while another mover is at it.
+        """
         found = await self._rows(
-            rows.PickedMoves,
-            "pick_moves",
+            rows.TakenMoves,
+            "take_moves",
             move_id=move_id,
             max_jobs=max_jobs,
             max_bytes=max_bytes,
         )
         return found[0] if found else None
 
-    async def take_moves(
-        self, move_id: int, max_jobs: int | Unset = UNSET, max_bytes: int | Unset = UNSET
-    ) -> list[rows.TakenMove]:
-        """Return the jobs that are to be sent, to be ended in the same transaction."""
-        return await self._rows(
-            rows.TakenMove,
-            "take_moves",
-            move_id=move_id,
-            max_jobs=max_jobs,
-            max_bytes=max_bytes,
-        )
-
     async def receive_moves(
-        self, move_id: int, job_ids: Sequence[int], is_late: bool, jobs: str
-    ) -> list[rows.ReceivedMove]:
+        self,
+        move_id: int,
+        from_database: int,
+        queue: str,
+        jobs: str,
+        settle_above: int | None = None,
+    ) -> list[rows.ReceivedJob]:
         """Take jobs that move here, given as the text of a JSON array, each once."""
         return await self._rows(
-            rows.ReceivedMove,
+            rows.ReceivedJob,
             "receive_moves",
             move_id=move_id,
-            job_ids=_array(job_ids),
-            is_late=is_late,
+            from_database=from_database,
+            queue=queue,
             jobs=to_job_array(jobs),
+            settle_above=settle_above,
         )
 
     async def end_moves(
@@ -321,14 +311,6 @@ class AsyncClient:
             job_ids=_array(job_ids),
             endings=Jsonb(list(endings)),
         )
-
-    async def settle_arrival(self, move_id: int, above_id: int) -> None:
-        """Take jobs with a key for a queue that has come, with ids above that one."""
-        await self._value("settle_arrival", move_id=move_id, above_id=above_id)
-
-    async def confirm_arrival(self, move_id: int) -> None:
-        """Note that the other database has settled the move."""
-        await self._value("confirm_arrival", move_id=move_id)
 
     async def define_pipeline(self, pipeline: str, stages: Sequence[Mapping[str, Any]]) -> None:
         """Set the stages of a pipeline, each a mapping of what a stage is."""

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from math import inf
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ import psycopg
 from ..client.async_client import AsyncClient
 from ..client.connecting import name_of, one_line
 from ..exceptions import RotaError
-from ..rows import ForwardJob, ReceivedJob, ReceivedMove, TakenMove, WaitingMove
+from ..rows import ForwardJob, ReceivedJob, TakenMoves, WaitingMove
 from ..worker.connection import Connection, ConnectionState, Retry, end_task, wait_for
 
 logger = logging.getLogger("rota")
@@ -145,6 +144,18 @@ class Lane:
         await self._retry.wait(cause)
 
 
+def _endings(count: int, received: list[ReceivedJob]) -> list[dict[str, object]]:
+    """Return for each job that was sent what became of it, where that was told."""
+    endings: list[dict[str, object]] = [{} for _ in range(count)]
+    for row in received:
+        endings[row.ordinal - 1] = {
+            "job_id": row.job_id,
+            "error_code": row.error_code,
+            "message": row.message,
+        }
+    return endings
+
+
 class Carrier(Lane):
     """Carries the jobs that are meant for another database.
 
@@ -202,15 +213,10 @@ class Carrier(Lane):
                 if not taken:
                     return taken
                 received = await self._send(taken)
-                endings: list[dict[str, object]] = [{} for _ in taken]
-                for row in received:
-                    endings[row.ordinal - 1] = {
-                        "job_id": row.job_id,
-                        "error_code": row.error_code,
-                        "message": row.message,
-                    }
                 await client.end_forwards(
-                    [job.job_id for job in taken], [job.lease_token for job in taken], endings
+                    [job.job_id for job in taken],
+                    [job.lease_token for job in taken],
+                    _endings(len(taken), received),
                 )
             self.carried += sum(row.job_id is not None for row in received)
             if refused := [row for row in received if row.error_code == NO_RIGHT]:
@@ -249,7 +255,6 @@ class Mover(Lane):
         super().__init__("rota mover", source, target)
         self.move = move
         self._number = source.number
-        self._has_arrival = False
 
     async def _run(self) -> None:
         """Carry until the move has settled in both databases and nothing waits."""
@@ -257,7 +262,6 @@ class Mover(Lane):
             try:
                 is_done = await self._carry_on()
             except FAILURES as error:
-                self._has_arrival = False  # an operator may have ended it in either database
                 await self._fail(error, "queue %s stays for now: %s", self.move.queue)
                 continue
             self._retry.succeed()
@@ -267,67 +271,32 @@ class Mover(Lane):
 
     async def _carry_on(self) -> bool:
         """Carry what can go now; return whether nothing is left."""
-        move_id = self.move.move_id
-        if not self._has_arrival:
-            move = await self._find()
-            if move is None:
-                return True
-            state = await self._receive(
-                lambda client: client.open_arrival(move_id, self._number, self.move.queue)
-            )
-            if move.state == "settled" and state != "settled":
-                # It was ended there first, and is known there again: what comes is late.
-                await self._receive(partial(_settle_arrival, move))
-            self._has_arrival = True
-        while True:
-            max_jobs, max_bytes = self._batch
-            picked = await self._source.call(
-                lambda client: client.pick_moves(move_id, max_jobs, max_bytes)  # noqa: B023
-            )
-            if picked is None:
-                return False  # another mover is at it
-            if picked.in_transit:
-                await self._send(max_jobs, max_bytes)
-                self._halvings = max(0, self._halvings - 1)
-            if picked.state == "settling":
-                await self._settle()
-            elif not picked.has_more:
-                return picked.state == "settled" and not picked.in_transit
-
-    async def _find(self) -> WaitingMove | None:
-        """Return the move as it is now, if it has something to carry."""
         moves = await self._source.call(AsyncClient.waiting_moves)
-        return next((each for each in moves if each.move_id == self.move.move_id), None)
+        if self.move.move_id not in [each.move_id for each in moves]:
+            return True  # an operator may have ended it
+        while taken := await self._take(self._carry):
+            if taken.job_ids:
+                self._halvings = max(0, self._halvings - 1)
+            if not taken.has_more:
+                return taken.settle_above is not None
+        return False  # another mover is at it
 
-    async def _settle(self) -> None:
+    async def _carry(self, client: AsyncClient) -> TakenMoves | None:
+        """Take jobs out, or send those that are out, or have the other database settle."""
         move_id = self.move.move_id
-        if (move := await self._find()) is not None:
-            await self._receive(partial(_settle_arrival, move))
-            await self._source.call(lambda client: client.confirm_arrival(move_id))
+        async with client.connection.transaction():
+            taken = await client.take_moves(move_id, *self._batch)
+            if taken is not None and taken.jobs is not None:
+                received = await self._send(taken, taken.jobs)
+                if taken.job_ids:
+                    endings = _endings(len(taken.job_ids), received)
+                    await client.end_moves(move_id, taken.job_ids, endings)
+        return taken
 
-    async def _send(self, max_jobs: int, max_bytes: int) -> None:
-        move_id = self.move.move_id
-
-        async def take_send_and_end(client: AsyncClient) -> None:
-            async with client.connection.transaction():
-                taken = await client.take_moves(move_id, max_jobs, max_bytes)
-                if not taken:
-                    return
-                received = await self._send_to_the_other(taken)
-                endings = [row._asdict() for row in received]
-                await client.end_moves(move_id, [job.job_id for job in taken], endings)
-
-        await self._take(take_send_and_end)
-
-    async def _send_to_the_other(self, taken: list[TakenMove]) -> list[ReceivedMove]:
-        move_id, array = self.move.move_id, f"[{','.join(job.job for job in taken)}]"
+    async def _send(self, taken: TakenMoves, jobs: str) -> list[ReceivedJob]:
         return await self._receive(
             lambda client: client.receive_moves(
-                move_id, [job.job_id for job in taken], taken[0].is_late, array
+                self.move.move_id, self._number, self.move.queue, jobs, taken.settle_above
             ),
-            [ReceivedMove(taken[0].job_id, None, *UNTRANSLATABLE)] if len(taken) == 1 else None,
+            [ReceivedJob(1, None, *UNTRANSLATABLE)] if len(taken.job_ids) == 1 else None,
         )
-
-
-async def _settle_arrival(move: WaitingMove, client: AsyncClient) -> None:
-    await client.settle_arrival(move.move_id, move.last_id)

@@ -1,0 +1,273 @@
+/*
+ * jobs/receive.sql -- jobs that come from another database.
+ *
+ * receive_jobs() enqueues what was sent here by enqueue_to(), receive_moves() takes the jobs of
+ * a queue that moves here as they were (maintenance/moves.sql).  Each comes in together with a
+ * receipt, by one transaction, which commits by itself.  So who carries them may be killed at
+ * any moment; what he does not know the end of is sent again, and is not taken twice.
+ *
+ * They come in all together or, if one of them cannot be taken, each by itself.
+ */
+
+create or replace function rota.receive_jobs(
+    database integer, job_ids bigint[], enqueue_times timestamptz[], jobs jsonb
+) returns table (ordinal integer, job_id bigint, error_code text, message text) language plpgsql
+    security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+    set jit = off set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
+    set lock_timeout = '100ms' as $$
+begin
+    if receive_jobs.database is distinct from rota.database_number() then
+        perform rota._refuse('database', format('must be %s, as here, got %s',
+            coalesce(rota.database_number()::text, 'null'),
+            coalesce(receive_jobs.database::text, 'null')));
+    end if;
+    perform rota._check_job_refs(receive_jobs.job_ids, receive_jobs.job_ids);
+    if cardinality(receive_jobs.enqueue_times)
+      is distinct from cardinality(receive_jobs.job_ids)
+      or array_ndims(receive_jobs.enqueue_times) > 1
+      or array_position(receive_jobs.enqueue_times, null) is not null then
+        perform rota._refuse('enqueue_times', 'must be a plain list as long as job_ids');
+    end if;
+    if jsonb_typeof(receive_jobs.jobs) is distinct from 'array'
+      or jsonb_array_length(receive_jobs.jobs) <> cardinality(receive_jobs.job_ids) then
+        perform rota._refuse('jobs', 'must be an array as long as job_ids');
+    end if;
+    perform rota._refuse('job_ids', 'must not hold one twice')
+    from unnest(receive_jobs.job_ids) as i (id) having count(distinct i.id) < count(*);
+
+    return query select r.ordinal, r.job_id, r.error_code, r.message
+    from rota._receive_each(null, receive_jobs.job_ids, receive_jobs.enqueue_times,
+        receive_jobs.jobs) as r;
+end $$;
+
+comment on function rota.receive_jobs is
+    'Enqueue jobs that were enqueued for this database in another, each once however often it '
+    'is sent, and return by ordinal the job here or why it was refused, RT016 if it has a key '
+    'and its queue is still coming here, 42501 if a right to its queue is missing, 55P03 if '
+    'another transaction has its key; one behind a refused one of its ordering key has no row; '
+    'raises 22023 if database is not the number of this one.';
+
+create or replace function rota.receive_moves(
+    move_id bigint, from_database integer, queue text, jobs jsonb,
+    settle_above bigint default null
+) returns table (ordinal integer, job_id bigint, error_code text, message text) language plpgsql
+    security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+    set jit = off set enable_bitmapscan = off set lock_timeout = '5s' as $$
+declare
+    v_move rota.queue_moves; v_jobs record;
+begin
+    perform rota._check_given('move_id', move_id is not null);
+    perform rota._check_number('from_database', from_database, 0, 1023);
+    perform rota._check_name('queue', queue);
+    perform rota._check_queues('worker', array[queue]);
+    if from_database is not distinct
+      from coalesce(rota.database_number(), from_database) then
+        perform rota._refuse('from_database',
+            'must be another database, and this one have a number');
+    end if;
+    if jsonb_typeof(jobs) is distinct from 'array' then
+        perform rota._refuse('jobs', 'must be an array of jobs of take_moves()');
+    end if;
+    insert into rota.queue_moves as m (move_id, queue, direction, database)
+    values (receive_moves.move_id, receive_moves.queue, 'in', receive_moves.from_database)
+    on conflict do nothing;
+    -- Who sends the same at the same time waits here, and then finds its receipts.
+    select m.* into v_move from rota.queue_moves as m where m.queue = receive_moves.queue
+    for update;
+    if v_move.move_id is distinct from receive_moves.move_id then
+        perform rota._refuse('queue', format('%s has another move %s database %s', queue,
+            case v_move.direction when 'out' then 'to' else 'from' end, v_move.database));
+    end if;
+    if settle_above is not null and v_move.state <> 'settled' then
+        perform rota._raise_ids(settle_above);
+        update rota.queue_moves as m set state = 'settled' where m.move_id = v_move.move_id
+        returning m.* into v_move;
+    end if;
+
+    select coalesce(array_agg((e.job ->> 'id')::bigint order by e.n), '{}') as ids,
+        coalesce(array_agg((e.job ->> 'created_at')::timestamptz order by e.n), '{}') as times
+    into v_jobs from jsonb_array_elements(receive_moves.jobs) with ordinality as e (job, n);
+    return query select r.ordinal, r.job_id, r.error_code, r.message
+    from rota._receive_each(v_move, v_jobs.ids, v_jobs.times, receive_moves.jobs) as r;
+end $$;
+
+comment on function rota.receive_moves is
+    'Take jobs of take_moves(), each once however often it is sent, and return by ordinal the '
+    'job here or why it was refused, and no row for one behind a refused one of its ordering '
+    'key; before settle_above is given, the last id that a job has kept, jobs keep theirs, and '
+    'no others with a key are taken for the queue; waits up to 5 seconds for transactions that '
+    'have enqueued; raises 22023, 42501, 55P03.';
+
+/* Take jobs that are sent here, of a queue that moves here or of none, each once; none that is
+ * behind a refused one of its ordering key. */
+create or replace function rota._receive_each(
+    move rota.queue_moves, job_ids bigint[], created_at timestamptz[], jobs jsonb
+) returns table (ordinal integer, job_id bigint, error_code text, message text)
+    language plpgsql as $$
+#variable_conflict use_column
+declare
+    v_new record; v_lock record;
+    v_halted text[] := '{}'::text[];
+    v_taken text[] := '{}'::text[];
+    v_key text; v_scope text; v_job record;
+begin
+    select r.error_code, r.message into v_new
+    from rota._receive(move, _receive_each.job_ids, _receive_each.created_at,
+        _receive_each.jobs) as r;
+    if v_new.error_code is not null then
+        for v_job in
+            select i.id, i.created_at, i.job, i.n
+            from rows from (unnest(_receive_each.job_ids, _receive_each.created_at),
+                jsonb_array_elements(_receive_each.jobs)) with ordinality
+                as i (id, created_at, job, n) order by i.n
+        loop
+            v_key := v_job.job ->> 'ordering_key';
+            continue when v_key = any(v_halted);
+            -- Each wait for a key that is just taken holds up all the others.
+            v_scope := (v_job.job ->> 'job_type') || ' ' || (v_job.job ->> 'idempotency_key');
+            if v_scope = any(v_taken) then
+                v_new := v_lock;
+            else
+                select r.error_code, r.message into v_new
+                from rota._receive(move, array[v_job.id], array[v_job.created_at],
+                    jsonb_build_array(v_job.job)) as r;
+            end if;
+            continue when v_new.error_code is null;
+            if v_new.error_code = '55P03' then
+                v_lock := v_new;
+                v_taken := v_taken || v_scope;
+            end if;
+            v_halted := v_halted || v_key;
+            return query select v_job.n::integer, null::bigint, v_new.error_code, v_new.message;
+        end loop;
+    end if;
+    return query
+    select i.n::integer, r.job_id, null::text, null::text
+    from unnest(_receive_each.job_ids, _receive_each.created_at) with ordinality
+        as i (id, created_at, n)
+    join rota.receipts as r on r.move_id = coalesce(move.move_id, 0)
+      and r.source_job_id = i.id and r.source_created_at = i.created_at;
+end $$;
+
+/* Take those that have no receipt, or none and say why.  What may pass is raised: of a queue
+ * that moves nothing is refused for it. */
+create or replace function rota._receive(
+    move rota.queue_moves, job_ids bigint[], created_at timestamptz[], jobs jsonb,
+    out error_code text, out message text
+) language plpgsql as $$
+declare
+    v_move_id constant bigint := coalesce(move.move_id, 0);
+    v_ids bigint[]; v_created_at timestamptz[]; v_jobs jsonb; v_new_ids bigint[]; v_table text;
+begin
+    loop
+        select array_agg(i.id order by i.n), array_agg(i.created_at order by i.n),
+            jsonb_agg(i.job order by i.n)
+        into v_ids, v_created_at, v_jobs
+        from rows from (unnest(_receive.job_ids, _receive.created_at),
+            jsonb_array_elements(_receive.jobs)) with ordinality as i (id, created_at, job, n)
+        where not exists (
+            select from rota.receipts as r
+            where r.move_id = v_move_id
+              and r.source_job_id = i.id and r.source_created_at = i.created_at
+        );
+        if v_ids is null then return; end if;
+        begin
+            perform rota._check_queues_of(v_jobs, 'worker');
+            v_new_ids := case when v_move_id > 0 then rota._take_in(move, v_jobs)
+                else array(select m.job_id from rota.enqueue_many(v_jobs) as m
+                    order by m.ordinal) end;
+            insert into rota.receipts as r (move_id, source_job_id, source_created_at, job_id)
+            select v_move_id, i.id, i.created_at, i.new_id
+            from unnest(v_ids, v_created_at, v_new_ids) as i (id, created_at, new_id);
+            return;
+        exception
+            when others then
+                get stacked diagnostics v_table = table_name;
+                if sqlstate = '23505' and v_table = 'receipts' then
+                    -- Sent by two at once; the other one's receipts are to be seen now.
+                    if exists (
+                        select from rota.receipts as r where r.source_job_id = any(v_ids)
+                    ) then
+                        continue;
+                    end if;
+                    raise;
+                elsif left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}')
+                  and (sqlstate <> '55P03' or v_move_id > 0)
+                  or sqlstate = '42501' and v_move_id > 0 then
+                    raise;
+                end if;
+                error_code := sqlstate;
+                message := regexp_replace(sqlerrm, '^jobs\[1\][. ]?', '');
+                return;
+        end;
+    end loop;
+end $$;
+
+/* Insert jobs of a queue that moves here, as they were, or those that come late with new ids;
+ * return of each the job here. */
+create or replace function rota._take_in(move rota.queue_moves, jobs jsonb)
+    returns bigint[] language plpgsql as $$
+declare
+    v_new_ids constant bigint[] := case
+        when move.state = 'settled' then rota._new_ids(jsonb_array_length(jobs)) end;
+    v_ids bigint[] := '{}'::bigint[];
+    v_inserted bigint[] := '{}'::bigint[];
+    v_keyed bigint[]; v_found bigint; v_job record;
+begin
+    for v_job in
+        select (e.job ->> 'id')::bigint as id, v.new_id, e.job -> 'effects' as effects,
+            jsonb_populate_record(null::rota.jobs, e.job || jsonb_build_object('id', v.new_id,
+                'queue', move.queue, 'status', case
+                    when e.job ->> 'ordering_key' is not null then 'blocked'
+                    when e.job ->> 'status' = 'failed' then 'failed'
+                    else 'queued'
+                end,
+                'if_parent_dead', case when e.job ->> 'ordering_key' is not null
+                    then coalesce(e.job ->> 'if_parent_dead', 'cancel') end,
+                'updated_at', rota.now())) as job
+        from jsonb_array_elements(_take_in.jobs) with ordinality as e (job, n)
+        cross join lateral (
+            select coalesce(v_new_ids[e.n], (e.job ->> 'id')::bigint) as new_id) as v
+        order by e.n
+    loop
+        v_found := rota._insert_moved(v_job.job);
+        v_ids := v_ids || coalesce(v_found, v_job.new_id);
+        if v_found is null then v_inserted := v_inserted || v_job.new_id; end if;
+        -- What it left open, when it was here before, has gone on where it was since.
+        delete from rota.effects as f where f.job_id = v_job.id and f.completed_at is null;
+        insert into rota.effects
+        select f.*
+        from jsonb_path_query(nullif(v_job.effects, 'null'), '$[*]') as e
+        cross join lateral jsonb_populate_record(null::rota.effects, e) as f
+        on conflict do nothing;
+    end loop;
+    -- What came back is not elsewhere any more: two databases would lead in a circle.
+    delete from rota.moved_jobs as t where t.job_id = any(v_inserted);
+    perform rota._enter_lanes(v_inserted);
+    v_keyed := array(
+        select j.id from rota.jobs as j
+        where j.id = any(v_inserted) and j.ordering_key is not null
+    );
+    if v_keyed <> '{}' then perform rota._jobs_came_in(v_keyed); end if;
+    perform rota._notify_for(v_inserted);
+    return v_ids;
+end $$;
+
+/* Insert a job that moves, or return the one that has its key, as enqueue() tells who comes
+ * second. */
+create or replace function rota._insert_moved(job rota.jobs)
+    returns bigint language plpgsql as $$
+declare
+    v_found bigint;
+begin
+    for v_try in 1..10 loop
+        insert into rota.jobs overriding system value select job.*
+        on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
+            where idempotency_key is not null do nothing;
+        if found then return null; end if;
+        v_found := rota._find_keyed(job.idempotency_key, job.job_type);
+        exit when v_found is not null;
+    end loop;
+    if v_found is null then perform rota._raise_swallowed('the job'); end if;
+    return v_found;
+end $$;
