@@ -55,11 +55,10 @@ create or replace function rota._check_brought(job_ids bigint[])
     returns void language plpgsql as $$
 begin
     -- Where nothing has moved, a job of a million parents is none to ask of each of them.
-    if exists (select from rota.moved_jobs) or exists (select from rota.outgoing_jobs) then
+    if exists (select from rota.moved_jobs) then
         perform rota._raise_moved(d.parent_id) from rota.dependencies as d
         where d.job_id = any(_check_brought.job_ids)
-          and (exists (select from rota.moved_jobs as t where t.job_id = d.parent_id)
-            or exists (select from rota.outgoing_jobs as o where o.job_id = d.parent_id))
+          and exists (select from rota.moved_jobs as t where t.job_id = d.parent_id)
           and not exists (select from rota.jobs as p where p.id = d.parent_id);
     end if;
     if not exists (select from rota.queue_moves) then return; end if;
@@ -79,14 +78,8 @@ create or replace function rota._raise_moved(job_id bigint)
 declare
     v_moved record;
 begin
-    select m.database, m.new_job_id into v_moved
-    from (
-        select o.job_id, m.database, null::bigint as new_job_id from rota.outgoing_jobs as o
-        join rota.queue_moves as m on m.move_id = o.move_id
-        union all
-        select t.job_id, t.database, t.new_job_id from rota.moved_jobs as t
-    ) as m
-    where m.job_id = _raise_moved.job_id limit 1;
+    select t.database, t.new_job_id into v_moved from rota.moved_jobs as t
+    where t.job_id = _raise_moved.job_id;
     if not found then return; end if;
     raise exception using errcode = 'RT016',
         message = case

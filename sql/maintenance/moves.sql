@@ -7,10 +7,10 @@
  * process.  In each it calls take_moves() here, receive_moves() there, which commits by itself,
  * and end_moves() here:
  *
- *   1. One makes rows of outgoing_jobs of rows of jobs, and sends none.
+ *   1. One makes rows of moved_jobs of rows of jobs, and sends none.
  *   2. The next sends them: there they become rows of jobs, with their id, attempts and lease
- *      token, and with a receipt, so that none comes in twice.  Here they become rows of
- *      moved_jobs, which tell late callers.
+ *      token, and with a receipt, so that none comes in twice.  Here moved_jobs keeps where
+ *      they are, for late callers.
  *
  * The first is committed before anything is sent.  In one transaction a mover that is killed
  * could leave a job in two lives: its statement there may still commit after all was rolled
@@ -313,7 +313,10 @@ begin
         raise exception using
             errcode = 'RT004', message = format('queue %s does not move', queue),
             hint = 'rota.queue_moves lists the moves.';
-    elsif exists (select from rota.outgoing_jobs as o where o.move_id = v_move.move_id)
+    elsif exists (
+            select from rota.moved_jobs as t
+            where t.move_id = v_move.move_id and t.new_job_id is null
+        )
       or v_move.state = 'settled' and v_move.direction = 'out'
         and exists (select from rota.jobs as j where j.queue = end_queue_move.queue)
       or v_move.state <> 'settled' and (v_move.state <> 'moving' or exists (
@@ -351,9 +354,8 @@ begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
     return query select m.move_id, m.direction, m.database, m.state, w.waiting, w.running,
-        (select count(*) from rota.outgoing_jobs as o where o.move_id = m.move_id),
-        (select count(*) from rota.moved_jobs as t where t.move_id = m.move_id)
-            + (select count(*) from rota.receipts as r where r.move_id = m.move_id),
+        t.in_transit,
+        t.moved + (select count(*) from rota.receipts as r where r.move_id = m.move_id),
         rota._move_obstacle(m), m.started_at
     from rota.queue_moves as m
     cross join lateral (
@@ -361,6 +363,11 @@ begin
             count(*) filter (where j.status = 'running') as running
         from rota.jobs as j where j.queue = m.queue and m.direction = 'out'
     ) as w
+    cross join lateral (
+        select count(*) filter (where t.new_job_id is null) as in_transit,
+            count(t.new_job_id) as moved
+        from rota.moved_jobs as t where t.move_id = m.move_id
+    ) as t
     where m.queue = queue_move_status.queue;
 end $$;
 
@@ -379,7 +386,10 @@ begin
     return query select m.move_id, m.queue, m.database from rota.queue_moves as m
     where m.direction = 'out'
       and (m.state <> 'settled'
-        or exists (select from rota.outgoing_jobs as o where o.move_id = m.move_id)
+        or exists (
+            select from rota.moved_jobs as t
+            where t.move_id = m.move_id and t.new_job_id is null
+        )
         or exists (
             select from rota.jobs as j
             where j.queue = m.queue and j.hold is null and j.status in ('queued', 'failed')
@@ -408,8 +418,9 @@ begin
         select o.job_id, o.job, row_number() over by_id as n,
             sum(octet_length(o.job)) over by_id as bytes
         from (
-            select i.job_id, i.job::text as job from rota.outgoing_jobs as i
-            where i.move_id = v_move.move_id order by i.job_id limit take_moves.max_jobs
+            select t.job_id, t.job::text as job from rota.moved_jobs as t
+            where t.move_id = v_move.move_id and t.new_job_id is null
+            order by t.job_id limit take_moves.max_jobs
         ) as o
         window by_id as (order by o.job_id)
     ) as s
@@ -450,27 +461,20 @@ begin
         perform rota._refuse('move_id', 'is of a move that another mover is at');
     end if;
 
-    with gone as (
-        delete from rota.outgoing_jobs as o
-        using rows from (unnest(end_moves.job_ids), jsonb_array_elements(end_moves.endings))
-            as i (id, ending)
-        where o.move_id = v_move.move_id and o.job_id = i.id
-          and i.ending ->> 'job_id' is not null
-        returning o.job_id, (i.ending ->> 'job_id')::bigint as new_job_id
-    )
-    insert into rota.moved_jobs as t (job_id, move_id, database, new_job_id)
-    select g.job_id, v_move.move_id, v_move.database, g.new_job_id from gone as g
-    on conflict on constraint moved_jobs_pkey do update
-    set move_id = excluded.move_id, database = excluded.database,
-        new_job_id = excluded.new_job_id, moved_at = rota.now();
+    update rota.moved_jobs as t
+    set new_job_id = (i.ending ->> 'job_id')::bigint, moved_at = rota.now(), job = null
+    from rows from (unnest(end_moves.job_ids), jsonb_array_elements(end_moves.endings))
+        as i (id, ending)
+    where t.job_id = i.id and t.move_id = v_move.move_id and t.new_job_id is null
+      and i.ending ->> 'job_id' is not null;
 
     -- The others come back: what was refused as dead, what is behind it to its line.
     for v_job in
-        delete from rota.outgoing_jobs as o
+        delete from rota.moved_jobs as t
         using rows from (unnest(end_moves.job_ids), jsonb_array_elements(end_moves.endings))
             as i (id, ending)
-        where o.move_id = v_move.move_id and o.job_id = i.id
-        returning o.job, i.ending
+        where t.job_id = i.id and t.move_id = v_move.move_id and t.new_job_id is null
+        returning t.job, i.ending
     loop
         perform rota._come_back(v_move, v_job.job, v_job.ending);
     end loop;
@@ -532,7 +536,7 @@ begin
     return v_is_over or v_window.last_id is not null;
 end $$;
 
-/* Make rows of outgoing_jobs of those of these jobs that can go; return whether any could. */
+/* Make rows of moved_jobs of those of these jobs that can go; return whether any could. */
 create or replace function rota._take_out(
     move rota.queue_moves, job_ids bigint[], max_jobs integer
 ) returns boolean language plpgsql as $$
@@ -563,8 +567,8 @@ begin
             'cancel_requested_at,cancel_reason,progress_percent,progress_message}'::text[]
             as job
     ), kept as (
-        insert into rota.outgoing_jobs (job_id, move_id, job)
-        select g.id, move.move_id, g.job || jsonb_build_object('effects', (
+        insert into rota.moved_jobs as t (job_id, move_id, database, moved_at, job)
+        select g.id, move.move_id, move.database, null, g.job || jsonb_build_object('effects', (
             select jsonb_agg(to_jsonb(f)) from rota.effects as f where f.job_id = g.id))
         from gone as g
     )

@@ -349,7 +349,8 @@ create or replace function rota._missing_jobs(filter jsonb, after_id bigint)
     returns jsonb language sql stable as $$
     select coalesce(jsonb_agg(jsonb_build_object('job_id', i.id, 'is_missing', true, 'reason',
         coalesce((
-            select format('in database %s now, as job %s', t.database, t.new_job_id)
+            select format(case when t.new_job_id is null then 'on its way to database %s'
+                else 'in database %s now, as job %s' end, t.database, t.new_job_id)
             from rota.moved_jobs as t where t.job_id = i.id
         ), 'not found')) order by i.id), '[]')
     from (

@@ -2,7 +2,7 @@
  * tables/moves.sql -- queues that move to another database.
  *
  * maintenance/moves.sql tells how.  A job that moves is in one place of these at a time: a row
- * of jobs here, a row of outgoing_jobs here, a row of jobs there; and while it is sent it may
+ * of jobs here, a row of moved_jobs here, a row of jobs there; and while it is sent it may
  * be in the last two, of which only the one there is ever claimed.
  */
 
@@ -33,29 +33,24 @@ comment on column rota.queue_moves.has_found is 'Whether this pass has found any
 comment on column rota.queue_moves.horizon is
     'The first transaction that cannot have missed that the queue moves.';
 
-create table rota.outgoing_jobs (
-    job_id bigint primary key,
-    move_id bigint not null,
-    job jsonb not null,
-    taken_at timestamptz not null default rota.now()
-);
-
-create index outgoing_jobs_move_id_idx on rota.outgoing_jobs (move_id, job_id);
-
-comment on table rota.outgoing_jobs is
-    'Jobs on their way to another database, until it is known that they are there.';
-comment on column rota.outgoing_jobs.job is 'The row of jobs that it was, with its effects.';
-
 create table rota.moved_jobs (
     job_id bigint primary key,
     move_id bigint not null,
     database integer not null,
-    new_job_id bigint not null,
-    moved_at timestamptz not null default rota.now()
+    new_job_id bigint,
+    moved_at timestamptz default rota.now(),
+    job jsonb,
+
+    constraint moved_jobs_job_check check ((new_job_id is null) = (job is not null))
 );
 
 create index moved_jobs_moved_at_idx on rota.moved_jobs (moved_at);
+create index moved_jobs_on_their_way_idx on rota.moved_jobs (move_id, job_id)
+    where new_job_id is null;
 
 comment on table rota.moved_jobs is
-    'Where jobs went, for 90 days, or until they came back.';
-comment on column rota.moved_jobs.new_job_id is 'The job there; mostly it kept its id.';
+    'Where jobs are going, and where they went, for 90 days, or until they came back.';
+comment on column rota.moved_jobs.new_job_id is
+    'The job there, mostly it kept its id; null until it is known to be there.';
+comment on column rota.moved_jobs.job is
+    'While it is on its way, the row of jobs that it was, with its effects.';

@@ -39,7 +39,7 @@ MOVES = "select direction, state, database from rota.queue_moves where queue = %
 LEFT = """
 select exists (select from rota.jobs where ordering_key = any(%(lines)s))
     or exists (
-        select from rota.outgoing_jobs where job ->> 'ordering_key' = any(%(lines)s))
+        select from rota.moved_jobs where job ->> 'ordering_key' = any(%(lines)s))
 """
 
 

@@ -288,7 +288,7 @@ def _wait_until_done(game: Play) -> None:
     ):
         while time.monotonic() < until:
             left = ask(here, "select count(*) from rota.jobs")
-            left += ask(here, "select count(*) from rota.outgoing_jobs")
+            left += ask(here, "select count(*) from rota.moved_jobs where job is not null")
             left += ask(there, "select count(*) from rota.jobs")
             state = ask(here, "select state from rota.queue_moves")
             if not left and state == "settled":

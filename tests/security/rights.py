@@ -145,7 +145,6 @@ _READS = """
     receipts              .       .         .         .
     queue_moves           .       .         x         x
     moved_jobs            .       .         x         x
-    outgoing_jobs         .       .         .         .
     queue_grants          .       .         x         x
     worker_starts         .       .         x         x
     queue_stats           .       .         x         x

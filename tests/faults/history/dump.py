@@ -22,7 +22,7 @@ from support.waiting import comes_true
 TABLES = (
     *("jobs", "finished_jobs", "job_errors", "effects", "occurrences", "queues", "job_stats"),
     *("stage_runs", "audit_log", "hourly_stats", "queue_stats", "receipts"),
-    *("moved_jobs", "outgoing_jobs"),
+    "moved_jobs",
 )
 HIDDEN = ("payload", "stage_input", "rerun_payload", "result", "stack", "message", "progress")
 CODE = re.compile(r"\bRT\d{3}\b")

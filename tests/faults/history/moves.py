@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 NUMBERS = 1023
-TABLES = ("moved_jobs", "receipts", "outgoing_jobs")
+TABLES = ("moved_jobs", "receipts")
 
 
 class Left(NamedTuple):
@@ -57,7 +57,9 @@ class Moves:
     def read(self, folder: Path, number: int) -> None:
         """Take over what the last dump of a database says."""
         for table, row in _rows(folder, self.queues):
-            if table == "moved_jobs":
+            if table == "moved_jobs" and row["new_job_id"] is None:
+                self.stuck.append((number, row["job_id"]))
+            elif table == "moved_jobs":
                 left = Left(row["move_id"], row["database"], row["new_job_id"])
                 self.left[number, row["job_id"]] = left
             elif table == "receipts":
@@ -67,8 +69,6 @@ class Moves:
                 self.came[row["move_id"], row["source_job_id"]] = came
                 place = number, came.new_id
                 self._back[place] = max(came.at, self._back.get(place, 0))
-            elif table == "outgoing_jobs":
-                self.stuck.append((number, row["job_id"]))
             else:
                 self.uids[row["id"]] = (row.get("headers") or {}).get("uid", "")
 

@@ -304,7 +304,7 @@ def what_was_here_before_it_came_and_never_left(tale: Tale) -> None:
 
 def what_is_still_on_its_way(tale: Tale) -> None:
     where = tale.told("a:1", 1)
-    tale.one.table("outgoing_jobs", job_id=where, move_id=MOVE[1])
+    tale.one.table("moved_jobs", job_id=where, move_id=MOVE[1], database=2, new_job_id=None)
     tale.ran(where, "a:1", 1)
 
 
