@@ -44,7 +44,7 @@ begin
     perform rota._check_number('database', database, 0, 1023);
     perform rota._check_queues('operator', array[queue]);
     return query
-    -- A move that is under way goes on: what is found now delays some of its jobs.
+    -- A move that is under way goes on: what is found now is what some of its jobs wait for.
     select case when c_is_under_way and f.finding not in ('number', 'read_only')
         then 'info' else 'refused' end, f.finding, f.evidence, f.remedy
     from (
@@ -66,15 +66,28 @@ begin
         where m.queue = plan_queue_move.queue
           and (m.direction, m.database) <> ('out', plan_queue_move.database)
         union all
-        (select 'dependencies', format('job %s of it is waited for by job %s', d.parent_id,
-                d.job_id), format('select * from rota.explain_job(%s);', d.job_id)
-        from rota.dependencies as d join rota.jobs as j on j.id = d.job_id
-        left join rota.jobs as p on p.id = d.parent_id
-        where p.queue = plan_queue_move.queue
-          or p.id is null and exists (
-            select from rota.finished_jobs as f
-            where f.id = d.parent_id and f.queue = plan_queue_move.queue
-        ) limit 1)
+        (select 'dependencies', format('job %s, for which job %s waits', d.parent_id, d.job_id),
+            format('select * from rota.explain_job(%s);', d.job_id)
+        -- From the jobs of the queue on, which become fewer, and not from all that waits.
+        from rota.jobs as q
+        cross join lateral (
+            select d.parent_id, d.job_id
+            from rota.dependencies as d join rota.jobs as j on j.id = d.job_id
+            where d.parent_id = q.id
+            union all
+            select d.parent_id, d.job_id from rota.dependencies as d
+            where d.job_id = q.id and c_is_under_way
+            limit 1
+        ) as d
+        where q.queue = plan_queue_move.queue limit 1)
+        union all
+        -- One that is dead may be retried, and stays here then.
+        (select 'dependencies', format('job %s, for which job %s waits', d.parent_id, d.job_id),
+            format('select * from rota.explain_job(%s);', d.job_id)
+        from rota.dependencies as d
+        join rota.jobs as j on j.id = d.job_id
+        join rota.finished_jobs as f on f.id = d.parent_id
+        where f.queue = plan_queue_move.queue and not c_is_under_way limit 1)
         union all
         (select 'pipelines', format('stage %s of pipeline %s is in it%s', s.stage, s.pipeline,
                 case when s.ordinal is null then ', of which runs are under way' end),
@@ -87,8 +100,7 @@ begin
             or exists (select from rota.jobs as j where j.pipeline = s.pipeline))
         order by s.ordinal limit 1)
         union all
-        (select 'pipelines', format('job %s of it is a run of pipeline %s', j.id, j.pipeline),
-            null
+        (select 'pipelines', format('job %s, which is of pipeline %s', j.id, j.pipeline), null
         from rota.jobs as j where j.queue = plan_queue_move.queue and j.pipeline is not null
         limit 1)
         union all
@@ -96,19 +108,25 @@ begin
             format('select rota.unschedule_job(%L);', d.name)
         from rota.job_definitions as d where d.queue = plan_queue_move.queue limit 1)
         union all
-        (select 'schedules', format('job %s of it is of schedule %s', j.id, j.definition), null
+        (select 'schedules', format('job %s, which is of schedule %s', j.id, j.definition), null
         from rota.jobs as j where j.queue = plan_queue_move.queue and j.definition is not null
         limit 1)
         union all
-        (select 'ordering_keys', format('ordering key %L has jobs in queue %s too',
-                j.ordering_key, o.queue), null
-        from rota.jobs as j join rota.jobs as o on o.ordering_key = j.ordering_key
-        where j.queue = plan_queue_move.queue and o.queue <> j.queue limit 1)
-        union all
-        (select 'ordering_keys', format('ordering key %L is halted by job %s', h.ordering_key,
+        (select 'ordering_keys', format('ordering key %L, halted by job %s', h.ordering_key,
                 h.job_id), format('select rota.retry_job(%s);', h.job_id)
-        from rota.halted_keys as h join rota.finished_jobs as f on f.id = h.job_id
-        where f.queue = plan_queue_move.queue limit 1)
+        from rota.halted_keys as h left join rota.finished_jobs as f on f.id = h.job_id
+        where f.queue = plan_queue_move.queue and not c_is_under_way or exists (
+            select from rota.jobs as j
+            where j.ordering_key = h.ordering_key and j.queue = plan_queue_move.queue
+              and j.status = 'blocked'
+        ) limit 1)
+        union all
+        (select 'ordering_keys', format('ordering key %L, %s job %s of queue %s',
+                j.ordering_key, case o.status when 'blocked' then 'with' else 'behind' end,
+                o.id, o.queue), null
+        from rota.jobs as j join rota.jobs as o on o.ordering_key = j.ordering_key
+        where j.queue = plan_queue_move.queue and o.queue <> j.queue
+          and (j.status = 'blocked' and o.status <> 'blocked' or not c_is_under_way) limit 1)
         union all
         (select 'idempotency_keys', format('key %L is unique until %s, also after its job',
                 k.idempotency_key, k.expires_at), null
@@ -259,17 +277,13 @@ comment on function rota.receive_plan is
 create or replace function rota.begin_queue_move(queue text, database integer)
     returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    v_move_id bigint; v_plan record;
+    v_move_id bigint;
 begin
     perform rota._check_name('queue', queue);
     perform pg_advisory_xact_lock(hashtextextended('rota.move ' || queue, 0));
-    select p.finding, p.evidence into v_plan
+    perform rota._refuse('queue', format('cannot move: %s (%s)', p.evidence, p.finding))
     from rota.plan_queue_move(begin_queue_move.queue, begin_queue_move.database) as p
     where p.severity = 'refused' limit 1;
-    if found then
-        perform rota._refuse('queue', format('cannot move: %s (%s)', v_plan.evidence,
-            v_plan.finding));
-    end if;
     v_move_id := (
         select m.move_id from rota.queue_moves as m where m.queue = begin_queue_move.queue);
     if v_move_id is not null then return v_move_id; end if;
@@ -356,7 +370,16 @@ begin
     return query select m.move_id, m.direction, m.database, m.state, w.waiting, w.running,
         t.in_transit,
         t.moved + (select count(*) from rota.receipts as r where r.move_id = m.move_id),
-        rota._move_obstacle(m), m.started_at
+        case
+            when m.direction = 'in' then null
+            when m.horizon > pg_snapshot_xmin(pg_current_snapshot())
+                then 'transactions that began before it'
+            else (
+                select p.evidence from rota.plan_queue_move(m.queue, m.database) as p
+                where p.finding in ('dependencies', 'pipelines', 'schedules', 'ordering_keys')
+                limit 1
+            )
+        end, m.started_at
     from rota.queue_moves as m
     cross join lateral (
         select count(*) filter (where j.status <> 'running') as waiting,
@@ -380,9 +403,6 @@ create or replace function rota.waiting_moves()
     language plpgsql stable security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 begin
-    if not exists (select from rota.queue_moves as m where m.direction = 'out') then
-        return;
-    end if;
     return query select m.move_id, m.queue, m.database from rota.queue_moves as m
     where m.direction = 'out'
       and (m.state <> 'settled'
@@ -415,14 +435,12 @@ begin
         format('[%s]', string_agg(s.job, ',' order by s.job_id))
     into job_ids, jobs
     from (
-        select o.job_id, o.job, row_number() over by_id as n,
-            sum(octet_length(o.job)) over by_id as bytes
-        from (
-            select t.job_id, t.job::text as job from rota.moved_jobs as t
-            where t.move_id = v_move.move_id and t.new_job_id is null
-            order by t.job_id limit take_moves.max_jobs
-        ) as o
-        window by_id as (order by o.job_id)
+        select t.job_id, t.job::text as job, row_number() over by_id as n,
+            sum(octet_length(t.job::text)) over by_id as bytes
+        from rota.moved_jobs as t
+        where t.move_id = v_move.move_id and t.new_job_id is null
+        window by_id as (order by t.job_id)
+        order by t.job_id limit take_moves.max_jobs
     ) as s
     where s.n = 1 or s.bytes <= take_moves.max_bytes;
 
@@ -490,15 +508,13 @@ create or replace function rota._lock_move(move_id bigint)
 declare
     v_move rota.queue_moves;
 begin
+    if not pg_try_advisory_xact_lock(hashtextextended('rota.mover ' || move_id, 0)) then
+        return null;
+    end if;
     select m.* into v_move from rota.queue_moves as m
     where m.move_id = _lock_move.move_id and m.direction = 'out';
     if not found then perform rota._refuse('move_id', 'is not of a queue that moves'); end if;
     perform rota._check_queues('worker', array[v_move.queue]);
-    if not pg_try_advisory_xact_lock(hashtextextended('rota.mover ' || move_id::text, 0)) then
-        return null;
-    end if;
-    -- Again, with a snapshot that is younger than the lock.
-    select m.* into v_move from rota.queue_moves as m where m.move_id = _lock_move.move_id;
     return v_move;
 end $$;
 
@@ -667,42 +683,3 @@ begin
         perform rota._add_checks('order', array[v_key]);
     end if;
 end $$;
-
-/* What a move waits for; null if for nothing but the mover. */
-create or replace function rota._move_obstacle(move rota.queue_moves)
-    returns text language sql stable as $$
-    select case
-        when move.direction = 'in' then null
-        when move.horizon > pg_snapshot_xmin(pg_current_snapshot())
-            then 'transactions that began before it'
-        else coalesce((
-            select format('ordering key %L, halted by job %s', h.ordering_key, h.job_id)
-            from rota.halted_keys as h join rota.jobs as j on j.ordering_key = h.ordering_key
-            where j.queue = move.queue limit 1
-        ), (
-            select format('ordering key %L, behind job %s of queue %s', j.ordering_key, o.id,
-                o.queue)
-            from rota.jobs as j join rota.jobs as o on o.ordering_key = j.ordering_key
-            where j.queue = move.queue and j.status = 'blocked'
-              and o.queue <> j.queue and o.status <> 'blocked' limit 1
-        ), (
-            -- From the jobs of the queue on, which become fewer, and not from all that waits.
-            select format('job %s, for which job %s waits', d.parent_id, d.job_id)
-            from rota.jobs as q
-            cross join lateral (
-                (select d.parent_id, d.job_id
-                from rota.dependencies as d join rota.jobs as j on j.id = d.job_id
-                where d.parent_id = q.id limit 1)
-                union all
-                (select d.parent_id, d.job_id from rota.dependencies as d
-                where d.job_id = q.id and q.status = 'blocked' limit 1)
-            ) as d
-            where q.queue = move.queue limit 1
-        ), (
-            select format('job %s, which is of %s', j.id, coalesce('schedule ' || j.definition,
-                'pipeline ' || j.pipeline))
-            from rota.jobs as j
-            where j.queue = move.queue and num_nonnulls(j.definition, j.pipeline) > 0 limit 1
-        ))
-    end;
-$$;

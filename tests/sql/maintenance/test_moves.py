@@ -922,7 +922,9 @@ def test_a_move_under_way_goes_on_whatever_comes_of_its_keys(db, there):
     job = running(db, queue="q", ordering_key="k", max_attempts=1)
     move_id = begin(db, there)
     value(db, "fail_job", job_id=job.job_id, lease_token=job.lease_token, error="no")
-    for queue in "qr":
+    assert call(db, "plan_queue_move", queue="q", database=6) == []
+    enqueue(db, queue="q", ordering_key="k")
+    for queue in "rq":
         enqueue(db, queue=queue, ordering_key="o")
 
     found = call(db, "plan_queue_move", queue="q", database=6)
