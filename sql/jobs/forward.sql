@@ -146,8 +146,13 @@ begin
         select j.id, j.ordering_key, count(*) over () as heads from rota.jobs as j
         where j.id = any(v_ids) and j.ordering_key is not null
     loop
-        v_ids := v_ids || rota._lock_behind(v_head.id, v_head.ordering_key,
-            (v_room / v_head.heads)::integer);
+        v_ids := v_ids || rota._lock_beginning('forward:' || database, array(
+            -- By a range of one key, so that no planner walks the primary key.
+            select j.id from rota.jobs as j
+            where (j.ordering_key, j.id) > (v_head.ordering_key, v_head.id)
+              and j.ordering_key <= v_head.ordering_key and j.status = 'blocked'
+            order by j.ordering_key, j.id limit (v_room / v_head.heads)::integer
+        ));
     end loop;
     v_ids := rota._leave_for_move(v_ids, database);
     return query
@@ -185,30 +190,27 @@ create or replace function rota.end_forwards(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
-    v_status text; v_arrived record;
-    v_ended bigint[] := '{}'::bigint[];
-    v_job record;
+    v_arrived record; v_ended bigint[]; v_job record;
 begin
     perform rota._check_job_refs(job_ids, lease_tokens);
     perform rota._check_endings(job_ids, endings);
     perform rota._raise_not_found(min(o.id))
     from unnest(rota._jobs_outside_grants(job_ids)) as o (id) having min(o.id) is not null;
 
+    select coalesce(array_agg(j.id order by j.id), '{}') as ids,
+        coalesce(array_agg(i.lease_token order by j.id), '{}') as tokens,
+        jsonb_agg(jsonb_build_object('job_id', (i.ending ->> 'job_id')::bigint)
+            order by j.id) as results
+    into v_arrived
+    from rows from (unnest(end_forwards.job_ids, end_forwards.lease_tokens),
+        jsonb_array_elements(end_forwards.endings)) as i (id, lease_token, ending)
+    join rota.jobs as j on j.id = i.id and j.job_type = 'rota.forward'
+    where i.ending ->> 'job_id' is not null;
     -- Those behind first: the end of a head opens the next that is still there.
-    foreach v_status in array '{blocked,running}'::text[] loop
-        select coalesce(array_agg(j.id order by j.id), '{}') as ids,
-            coalesce(array_agg(i.lease_token order by j.id), '{}') as tokens,
-            jsonb_agg(jsonb_build_object('job_id', (i.ending ->> 'job_id')::bigint)
-                order by j.id) as results
-        into v_arrived
-        from rows from (unnest(end_forwards.job_ids, end_forwards.lease_tokens),
-            jsonb_array_elements(end_forwards.endings)) as i (id, lease_token, ending)
-        join rota.jobs as j on j.id = i.id and j.status = v_status
-          and j.job_type = 'rota.forward'
-        where i.ending ->> 'job_id' is not null;
-        v_ended := v_ended || rota._archive_jobs(v_arrived.ids, v_arrived.tokens, v_status,
-            'succeeded', v_arrived.results);
-    end loop;
+    v_ended := rota._archive_jobs(v_arrived.ids, v_arrived.tokens, 'blocked', 'succeeded',
+        v_arrived.results);
+    v_ended := v_ended || rota._archive_jobs(v_arrived.ids, v_arrived.tokens, 'running',
+        'succeeded', v_arrived.results);
     perform rota._raise_lost(i.id, i.lease_token)
     from rows from (unnest(end_forwards.job_ids, end_forwards.lease_tokens),
         jsonb_array_elements(end_forwards.endings)) as i (id, lease_token, ending)
@@ -255,43 +257,34 @@ begin
     where e.ending ->> 'job_id' !~ '^[0-9]{1,18}$' limit 1;
 end $$;
 
-/* The jobs next behind the head of a line that can go with it, up to the first that cannot. */
-create or replace function rota._lock_behind(job_id bigint, ordering_key text, max_jobs integer)
+/* Lock those jobs of a line that can leave this queue, up to the first that cannot. */
+create or replace function rota._lock_beginning(queue text, line bigint[])
     returns bigint[] language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
-    v_line constant bigint[] := array(
-        -- By a range of one key, so that no planner walks the primary key.
-        select j.id from rota.jobs as j
-        where (j.ordering_key, j.id) > (_lock_behind.ordering_key, _lock_behind.job_id)
-          and j.ordering_key <= _lock_behind.ordering_key and j.status = 'blocked'
-        order by j.ordering_key, j.id limit _lock_behind.max_jobs
-    );
     v_locked constant bigint[] := array(
         select j.id from rota.jobs as j
-        where j.id = any(v_line) and j.status = 'blocked' and j.job_type = 'rota.forward'
-          and j.run_at <= rota.now()
-          and not exists (select from rota.dependencies as d where d.job_id = j.id)
+        where j.id = any(_lock_beginning.line) and j.queue = _lock_beginning.queue
+          and case
+            when j.queue ^@ 'forward:' then j.job_type = 'rota.forward'
+              and j.run_at <= rota.now()
+              and not exists (select from rota.dependencies as d where d.job_id = j.id)
+            else rota._may_go(j)
+          end
         order by j.id for update skip locked
     );
 begin
-    return rota._beginning(v_line, v_locked);
-end $$;
-
-/* Of the jobs of a line those that are locked, up to the first that is not.  That one is looked
- * for once: for each of a thousand it would take a second. */
-create or replace function rota._beginning(line bigint[], locked bigint[])
-    returns bigint[] language sql immutable as $$
-    select array(
-        select l.id from unnest(locked) as l (id)
+    return array(
+        select l.id from unnest(v_locked) as l (id)
+        -- It is looked for once: for each of a thousand it would take a second.
         where l.id < all(array(
-            select b.id from unnest(line) as b (id)
-            except select o.id from unnest(locked) as o (id)
+            select b.id from unnest(_lock_beginning.line) as b (id)
+            except select o.id from unnest(v_locked) as o (id)
         ))
         order by l.id
     );
-$$;
+end $$;
 
 /* Leave here what has a key and is for a queue that moves to the same database: those of its
  * key that move are before it, also where that database has not heard of the move. */

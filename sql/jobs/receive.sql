@@ -65,8 +65,8 @@ begin
         perform rota._refuse('from_database',
             'must be another database, and this one have a number');
     end if;
-    if jsonb_typeof(jobs) is distinct from 'array' then
-        perform rota._refuse('jobs', 'must be an array of jobs of take_moves()');
+    if jsonb_typeof(jobs) is distinct from 'array' or jsonb_array_length(jobs) > 1000 then
+        perform rota._refuse('jobs', 'must be an array of up to 1000 jobs of take_moves()');
     end if;
     insert into rota.queue_moves as m (move_id, queue, direction, database)
     values (receive_moves.move_id, receive_moves.queue, 'in', receive_moves.from_database)
@@ -183,15 +183,11 @@ begin
         exception
             when others then
                 get stacked diagnostics v_table = table_name;
-                if sqlstate = '23505' and v_table = 'receipts' then
-                    -- Sent by two at once; the other one's receipts are to be seen now.
-                    if exists (
-                        select from rota.receipts as r where r.source_job_id = any(v_ids)
-                    ) then
-                        continue;
-                    end if;
-                    raise;
-                elsif left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}')
+                -- Sent by two at once; the other one's receipts are to be seen now.
+                continue when sqlstate = '23505' and v_table = 'receipts' and exists (
+                    select from rota.receipts as r where r.source_job_id = any(v_ids));
+                if sqlstate = '23505' and v_table = 'receipts'
+                  or left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}')
                   and (sqlstate <> '55P03' or v_move_id > 0)
                   or sqlstate = '42501' and v_move_id > 0 then
                     raise;
@@ -212,19 +208,12 @@ declare
         when move.state = 'settled' then rota._new_ids(jsonb_array_length(jobs)) end;
     v_ids bigint[] := '{}'::bigint[];
     v_inserted bigint[] := '{}'::bigint[];
-    v_keyed bigint[]; v_found bigint; v_job record;
+    v_found bigint; v_job record;
 begin
     for v_job in
         select (e.job ->> 'id')::bigint as id, v.new_id, e.job -> 'effects' as effects,
             jsonb_populate_record(null::rota.jobs, e.job || jsonb_build_object('id', v.new_id,
-                'queue', move.queue, 'status', case
-                    when e.job ->> 'ordering_key' is not null then 'blocked'
-                    when e.job ->> 'status' = 'failed' then 'failed'
-                    else 'queued'
-                end,
-                'if_parent_dead', case when e.job ->> 'ordering_key' is not null
-                    then coalesce(e.job ->> 'if_parent_dead', 'cancel') end,
-                'updated_at', rota.now())) as job
+                'queue', move.queue, 'updated_at', rota.now())) as job
         from jsonb_array_elements(_take_in.jobs) with ordinality as e (job, n)
         cross join lateral (
             select coalesce(v_new_ids[e.n], (e.job ->> 'id')::bigint) as new_id) as v
@@ -244,11 +233,7 @@ begin
     -- What came back is not elsewhere any more: two databases would lead in a circle.
     delete from rota.moved_jobs as t where t.job_id = any(v_inserted);
     perform rota._enter_lanes(v_inserted);
-    v_keyed := array(
-        select j.id from rota.jobs as j
-        where j.id = any(v_inserted) and j.ordering_key is not null
-    );
-    if v_keyed <> '{}' then perform rota._jobs_came_in(v_keyed); end if;
+    perform rota._jobs_came_in(v_inserted);
     perform rota._notify_for(v_inserted);
     return v_ids;
 end $$;

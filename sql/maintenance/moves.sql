@@ -581,7 +581,9 @@ begin
         returning j.id, j.ordering_key, j.job_type, j.limit_key, to_jsonb(j) - '{own_lane,'
             'own_place,hold,opened_for,held_limits,locked_by,locked_until,overdue_at,'
             'cancel_requested_at,cancel_reason,progress_percent,progress_message}'::text[]
-            as job
+            -- Where it comes in, or back, it is in its line again.
+            || case when j.ordering_key is null then '{}' else jsonb_build_object('status',
+                'blocked', 'if_parent_dead', coalesce(j.if_parent_dead, 'cancel')) end as job
     ), kept as (
         insert into rota.moved_jobs as t (job_id, move_id, database, moved_at, job)
         select g.id, move.move_id, move.database, null, g.job || jsonb_build_object('effects', (
@@ -603,10 +605,8 @@ end $$;
 /* The beginning of a line that can go: up to the first that is held, or of another queue. */
 create or replace function rota._line_to_go(ordering_key text, queue text, max_jobs integer)
     returns bigint[] language plpgsql as $$
--- It locks rows, which plpgsql_check does not see in an array.
--- @plpgsql_check_options: performance_warnings = off
 declare
-    v_line bigint[]; v_locked bigint[];
+    v_line bigint[];
 begin
     if exists (
         select from rota.halted_keys as h where h.ordering_key = _line_to_go.ordering_key
@@ -627,11 +627,7 @@ begin
         ) as l
         order by l.id limit _line_to_go.max_jobs
     );
-    v_locked := array(
-        select j.id from rota.jobs as j
-        where j.id = any(v_line) and j.queue = _line_to_go.queue and rota._may_go(j)
-        order by j.id for update skip locked
-    );
+    v_line := rota._lock_beginning(queue, v_line);
     -- The head may run, and be behind a job of a lower id that came late.
     if exists (
         select from rota.jobs as j
@@ -640,7 +636,7 @@ begin
     ) then
         return '{}'::bigint[];
     end if;
-    return rota._beginning(v_line, v_locked);
+    return v_line;
 end $$;
 
 /* A job that did not arrive is here again: dead with that error, or where it was.  While it was
@@ -652,9 +648,7 @@ declare
     v_job_id constant bigint := (job ->> 'id')::bigint;
     v_is_refused constant boolean := ending ->> 'error_code' is not null;
     v_now constant timestamptz := rota.now();
-    v_token constant bigint := greatest((job ->> 'lease_token')::bigint + 1,
-        (extract(epoch from v_now) * 1000000)::bigint);
-    v_key constant text := job ->> 'ordering_key';
+    v_token constant bigint := (job ->> 'lease_token')::bigint + 1;
     v_found bigint;
 begin
     v_found := rota._insert_moved(jsonb_populate_record(null::rota.jobs, job || case
@@ -662,8 +656,6 @@ begin
             (job ->> 'attempts')::integer + 1, 'lease_token', v_token, 'locked_by',
             'rota queue move', 'locked_until', v_now + interval '1 minute', 'started_at', v_now,
             'idempotency_key', null)
-        when v_key is not null then jsonb_build_object('status', 'blocked', 'if_parent_dead',
-            coalesce(job ->> 'if_parent_dead', 'cancel'))
         else '{}'
     end));
     if v_found is not null then
@@ -679,7 +671,7 @@ begin
         update rota.finished_jobs as f
         set idempotency_key = _come_back.job ->> 'idempotency_key'
         where f.id = v_job_id;
-    elsif v_key is not null then
-        perform rota._add_checks('order', array[v_key]);
+    else
+        perform rota._jobs_came_in(array[v_job_id]);
     end if;
 end $$;

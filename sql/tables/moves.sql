@@ -16,7 +16,6 @@ create table rota.queue_moves (
     has_found boolean not null default false,
     horizon xid8,
     started_at timestamptz not null default rota.now(),
-    started_by text not null default session_user,
 
     constraint queue_moves_queue_key unique (queue),
     constraint queue_moves_direction_check check (direction in ('out', 'in')),
@@ -39,9 +38,7 @@ create table rota.moved_jobs (
     database integer not null,
     new_job_id bigint,
     moved_at timestamptz default rota.now(),
-    job jsonb,
-
-    constraint moved_jobs_job_check check ((new_job_id is null) = (job is not null))
+    job jsonb
 );
 
 create index moved_jobs_moved_at_idx on rota.moved_jobs (moved_at);

@@ -61,8 +61,7 @@ with_and_without_legacy_casts = pytest.mark.parametrize(
 # With that the server refuses what they do.  A comment in each tells it to overlook that.
 _OVERLOOKED = {
     "_create_partition": "'finished_jobs_done', 'finished_at', '2001-01-01', 1",
-    "_line_to_go": "'k', 'q', 1",
-    "_lock_behind": "1, 'k', 1",
+    "_lock_beginning": "'q', '{1}'",
     "_lock_expired": "1",
     "_lock_head": "array[1000000, 0, 0, 0, 0], '{default}', 1, null, now(), 1, false",
     "_lock_merged": "'{default}', array[now()], 0, '-infinity', 0, 1, null, now(), '{}'",

@@ -298,14 +298,6 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
-        "moved-past-a-held-one",
-        "A job moves before the one in front of it, which somebody holds.",
-        "sql/maintenance/test_moves.py",
-        sql(
-            "maintenance/moves", "return rota._beginning(v_line, v_locked);", "return v_locked;"
-        ),
-    ),
-    mutant(
         "moved-past-a-running-one",
         "A job runs in another database while the one in front of it still runs here.",
         "sql/maintenance/test_moves.py",
@@ -358,8 +350,8 @@ v_row ->> 'pause_name',
         "sql/jobs/test_forward.py",
         sql(
             "jobs/receive",
-            "if sqlstate = '23505' and v_table = 'receipts' then",
-            "if sqlstate = '23505' then",
+            "if sqlstate = '23505' and v_table = 'receipts'\n",
+            "if sqlstate = '23505'\n",
         ),
     ),
     mutant(
@@ -370,9 +362,14 @@ v_row ->> 'pause_name',
     ),
     mutant(
         "taken-past-a-held-one",
-        "A job travels before the one in front of it, which somebody holds.",
-        "sql/jobs/test_forward.py",
-        sql("jobs/forward", "return rota._beginning(v_line, v_locked);", "return v_locked;"),
+        "A job leaves before the one in front of it, which somebody holds.",
+        "sql/jobs/test_forward.py sql/maintenance/test_moves.py",
+        sql(
+            "jobs/forward",
+            "    return array(\n        select l.id from unnest(v_locked) as l (id)",
+            "    return v_locked;\n    return array(\n"
+            "        select l.id from unnest(v_locked) as l (id)",
+        ),
     ),
     mutant(
         "refused-for-a-while",

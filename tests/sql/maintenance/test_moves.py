@@ -961,6 +961,8 @@ def test_bad_arguments_are_refused_by_name(db, there):
     for bad in ({"move_id": None}, {"from_database": 6}, {"queue": ""}, {"jobs": "{}"}):
         with refused(next(iter(bad))):
             receive(there, **{"move_id": move_id, **bad})
+    with refused("jobs"):
+        receive(there, move_id, json.dumps([{}] * 1001))
     for name, value_ in (("move_id", 1), ("max_jobs", 0), ("max_bytes", 0)):
         with refused(name):
             call(db, "take_moves", **{"move_id": move_id, name: value_})
