@@ -146,7 +146,7 @@ begin
         select j.id, j.ordering_key, count(*) over () as heads from rota.jobs as j
         where j.id = any(v_ids) and j.ordering_key is not null
     loop
-        v_ids := v_ids || rota._lock_beginning('forward:' || database, array(
+        v_ids := v_ids || rota._lock_beginning(c_queue, array(
             -- By a range of one key, so that no planner walks the primary key.
             select j.id from rota.jobs as j
             where (j.ordering_key, j.id) > (v_head.ordering_key, v_head.id)

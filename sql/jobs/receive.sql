@@ -193,7 +193,7 @@ begin
                     raise;
                 end if;
                 error_code := sqlstate;
-                message := regexp_replace(sqlerrm, '^jobs\[1\][. ]?', '');
+                message := regexp_replace(sqlerrm, '^jobs[[]1[]][. ]?', '');
                 return;
         end;
     end loop;

@@ -508,7 +508,7 @@ create or replace function rota._lock_move(move_id bigint)
 declare
     v_move rota.queue_moves;
 begin
-    if not pg_try_advisory_xact_lock(hashtextextended('rota.mover ' || move_id, 0)) then
+    if not pg_try_advisory_xact_lock(hashtextextended('rota.mover ' || move_id::text, 0)) then
         return null;
     end if;
     select m.* into v_move from rota.queue_moves as m
@@ -528,8 +528,9 @@ declare
     v_is_over boolean;
 begin
     if move.horizon is null or move.horizon > pg_snapshot_xmin(pg_current_snapshot()) then
+        -- One that is restored may be of a server that had come further.
         update rota.queue_moves as m
-        set horizon = coalesce(m.horizon, pg_snapshot_xmax(pg_current_snapshot()))
+        set horizon = least(m.horizon, pg_snapshot_xmax(pg_current_snapshot()))
         where m.move_id = move.move_id;
         return false;
     end if;
