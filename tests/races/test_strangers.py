@@ -270,14 +270,14 @@ ACTS = {
     "run_schedule_now": "select rota.run_schedule_now('known')",
     "revoke_queue": "select rota.revoke_queue('pg_monitor', 'moving')",
     "begin_queue_move": "select rota.begin_queue_move('paused', 6)",
-    "pick_moves": f"select * from rota.pick_moves({MOVE})",
+    "take_moves": f"select * from rota.take_moves({MOVE})",
     "end_queue_move": "select rota.end_queue_move('moving')",
-    "open_arrival": "select rota.open_arrival(2054, 6, 'coming')",
+    "receive_moves": "select * from rota.receive_moves(2054, 6, 'coming', '[]')",
 }
 # Of a mover, whose lock is for other movers of that queue; of the owner and of pg_cron; and
 # what leaves nothing open.
 NOT_LEFT_OPEN = {
-    *("confirm_arrival", "end_moves", "receive_moves", "settle_arrival", "take_moves"),
+    "end_moves",
     *("set_database_number", "start_ticker", "stop_ticker", "stop_waiting", "tick_loop"),
 }
 

@@ -212,7 +212,7 @@ def test_what_waits_for_transactions_goes_on_where_their_numbers_are_lower(
         db.execute("select rota.set_limit(job_type => 'book', max_running => 1)")
         db.execute("select rota.set_database_number(5)")
         db.execute("select rota.enqueue('goes', queue => 'leaves')")
-        db.execute("select rota.pick_moves(rota.begin_queue_move('leaves', 6))")
+        db.execute("select rota.take_moves(rota.begin_queue_move('leaves', 6))")
         with db.transaction(), psycopg.connect(live, autocommit=True) as other:
             db.execute("select pg_current_xact_id()")
             for _ in range(3):
@@ -235,11 +235,11 @@ def test_what_waits_for_transactions_goes_on_where_their_numbers_are_lower(
 
         def goes_on() -> bool:
             db.execute("select rota.tick()")
-            db.execute("select rota.pick_moves(move_id) from rota.queue_moves")
+            db.execute("select rota.take_moves(move_id) from rota.queue_moves")
             row = db.execute(
                 "select not exists (select from rota.pending_checks where kind = 'queue')"
                 " and not exists (select from rota.limits where backfill_xid is not null)"
-                " and exists (select from rota.outgoing_jobs)"
+                " and exists (select from rota.moved_jobs)"
             ).fetchone()
             return row == (True,)
 
