@@ -28,7 +28,6 @@ REFUSED = re.compile("[\x00\ud800-\udfff]")
 """The characters that Postgres refuses in text and in jsonb."""
 
 _BIGINT = {
-    "above_id",
     "after_id",
     "job_id",
     "job_ids",
@@ -39,6 +38,7 @@ _BIGINT = {
     "move_id",
     "depends_on",
     "blocks",
+    "settle_above",
 }
 """The arguments that are numbers of 64 bits; all others have 32."""
 
