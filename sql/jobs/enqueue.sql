@@ -270,12 +270,12 @@ begin
         into v_are_plain from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job);
     end if;
     if v_are_plain is not true or exists (select from rota.configured_names) and exists (
-        select from rota.configured_names as c
-        where c.name = any(array(
-            select distinct n.name from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job)
-            cross join unnest(array[coalesce(e.job ->> 'queue', 'default'),
-                'type ' || (e.job ->> 'job_type')]) as n (name)
-        ))
+        select from (
+            select distinct coalesce(e.job ->> 'queue', 'default') as queue,
+                e.job ->> 'job_type' as job_type
+            from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job)
+        ) as k
+        join rota.configured_names as c on c.name = any(array[k.queue, 'type ' || k.job_type])
     ) then
         return null;
     end if;

@@ -54,12 +54,11 @@ create or replace function rota._insert_jobs(new_jobs rota.jobs[], new_ids bigin
 declare
     v_now constant timestamptz := rota.now();
     v_is_configured constant boolean := exists (select from rota.configured_names) and exists (
-        select from rota.configured_names as c
-        where c.name = any(array(
-            select distinct s.name from unnest(_insert_jobs.new_jobs) as n
-            cross join unnest(array[coalesce(n.queue, 'default'), 'type ' || n.job_type])
-                as s (name)
-        ))
+        select from (
+            select distinct coalesce(n.queue, 'default') as queue, n.job_type
+            from unnest(_insert_jobs.new_jobs) as n
+        ) as k
+        join rota.configured_names as c on c.name = any(array[k.queue, 'type ' || k.job_type])
     );
     v_ids bigint[];
     v_has_limit_keys boolean;
