@@ -145,8 +145,12 @@ begin
     select i.n::integer, r.job_id, null::text, null::text
     from unnest(_receive_each.job_ids, _receive_each.created_at) with ordinality
         as i (id, created_at, n)
-    join rota.receipts as r on r.move_id = coalesce(move.move_id, 0)
-      and r.source_job_id = i.id and r.source_created_at = i.created_at;
+    -- With a limit no planner reads all receipts for it.
+    cross join lateral (
+        select c.job_id from rota.receipts as c
+        where c.source_job_id = i.id and c.source_created_at = i.created_at
+          and c.move_id = coalesce(move.move_id, 0) limit 1
+    ) as r;
 end $$;
 
 /* Take those that have no receipt, or none and say why.  What may pass is raised: of a queue
@@ -165,11 +169,11 @@ begin
         into v_ids, v_created_at, v_jobs
         from rows from (unnest(_receive.job_ids, _receive.created_at),
             jsonb_array_elements(_receive.jobs)) with ordinality as i (id, created_at, job, n)
-        where not exists (
-            select from rota.receipts as r
-            where r.move_id = v_move_id
-              and r.source_job_id = i.id and r.source_created_at = i.created_at
-        );
+        where (
+            select r.job_id from rota.receipts as r
+            where r.source_job_id = i.id and r.source_created_at = i.created_at
+              and r.move_id = v_move_id
+        ) is null;
         if v_ids is null then return; end if;
         begin
             perform rota._check_queues_of(v_jobs, 'worker');

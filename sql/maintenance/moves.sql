@@ -336,7 +336,8 @@ begin
       or v_move.state <> 'settled' and (v_move.state <> 'moving' or exists (
             select from rota.moved_jobs as t where t.move_id = v_move.move_id
             union all
-            select from rota.receipts as r where r.move_id = v_move.move_id
+            select from rota.receipts as r
+            where r.move_id = v_move.move_id and r.move_id > 0
         )) then
         raise exception using errcode = 'RT016',
             message = format('queue %s still moves %s database %s', queue,
@@ -369,7 +370,10 @@ begin
     perform rota._check_queues('operator', array[queue]);
     return query select m.move_id, m.direction, m.database, m.state, w.waiting, w.running,
         t.in_transit,
-        t.moved + (select count(*) from rota.receipts as r where r.move_id = m.move_id),
+        t.moved + (
+            select count(*) from rota.receipts as r
+            where r.move_id = m.move_id and r.move_id > 0
+        ),
         case
             when m.direction = 'in' then null
             when m.horizon > pg_snapshot_xmin(pg_current_snapshot())

@@ -14,10 +14,11 @@ create table rota.receipts (
     job_id bigint not null,
     received_at timestamptz not null default rota.now(),
 
-    constraint receipts_pkey primary key (move_id, source_job_id, source_created_at)
+    constraint receipts_pkey primary key (source_job_id, source_created_at, move_id)
 );
 
 create index receipts_received_at_idx on rota.receipts (received_at);
+create index receipts_move_id_idx on rota.receipts (move_id, job_id) where move_id > 0;
 
 comment on table rota.receipts is
     'Jobs that other databases have sent here, for 30 days at least, and until their queue has '

@@ -429,6 +429,22 @@ def test_two_that_receive_the_same_job_enqueue_it_once(connect, db):
     assert scalar(db, "select count(*) from rota.jobs") == 2
 
 
+def test_a_receiver_reads_no_receipts_of_others(db):
+    """The plan was made when there were none."""
+    receive(db, {"job_type": "x"})
+    db.execute(
+        "insert into rota.receipts (move_id, source_job_id, source_created_at, job_id)"
+        " select 0, n, now(), n from generate_series(10000, 13000) as n"
+    )
+
+    with db.transaction():
+        receive(db, {"job_type": "x"}, first=2006)
+        index = "rota.receipts_pkey"
+        read = scalar(db, f"select pg_stat_get_xact_tuples_returned('{index}'::regclass)")
+
+    assert read < 10
+
+
 def test_receipts_go_after_thirty_days(db, clock):
     clock.set("2026-01-12 09:00+00")
     receive(db, {"job_type": "x"})
