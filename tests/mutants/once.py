@@ -135,8 +135,8 @@ v_row ->> 'pause_name',
         "sql/maintenance/test_moves.py",
         sql(
             "jobs/receive",
-            "where r.move_id = v_move_id\n",
-            "where r.move_id = v_move_id and v_move_id = 0\n",
+            "and r.move_id = v_move_id\n",
+            "and r.move_id = v_move_id and v_move_id = 0\n",
         ),
         sql(
             "jobs/receive",
@@ -160,8 +160,8 @@ v_row ->> 'pause_name',
         "sql/maintenance/test_moves.py",
         sql(
             "jobs/receive",
-            "where r.move_id = v_move_id\n              and r.source_job_id = i.id",
-            "where r.source_job_id = i.id",
+            "\n              and r.move_id = v_move_id",
+            "",
         ),
     ),
     mutant(
@@ -328,8 +328,8 @@ v_row ->> 'pause_name',
         "sql/jobs/test_forward.py",
         sql(
             "jobs/receive",
-            "and r.source_job_id = i.id and r.source_created_at = i.created_at\n        );",
-            "and r.source_job_id = i.id\n        );",
+            "where r.source_job_id = i.id and r.source_created_at = i.created_at\n",
+            "where r.source_job_id = i.id\n",
         ),
     ),
     mutant(
