@@ -13,9 +13,10 @@
  * Held by two unique rows.  jobs_idempotency_key_idx is the key's live job.  The row of
  * idempotency_keys is the memory of a key that outlives its job: until when it is unique, and
  * which version was seen last.  Both are locked in this order, the job first, and many keys in
- * their order.  Only replace and rerun, which change the job, lock it, and so wait for an open
- * claim or heartbeat of it.  No subtransaction is opened and closed in between: who waits for a
- * lock that it took would wait for the whole transaction, also after the lock was given back.
+ * their order.  Only replace of a waiting job and rerun, which change the job, lock it, and so
+ * wait for an open claim of it, rerun for a heartbeat as well.  No subtransaction is opened and
+ * closed in between: who waits for a lock that it took would wait for the whole transaction,
+ * also after the lock was given back.
  *
  * The rerun of a running job waits in the job's own row, so the transaction that ends the job
  * finds it there under the row's lock: nothing can come between.  _end_jobs() makes a new job
@@ -68,13 +69,29 @@ declare
     v_is_versioned constant boolean := unique_for is not null or updated_at is not null;
     v_is_locked constant boolean := on_conflict <> 'keep'
         or v_is_versioned and current_setting('transaction_isolation') <> 'read committed';
+    -- It does not lock a running job, whose end would then wait for this transaction.  Only if
+    -- the job was claimed while we waited for its lock, PostgreSQL keeps that.
+    v_leaves_running constant boolean := on_conflict = 'replace'
+        and current_setting('transaction_isolation') = 'read committed';
 begin
     if (v_is_versioned or on_conflict <> 'keep') and exists (select from rota.queue_moves) then
         perform rota._check_stays(new_job.queue, 'a rule for a key');
     end if;
     for v_try in 1..100 loop
         is_new := false;
-        if v_is_locked then job_id := rota._lock_keyed(v_key, v_scope, may_wait); end if;
+        if v_leaves_running then
+            select case when j.status = 'running' then j.id end into job_id
+            from rota.jobs as j
+            where j.idempotency_key = v_key
+              and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope;
+            if job_id is not null then
+                return next;
+                return;
+            end if;
+        end if;
+        if v_is_locked then
+            job_id := rota._lock_keyed(v_key, v_scope, not v_leaves_running, may_wait);
+        end if;
         exit when job_id is not null;
         v_new_ids := coalesce(v_new_ids, rota._new_ids(1));
         job_id := (rota._insert_requested(array[new_job], v_new_ids))[1];
@@ -100,10 +117,10 @@ begin
     return next;
 end $$;
 
-/* Lock the live job of a key; null if there is none.  Raises RTB00, which no caller sees, where
- * another session has it locked and it may not wait. */
+/* Lock the live job of a key, or the one that waits; null if there is none.  Raises RTB00,
+ * which no caller sees, where another session has it locked and it may not wait. */
 create or replace function rota._lock_keyed(
-    idempotency_key text, key_scope text, may_wait boolean
+    idempotency_key text, key_scope text, also_running boolean, may_wait boolean
 ) returns bigint language plpgsql as $$
 declare
     v_job_id bigint;
@@ -112,6 +129,7 @@ begin
         select j.id into v_job_id from rota.jobs as j
         where j.idempotency_key = _lock_keyed.idempotency_key
           and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
+          and (j.status <> 'running' or _lock_keyed.also_running)
         for update;
         return v_job_id;
     end if;
@@ -119,6 +137,7 @@ begin
     select j.id into v_job_id from rota.jobs as j
     where j.idempotency_key = _lock_keyed.idempotency_key
       and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
+      and (j.status <> 'running' or _lock_keyed.also_running)
     for update skip locked;
     if not found and rota._find_keyed(idempotency_key, key_scope) is not null then
         raise exception using errcode = 'RTB00', message = idempotency_key, detail = key_scope;
@@ -214,7 +233,7 @@ begin
                 get stacked diagnostics v_scope = pg_exception_detail;
                 -- Wait until no session has it locked, and release it again.
                 begin
-                    perform rota._lock_keyed(sqlerrm, v_scope, true);
+                    perform rota._lock_keyed(sqlerrm, v_scope, true, true);
                     raise no_data_found;
                 exception
                     when no_data_found then null;

@@ -189,6 +189,35 @@ def test_enqueue_that_may_change_the_job_waits_for_it(
     assert pending.result() == job
 
 
+def test_replace_of_a_running_job_holds_up_nothing(a: Session, b: Session) -> None:
+    """A worker claims the job; B replaces it and stays open; A ends it."""
+    job = a.fetch(*ONE)
+    (claim,) = a.fetch(*call("claim_jobs", worker="w"))
+
+    with b.transaction():
+        assert job == b.fetch(
+            *call("enqueue", job_type="t", idempotency_key="k", on_conflict="replace")
+        )
+        a.fetch("set statement_timeout = '5s'")
+        finish = call("finish_job", job_id=claim[0], lease_token=claim[1])
+        assert a.fetch(*finish) == [("finished",)]
+
+
+def test_replace_of_many_waits_for_an_open_claim_and_then_leaves_the_job(
+    a: Session, b: Session
+) -> None:
+    """A claims the job and stays open; B replaces it in a batch, and waits; A commits."""
+    (job,) = a.fetch(*ONE)[0]
+
+    with a.transaction():
+        a.fetch(*call("claim_jobs", worker="w"))
+        pending = b.start(*many("k", "new", on_conflict="replace"))
+        pending.wait_blocked(by=a)
+
+    (first, second) = pending.result()
+    assert (first[1], first[2], second[2]) == (job, False, True)
+
+
 def test_retry_is_refused_at_once_where_another_job_has_the_key(a: Session, b: Session) -> None:
     """The job of a key ends, and another comes; A claims that one; B retries the first."""
     first = a.fetch(*ONE)[0][0]
