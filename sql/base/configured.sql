@@ -6,6 +6,9 @@
  * more than to write a job.  So triggers of these tables keep a list of the names that
  * something is set for, and a call reads the tables only of names in that list.
  *
+ * A grant stands there with its role, so that it costs only the members of that role: others
+ * skip its name, but for those that have set a role and are known by two.
+ *
  * A transaction that sees the setting sees the name in the list, since one transaction writes
  * both.  The list stays short, so it does no harm if a plan reads it whole.
  */
@@ -36,8 +39,8 @@ begin
         delete from rota.configured_names as c
         where c.name = v_name and c.source = v_source;
     else
-        insert into rota.configured_names (name, source) values (v_name, v_source)
-        on conflict do nothing;
+        insert into rota.configured_names (name, source, role)
+        values (v_name, v_source, (v_row ->> 'role')::regrole) on conflict do nothing;
     end if;
     return null;
 end $$;

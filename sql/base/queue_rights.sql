@@ -14,16 +14,22 @@
  * does is for all queues, since recovery must not depend on which workers are there.
  */
 
-/* The queues in which the caller may do this; null for all.  A caller that is
- * confined to nothing, as most are, pays for one scan of the few rights that there are. */
+/* The queues in which the caller may do this; null for all.  Most callers are confined to
+ * nothing, and pay for one scan of the few rights that there are. */
 create or replace function rota._allowed_queues(access text)
     returns text[] language plpgsql stable as $$
 declare
     v_role constant name := nullif(current_setting('role'), 'none')::name;
     v_queues text[];
 begin
-    -- Of the role that is set, and none is: so this speaks of the role that logged in.
-    if v_role is null and current_setting('is_superuser') = 'on' then return null; end if;
+    if not exists (
+        select from rota.queue_grants as g
+        where g.access = _allowed_queues.access
+          and (pg_has_role(session_user, g.role::oid, 'member')
+            or v_role is not null and pg_has_role(v_role, g.role::oid, 'member'))
+    ) then
+        return null;
+    end if;
     if v_role is not null then v_queues := rota._granted_queues(v_role, access); end if;
     if v_queues is null then v_queues := rota._granted_queues(session_user, access); end if;
     return case when '*' <> all(v_queues) then v_queues end;

@@ -96,9 +96,13 @@ begin
     v_is_configured := exists (
         select from rota.configured_names as c
         where c.name = any(array['access producer', enqueue.queue, 'type ' || enqueue.job_type])
+          and (c.role is null or pg_has_role(session_user, c.role::oid, 'member')
+            or current_setting('role') <> 'none')
     );
     if v_is_configured then
-        perform rota._check_queues('producer', array[queue]);
+        if rota._allowed_queues('producer') is not null then
+            perform rota._check_queues('producer', array[queue]);
+        end if;
         -- A grant, if it is only that, is for roles, and sets nothing for jobs.
         v_is_configured := exists (
             select from rota.configured_names as c

@@ -7,6 +7,7 @@
 create table rota.configured_names (
     name text collate "C" not null,
     source text collate "C" not null,
+    role regrole,
 
     constraint configured_names_pkey primary key (name, source)
 );
@@ -18,6 +19,7 @@ comment on column rota.configured_names.name is
     'A queue, or the word type or access, a space and a name.';
 comment on column rota.configured_names.source is
     'The table of the setting; with the name of a pause, with the role and queue of a grant.';
+comment on column rota.configured_names.role is 'The role that a grant confines, else null.';
 
 create trigger queues_configured after insert or delete on rota.queues
     for each row execute function rota._list_configured();

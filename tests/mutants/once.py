@@ -78,6 +78,26 @@ ONCE = (
         ),
     ),
     mutant(
+        "running-job-replaced",
+        "A replace that is not committed holds up the end of the running job of its key.",
+        "races/test_racing_enqueues.py",
+        sql(
+            "jobs/keys",
+            "v_leaves_running constant boolean := on_conflict = 'replace'\n        and",
+            "v_leaves_running constant boolean := false and",
+        ),
+    ),
+    mutant(
+        "set-role-is-free",
+        "A producer that has set a role is confined by none once he may not set it any more.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "jobs/enqueue",
+            "'member')\n            or current_setting('role') <> 'none')",
+            "'member'))",
+        ),
+    ),
+    mutant(
         "grants-wait-for-each-other",
         "Two grants of queues to different roles wait for each other.",
         "races/test_strangers.py",

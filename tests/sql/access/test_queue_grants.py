@@ -204,36 +204,55 @@ def test_a_star_is_all_queues(db, role, session):
     assert len(claim(session(name), queues=["a", "b"])) == 1
 
 
-def test_members_are_confined_as_the_role_is(db, role, session):
-    team = confined(db, role, "a")
-    member = role(member_of=team)
-    enqueue(db, queue="a"), enqueue(db, queue="b")
+USES = {
+    "worker": lambda db, queue: claim(db, queues=[queue]),
+    "producer": lambda db, queue: enqueue(db, queue=queue),
+}
+each_access = pytest.mark.parametrize("access", USES)
 
-    worker = session(member)
 
-    assert len(claim(worker, queues=["a"])) == 1
+@each_access
+def test_members_are_confined_as_the_role_is(db, role, session, access):
+    member = session(role(member_of=confined(db, role, "a", access=access)))
+
+    USES[access](member, "a")
     with raises(FORBIDDEN):
-        claim(worker, queues=["b"])
+        USES[access](member, "b")
 
 
-def test_nobody_sets_a_role_to_be_free(db, role, session):
+@each_access
+def test_nobody_sets_a_role_to_be_free(db, role, session, access):
     free = role()
     name = role(member_of=free)
-    value(db, "grant_queue", role=name, queue="a")
+    value(db, "grant_queue", role=name, queue="a", access=access)
 
     with raises(FORBIDDEN):
-        claim(session(name, then=free), queues=["b"])
+        USES[access](session(name, then=free), "b")
 
 
-def test_who_sets_a_confined_role_is_confined_by_it(db, role, session):
-    team = confined(db, role, "a")
+@each_access
+def test_who_sets_a_confined_role_is_confined_by_it(db, role, session, access):
+    team = confined(db, role, "a", access=access)
     gate = role(member_of=team)
-    value(db, "grant_queue", role=gate, queue="b")
-    enqueue(db, queue="a"), enqueue(db, queue="b")
+    value(db, "grant_queue", role=gate, queue="b", access=access)
 
     with raises(FORBIDDEN):
-        claim(session(gate, then=team), queues=["b"])
-    assert len(claim(session(gate), queues=["a", "b"])) == 1
+        USES[access](session(gate, then=team), "b")
+    USES[access](session(gate), "a")
+    USES[access](session(gate), "b")
+
+
+@each_access
+def test_who_has_set_a_confined_role_stays_confined_when_he_may_not_set_it_any_more(
+    db, role, session, access
+):
+    team = confined(db, role, "a", access=access)
+    name = role(member_of=team)
+    caller = session(name, then=team)
+    db.execute(f"revoke {team} from {name}")
+
+    with raises(FORBIDDEN):
+        USES[access](caller, "b")
 
 
 def test_a_superuser_is_a_member_of_all_and_confined_by_none(db, role):
