@@ -77,6 +77,19 @@ begin
     if (v_is_versioned or on_conflict <> 'keep') and exists (select from rota.queue_moves) then
         perform rota._check_stays(new_job.queue, 'a rule for a key');
     end if;
+    if v_is_versioned and current_setting('transaction_isolation') = 'read committed' then
+        -- Mostly so where a key comes again and again; then nothing is locked or written.
+        select k.job_id into job_id from rota.idempotency_keys as k
+        where k.idempotency_key = v_key and k.key_scope = v_scope
+          and (_enqueue_keyed.unique_for is not null and k.unique_until > rota.now()
+            or k.source_updated_at >= _enqueue_keyed.updated_at);
+        if found then
+            job_id := coalesce(rota._find_live(v_key, v_scope), job_id);
+            is_new := false;
+            return next;
+            return;
+        end if;
+    end if;
     for v_try in 1..100 loop
         is_new := false;
         if v_leaves_running then

@@ -263,6 +263,29 @@ def test_enqueue_unique_for_makes_no_other_job_in_that_time(db, clock, ending):
     assert live(db) == [(second, "queued", None)]
 
 
+@pytest.mark.parametrize(
+    "rule", [{"unique_for": "1 hour"}, {"on_conflict": "rerun", "updated_at": at(4)}]
+)
+@pytest.mark.parametrize("state", ["queued", "running", "finished"])
+def test_a_call_that_makes_nothing_new_writes_nothing(db, rule, state):
+    first = enqueue(db, **rule, **KEY)
+    jobs = claim(db) if state != "queued" else []
+    if state == "finished":
+        finish(db, *jobs)
+
+    with db.transaction():
+        assert enqueue(db, **rule, **KEY) == first
+        assert scalar(db, "select pg_current_xact_id_if_assigned()") is None
+
+
+def test_a_key_that_is_unique_for_a_time_finds_the_job_that_is_there(db):
+    first = enqueue(db, unique_for="1 hour", **KEY)
+    value(db, "cancel_job", job_id=first)
+    second = enqueue(db, **KEY)
+
+    assert enqueue(db, unique_for="1 hour", **KEY) == second != first
+
+
 def test_enqueue_unique_for_a_day_is_24_hours_in_every_zone(db, clock):
     db.execute("set TimeZone = 'Europe/Warsaw'")
     clock.set("2026-03-28 12:00+01")
