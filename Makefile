@@ -12,7 +12,7 @@ help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.demo ## See jobs run, fail, retry and survive a crash (DATABASE_URL, else a throw-away server)
-	@$(BIN)/rota demo $(ARGS)
+	@cd python_client/examples && ../../$(BIN)/python -m demo $(ARGS)
 
 install: ## Install into DATABASE_URL or the PG* defaults (ARGS="--with-roles"; see ./install.sh --help)
 	@./install.sh $(ARGS)

@@ -16,8 +16,8 @@ read=$(mktemp)
 trap 'rm -f "$read"' EXIT
 tests/security/gate.sh >"$read" 2>&1 &
 gate=$!
-MYPYPATH=tests:python_client/src "$bin/mypy" --config-file $config --explicit-package-bases \
-    python_client/src/rota \
+MYPYPATH=tests:python_client/src:python_client/examples "$bin/mypy" --config-file $config --explicit-package-bases \
+    python_client/src/rota python_client/examples/demo \
     tests/conftest.py tests/matrix.py tests/fuzz/arena.py tests/fuzz/arguments.py \
     tests/fuzz/calls.py tests/fuzz/hostile.py tests/fuzz/judge.py tests/fuzz/plain.py \
     tests/fuzz/shrink.py tests/fuzz/filled_database.py \

@@ -627,7 +627,7 @@ def test_lists_in_a_pipe_are_as_wide_as_columns_says(
 
 
 # A page, a script for the shell, and a play for a person are no answers.
-WITHOUT_JSON = {"rota web", "rota completion", "rota demo"}
+WITHOUT_JSON = {"rota web", "rota completion"}
 
 
 def test_every_command_answers_in_json() -> None:

@@ -16,27 +16,29 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from demo import handlers, mail
+from demo.shop import SHOP_TABLES
 from rota import Client, FatalError
-from rota.contrib.demo import handlers, mail
-from rota.contrib.demo.shop import SHOP_TABLES
 from support.waiting import comes_true
 
 pytestmark = pytest.mark.slow
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "python_client/examples"
 MARK = "ROTA_TEST_MARK"
 REPORT = {"user_id": 1, "week_start": "2026-01-05"}
 
 
 class Demo:
-    """One run of ``rota demo``; all its processes are known by a mark in their environment."""
+    """One run of ``make demo``; all its processes are known by a mark in their environment."""
 
     def __init__(self, temporary: Path, *options: str) -> None:
         self.mark, self.temporary = secrets.token_hex(8), temporary
         self.temporary.chmod(0o711)  # for a server that runs as another user
         environment = {**os.environ, MARK: self.mark, "TMPDIR": str(temporary)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rota", "demo", *options],
+            [sys.executable, "-m", "demo", *options],
             env=environment,
+            cwd=EXAMPLES,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -174,7 +176,7 @@ def test_demo_killed_leaves_no_process(demo: Callable[..., Demo]) -> None:
     alive = run.processes()
     assert any("bin/postgres" in line for line in alive)
     assert any("rota worker" in line for line in alive)
-    assert any("rota.contrib.demo.mail_server" in line for line in alive)
+    assert any("demo.mail_server" in line for line in alive)
 
     run.process.kill()
 
@@ -219,7 +221,7 @@ def test_demo_cleans_up_after_one_that_was_killed(
     assert refused.wait() == 1
     cleaning = demo("-d", empty, "--clean")
 
-    assert "rota demo --clean" in refused.errors
+    assert "make demo ARGS=--clean" in refused.errors
     assert cleaning.wait() == 0, cleaning.errors
     assert schemas(empty) == before
 

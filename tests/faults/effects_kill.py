@@ -29,12 +29,13 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from rota.contrib.demo.mail import message_id
 from rota.testing import EmbeddedPostgres
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+EXAMPLES = HERE.parents[1] / "python_client/examples"
+sys.path[:0] = [str(HERE.parent), str(EXAMPLES)]
 
+from demo.mail import message_id  # noqa: E402
 from faults import effects_worker  # noqa: E402
 from invariants import BROKEN  # noqa: E402
 from support.supervisor import Supervisor  # noqa: E402
@@ -50,7 +51,7 @@ class Workers(Supervisor):
     def __init__(self, count: int, *arguments: Any) -> None:
         # A server that has everything imported forks them: so they start at once.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["rota", "rota.testing", "rota.contrib.demo.mail"])
+        context.set_forkserver_preload(["rota", "rota.testing", "demo.mail"])
 
         def start(number: int) -> Any:
             process = context.Process(target=effects_worker.run, args=arguments)
@@ -89,8 +90,8 @@ class Notes:
 @contextmanager
 def mail_server(maildir: Path) -> Iterator[int]:
     """Run a mail provider that keeps its mails there; yield its port."""
-    command = [sys.executable, "-m", "rota.contrib.demo.mail_server", str(maildir)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "demo.mail_server", str(maildir.resolve())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=EXAMPLES) as process:
         try:
             assert process.stdout is not None
             yield int(process.stdout.readline())

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 import rota
-from rota.contrib.demo import mail
+from demo import mail
 
 registry = rota.Registry()
 _folder = Path()

@@ -8,9 +8,8 @@ bin=${BIN:-$(dirname "$0")/../../.venv/bin}
 # that are started from a list of words.  The demo makes SQL of names that it chose itself.
 skips=B101,B311,B404,B603
 status=0
-"$bin/bandit" -q -r -s "$skips" -x "$root/python_client/src/rota/contrib/demo" \
-    "$root/python_client/src" || status=1
-"$bin/bandit" -q -r -s "$skips,B608" "$root/python_client/src/rota/contrib/demo" || status=1
+"$bin/bandit" -q -r -s "$skips" "$root/python_client/src" || status=1
+"$bin/bandit" -q -r -s "$skips,B608" "$root/python_client/examples/demo" || status=1
 # The whole install as one script, because the manifest pins the search_path for all parts.
 # PS002 is `create or replace`, which is how rota upgrades its functions: they are in a
 # schema that the install has made itself.  A procedure that commits cannot have a search_path;

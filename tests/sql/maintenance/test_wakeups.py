@@ -780,7 +780,8 @@ def test_a_retry_is_due_next(db):
 
 
 @pytest.mark.parametrize("bound", [{"queue": "default"}, {"job_type": "x"}, {"limit_key": "k"}])
-def test_the_next_start_at_a_rate_is_due_next(db, bound):
+def test_the_next_start_at_a_rate_is_due_next(db, clock, bound):
+    clock.set("2026-01-12 10:00:01+00")  # not where one cell of the rate ends
     call(db, "set_limit", **bound, max_starts=3, per="1 minute")
     for _ in range(2):
         enqueue(db, "x", limit_key="k")

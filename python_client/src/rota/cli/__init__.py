@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import json
 import os
@@ -56,8 +55,6 @@ def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) 
     *again* is what starts the same in another process, if that is not the command `rota`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["demo"]:
-        return _demo(words[1:])
     # A service manager may have closed it; Python 3.14 asks it about colours at once.
     with redirect_stdout(PlainText(sys.stdout or io.StringIO())):
         try:
@@ -182,12 +179,3 @@ def _complain(error: Exception, hint: str | None, code: int, *, as_json: bool = 
     said_hint = f" ({printable(hint)})" if hint else ""
     print(f"rota: {printable(one_line(error))}{said_hint}", file=sys.stderr)
     return code
-
-
-def _demo(words: list[str]) -> int:
-    try:
-        demo = importlib.import_module("rota.contrib.demo")
-    except ImportError as error:
-        hint = "Install what the demo needs: pip install './python_client[demo]'"
-        return _complain(error, hint, FAILED)
-    return int(demo.main(words))

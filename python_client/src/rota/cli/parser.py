@@ -182,7 +182,6 @@ def make_parser() -> Parser:
     _add_forward(commands)
     _add_front(commands)
     _add_web(commands)
-    _add(commands, "demo", lambda _: 0, "see jobs run, fail, retry and survive a crash")
     return parser
 
 

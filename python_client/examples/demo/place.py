@@ -10,10 +10,11 @@ from typing import Any
 
 from psycopg import Connection
 
-from ...client.connecting import connect
-from ...client.sync_client import Client
-from ...schema import run_script
-from ...testing import EmbeddedPostgres
+from rota import Client
+from rota.client.connecting import connect
+from rota.schema import run_script
+from rota.testing import EmbeddedPostgres
+
 from .outage import QUEUES, forget_breaker
 from .outage import WORKERS as OUTAGE_WORKERS
 from .shop import SHOP_TABLES
@@ -60,7 +61,7 @@ def given_database(conninfo: str) -> Iterator[Place]:
         if _is_there(connection, "rota_demo"):
             raise CannotPlayError(
                 "this database has a schema rota_demo: a demo plays here, or was killed; "
-                "if none does, rota demo --clean removes what it left"
+                "if none does, make demo ARGS=--clean removes what it left"
             )
         is_installed = _is_there(connection, "rota")
         if is_installed:

@@ -1,4 +1,4 @@
-"""The command ``rota demo``."""
+"""The command ``make demo``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from types import FrameType
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from ...client.connecting import connect, named
+from rota.client.connecting import connect, named
+
 from .display import Display, make_console
 from .place import CannotPlayError, clean, given_database, own_server
 from .play import play
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
             return _clean(arguments.database_url)
         return _run(arguments)
     except (CannotPlayError, psycopg.Error, OSError, RuntimeError) as error:
-        print(f"rota demo: {str(error).strip()}", file=sys.stderr)
+        print(f"demo: {str(error).strip()}", file=sys.stderr)
         return NOT_AS_TOLD
 
 
@@ -83,7 +84,7 @@ def _clean(url: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="rota demo",
+        prog="make demo",
         description="See jobs run, fail, retry and survive a crash, on real processes.",
         epilog="Without a database it starts a PostgreSQL of its own, and stops it at the end.",
     )

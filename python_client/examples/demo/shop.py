@@ -7,7 +7,8 @@ from typing import Any
 
 from psycopg import Connection
 
-from ...client.sync_client import Client
+from rota import Client
+
 from .story import USERS, Part
 
 SHOP_TABLES = """

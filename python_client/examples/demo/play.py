@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from email import message_from_bytes
 from pathlib import Path
 
-from ...client.connecting import connect
+from rota.client.connecting import connect
+
 from . import story
 from .display import Display
 from .mail import message_id
@@ -100,7 +101,7 @@ def read_mails(maildir: Path) -> Counter[str]:
 
 def _start_provider(processes: Processes, maildir: Path) -> str:
     silences = [f"--silent-for={user}@example.com" for user in story.SILENCES.elements()]
-    server = processes.start("mail", ["rota.contrib.demo.mail_server", str(maildir), *silences])
+    server = processes.start("mail", ["demo.mail_server", str(maildir), *silences])
     assert server.stdout is not None
     port = server.stdout.readline().strip()
     if not port:
@@ -109,9 +110,7 @@ def _start_provider(processes: Processes, maildir: Path) -> str:
 
 
 def _start_worker(processes: Processes, name: str) -> None:
-    command = (
-        f"rota worker rota.contrib.demo.handlers:registry --name {name} --queue {story.QUEUE}"
-    )
+    command = f"rota worker demo.handlers:registry --name {name} --queue {story.QUEUE}"
     command += f" --concurrency 1 --batch 1 --lease {story.LEASE} --poll-interval 0.2"
     processes.start(name, command.split())
 

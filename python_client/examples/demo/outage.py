@@ -11,7 +11,8 @@ from typing import Any
 
 from psycopg import Connection
 
-from ...client.sync_client import Client
+from rota import Client
+
 from .display import Display
 from .processes import Processes
 
@@ -72,9 +73,7 @@ def play_outage(
         f"a customer's server is away: {JOBS} webhooks wait with a breaker, {JOBS} without"
     )
     for queue, name in WORKERS.items():
-        command = (
-            f"rota worker rota.contrib.demo.handlers:registry --name {name} --queue {queue}"
-        )
+        command = f"rota worker demo.handlers:registry --name {name} --queue {queue}"
         processes.start(
             name, [*command.split(), "--concurrency", "4", "--poll-interval", "0.2"]
         )

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
 TETHER = "ROTA_DEMO_TETHER"
 
 
@@ -18,7 +19,9 @@ class Processes:
 
     def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
         self._folder = folder
-        self.variables = dict(variables)
+        # They run in a folder of their own, and import the demo's modules.
+        paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.variables = {**variables, "PYTHONPATH": os.pathsep.join(paths)}
         self._running: dict[str, subprocess.Popen[str]] = {}
 
     def start(self, name: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
