@@ -57,16 +57,12 @@ declare
         select j.held_limits from rota.jobs as j where j.id = _requeue.job_id);
     v_status text;
 begin
+    perform rota._begin_rerun(array[job_id]);
     update rota.jobs as j
     set status = case when j.status = 'blocked' then 'blocked' else 'queued' end,
         held_limits = null, run_at = least(j.run_at, rota.now()),
-        expires_at = case when j.expires_at > rota.now() and j.rerun_payload is null
-            then j.expires_at end,
-        attempts = case when j.rerun_payload is null
-            then least(j.attempts, j.max_attempts - 1) else 0 end,
-        payload = coalesce(j.rerun_payload, j.payload),
-        priority = coalesce(j.rerun_priority, j.priority), rerun_payload = null,
-        rerun_run_at = null, rerun_priority = null,
+        expires_at = case when j.expires_at > rota.now() then j.expires_at end,
+        attempts = least(j.attempts, j.max_attempts - 1),
         lease_token = j.lease_token + (j.status = 'running')::integer, locked_by = null,
         locked_until = null, cancel_requested_at = null, cancel_reason = null,
         updated_at = rota.now()

@@ -56,7 +56,6 @@ declare
     v_job rota.jobs;
     v_n integer;
     v_error_type text;
-    v_is_rerun boolean;
     v_dead_ids bigint[] := '{}'::bigint[];
     v_dead_tokens bigint[] := '{}'::bigint[];
     v_cancelled_ids bigint[] := '{}'::bigint[];
@@ -102,28 +101,17 @@ begin
             left(_fail_running.stacks[v_n], 20000), greatest(v_job.run_at, v_job.created_at)
         from (select rota.now() as now offset 0) as c returning failed_at into v_now;
 
-        v_is_rerun := status = 'failed' and v_job.rerun_payload is not null;
         if status = 'failed' then
             run_at := v_now + coalesce(rota._exact(retry_ins[v_n]), v_rule.retry_in,
                 rota._backoff(coalesce(v_job.backoff, (
                     select q.backoff from rota.queues as q where q.queue = v_job.queue
                 )), v_job.attempts));
-            if v_is_rerun then run_at := greatest(run_at, v_job.rerun_run_at); end if;
+            run_at := greatest(run_at, v_job.rerun_run_at);
         end if;
 
         update rota.jobs as j
         set status = case when _fail_running.status = 'failed' then 'failed' else j.status end,
             run_at = coalesce(_fail_running.run_at, j.run_at),
-            -- The next try is also the run that was asked for meanwhile.
-            attempts = case when v_is_rerun then 0 else j.attempts end,
-            payload = case when v_is_rerun then j.rerun_payload else j.payload end,
-            priority = case when v_is_rerun then j.rerun_priority else j.priority end,
-            rerun_payload = case when not v_is_rerun then j.rerun_payload end,
-            rerun_run_at = case when not v_is_rerun then j.rerun_run_at end,
-            rerun_priority = case when not v_is_rerun then j.rerun_priority end,
-            expires_at = case when v_is_rerun
-                then rota._default_expiry(j.job_type, j.queue, j.rerun_run_at)
-                else j.expires_at end,
             locked_by = case when _fail_running.status <> 'failed' then j.locked_by end,
             locked_until = case when _fail_running.status <> 'failed' then j.locked_until end,
             held_limits = case when _fail_running.status <> 'failed' then j.held_limits end,
@@ -135,6 +123,9 @@ begin
             v_dead_ids := v_dead_ids || v_job.id;
             v_dead_tokens := v_dead_tokens || v_job.lease_token;
         else
+            if v_job.rerun_payload is not null then
+                perform rota._begin_rerun(array[v_job.id]);
+            end if;
             v_failed_ids := v_failed_ids || v_job.id;
             v_held_limits := v_held_limits || v_job.held_limits;
             if run_at < v_now + rota._soon() then v_soon_ids := v_soon_ids || v_job.id; end if;
@@ -272,17 +263,12 @@ begin
         run_at = greatest(
             coalesce(_give_back.run_ats[array_position(_give_back.job_ids, j.id)], j.run_at),
             j.rerun_run_at),
-        -- The next attempt may also be the run that was asked for meanwhile.
-        attempts = case when j.rerun_payload is null then j.attempts - 1 else 0 end,
-        payload = coalesce(j.rerun_payload, j.payload),
-        expires_at = case when j.rerun_payload is null then j.expires_at
-            else rota._default_expiry(j.job_type, j.queue, j.rerun_run_at) end,
-        priority = coalesce(j.rerun_priority, j.priority), rerun_payload = null,
-        rerun_run_at = null, rerun_priority = null, locked_by = null, locked_until = null,
-        held_limits = null, updated_at = rota.now()
+        attempts = j.attempts - 1, locked_by = null, locked_until = null, held_limits = null,
+        updated_at = rota.now()
     where j.id = any(_give_back.job_ids)
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
       and j.status = 'running' returning j.id, j.run_at;
+    if v_moved_ids is not null then perform rota._begin_rerun(v_moved_ids); end if;
     perform rota._enter_lanes(v_moved_ids, v_held_limits);
     if v_kept_ids is not null then
         perform rota._enter_lanes(v_kept_ids, keep_places => true);

@@ -214,6 +214,18 @@ begin
     perform rota._enter_lanes(array[job_id]);
 end $$;
 
+/* Of these jobs, which run no more and have not ended, the next attempt is also the run that
+ * was asked for meanwhile, if one was: with its payload and priority, and all attempts. */
+create or replace function rota._begin_rerun(job_ids bigint[])
+    returns void language plpgsql as $$
+begin
+    update rota.jobs as j
+    set attempts = 0, payload = j.rerun_payload, priority = j.rerun_priority,
+        expires_at = rota._default_expiry(j.job_type, j.queue, j.rerun_run_at),
+        rerun_payload = null, rerun_run_at = null, rerun_priority = null
+    where j.id = any(_begin_rerun.job_ids) and j.rerun_payload is not null;
+end $$;
+
 /* enqueue_many() for a batch with rules for its keys. */
 create or replace function rota._enqueue_many_keyed(new_jobs rota.jobs[], jobs jsonb)
     returns table (ordinal integer, job_id bigint, is_new boolean) language plpgsql as $$

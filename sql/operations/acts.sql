@@ -644,14 +644,12 @@ begin
         select r.payload into v_payload from runs as r
         where cardinality(_edit_jobs.job_ids) = 1 and octet_length(r.payload::text) <= 65536;
     end if;
+    perform rota._begin_rerun(job_ids);
     update rota.jobs as j
     set max_attempts = coalesce((_edit_jobs.arguments ->> 'max_attempts')::integer,
             j.max_attempts),
         payload = coalesce(_edit_jobs.arguments -> 'payload',
-            coalesce(j.rerun_payload, j.payload) || (_edit_jobs.arguments -> 'merge'),
-            j.payload),
-        rerun_payload = case
-            when not _edit_jobs.arguments ?| '{payload,merge}'::text[] then j.rerun_payload end
+            j.payload || (_edit_jobs.arguments -> 'merge'), j.payload)
     where j.id = any(_edit_jobs.job_ids);
     update rota.finished_jobs as f
     set max_attempts = coalesce((_edit_jobs.arguments ->> 'max_attempts')::integer,

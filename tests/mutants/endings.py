@@ -130,10 +130,10 @@ begin
         sql("jobs/claim", "least(j.attempts, 2147483646) + 1,", "j.attempts,"),
         sql(
             "jobs/fail",
-            "case when v_is_rerun then 0 else j.attempts end",
-            "j.attempts + 1",
+            "run_at = coalesce(_fail_running.run_at, j.run_at),",
+            "run_at = coalesce(_fail_running.run_at, j.run_at), attempts = j.attempts + 1,",
         ),
-        sql("jobs/fail", "j.attempts - 1 else", "j.attempts else"),
+        sql("jobs/fail", "attempts = j.attempts - 1,", ""),
     ),
     mutant(
         "one-attempt-more",
@@ -204,17 +204,16 @@ begin
         "snooze-uses-an-attempt",
         "A job that is put off or given back has lost an attempt.",
         "sql/jobs/test_fail.py",
-        sql("jobs/fail", "j.attempts - 1 else", "j.attempts else"),
+        sql("jobs/fail", "attempts = j.attempts - 1,", ""),
     ),
     mutant(
         "rerun-with-the-attempts-of-before",
         "What was asked for while the job ran has only the attempts that were left to that.",
         "sql/jobs/test_keys.py",
-        sql("jobs/fail", "j.attempts - 1 else 0 end", "j.attempts - 1 else j.attempts - 1 end"),
         sql(
-            "jobs/control",
-            "else 0 end,\n        payload",
-            "else j.attempts end,\n        payload",
+            "jobs/keys",
+            "set attempts = 0, payload = j.rerun_payload",
+            "set payload = j.rerun_payload",
         ),
     ),
     mutant(

@@ -238,31 +238,13 @@ MAINTENANCE = (
         ),
     ),
     mutant(
-        "rerun-expires-as-the-failed-run",
-        "A run that was asked for meanwhile expires when the one that failed would have.",
+        "rerun-expires-as-the-run-before",
+        "A run that was asked for meanwhile expires when the one before it would have.",
         "sql/maintenance/test_expiry.py",
         sql(
-            "jobs/fail", "expires_at = case when v_is_rerun\n", "expires_at = case when false\n"
-        ),
-    ),
-    mutant(
-        "rerun-expires-as-the-returned-run",
-        "A run that was asked for meanwhile expires when the one given back would have.",
-        "sql/maintenance/test_expiry.py",
-        sql(
-            "jobs/fail",
-            "expires_at = case when j.rerun_payload is null then j.expires_at",
-            "expires_at = case when true then j.expires_at",
-        ),
-    ),
-    mutant(
-        "rerun-expires-as-the-forced-run",
-        "A run that was asked for meanwhile expires as the one that an operator took away.",
-        "sql/maintenance/test_expiry.py",
-        sql(
-            "jobs/control",
-            "case when j.expires_at > rota.now() and j.rerun_payload is null",
-            "case when j.expires_at > rota.now()",
+            "jobs/keys",
+            "        expires_at = rota._default_expiry(j.job_type, j.queue, j.rerun_run_at),\n",
+            "",
         ),
     ),
     mutant(
