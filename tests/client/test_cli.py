@@ -363,7 +363,7 @@ def test_uninstall(
     name = db.info.dbname
 
     assert "--yes" in run("uninstall", code=2)
-    assert run("uninstall", "--yes") == f"rota is gone from {name}\n"
+    assert run("uninstall", "--yes") == f"rota is removed from {name}\n"
     assert run("uninstall", "--yes", code=1) == f"rota: rota is not installed in {name}\n"
 
 
@@ -398,9 +398,9 @@ def test_worker_command(
     ("spec", "message"),
     [
         ("no_such.module:registry", "(Run it where `import no_such` works, or set PYTHONPATH)"),
-        ("shop/jobs:registry", "(Name a module and no file, as an import statement does: "),
-        ("./jobs:registry", "(Name a module and no file, as an import statement does: "),
-        ("jobs.py", "(Name a module and no file, as an import statement does: "),
+        ("shop/jobs:registry", "(Name a module, not a file, as in an import statement: "),
+        ("./jobs:registry", "(Name a module, not a file, as in an import statement: "),
+        ("jobs.py", "(Name a module, not a file, as in an import statement: "),
         ("json:registry", "rota: json has no attribute registry\n"),
         ("json", "rota: json has no attribute registry\n"),
         ("json:dumps", "rota: json:dumps is not a rota.Registry\n"),
@@ -863,7 +863,7 @@ def test_doctor_of_a_sound_database_returns_0(
     client.tick()
 
     assert ask("doctor") == (0, "23 of 23 checks found nothing\n")
-    assert ask("doctor", "--check") == (0, "OK all is in order\n")
+    assert ask("doctor", "--check") == (0, "OK all is well\n")
     client.enqueue("a", queue="mail")
     client.pause_queue("mail")
     code, line = ask("doctor", "--check")
@@ -882,7 +882,7 @@ def test_verify_tells_which_promise_is_broken(
     job_id = client.enqueue("a").job_id
     code, shown = ask("verify")
     assert code == 0
-    assert shown.startswith("holds  a job is live or has ended, and never both: 0 of 1\n")
+    assert shown.startswith("kept  a job is live or has ended, and never both: 0 of 1\n")
 
     db.execute("update rota.jobs set attempts = 99")
 

@@ -161,7 +161,7 @@ def test_more_jobs_than_a_call_takes(run: Run, db: Db) -> None:
 
     told = run("cancel", "--queue", "default", "--yes")
 
-    assert told == "2100 jobs cancelled, or asked to stop if they run\n"
+    assert told == "2100 jobs cancelled, or asked to stop if running\n"
     assert db.execute("select count(*) from rota.jobs").fetchone() == (0,)
 
 
@@ -198,7 +198,7 @@ def test_pause_and_resume_a_type_and_all(run: Run, client: Client) -> None:
 
     told = run("pause", "--type", "mail", "--reason", "the server moves", "--for", "2 hours")
     assert told.startswith(
-        "type mail is paused: running jobs go on, no more are claimed, until"
+        "type mail is paused: running jobs continue, no more are claimed, until"
     )
     assert "type mail" in run("status")
     assert [job.job_type for job in client.claim_jobs("w", max_jobs=5)] == ["report"]
@@ -222,7 +222,9 @@ def test_pause_and_resume_a_type_and_all(run: Run, client: Client) -> None:
     assert json.loads(run("resume", "--all", "--yes", "--json")) == {
         "is_paused": False, "still_paused": ["type mail"],
     }  # fmt: skip
-    assert run("resume", "--type", "report") == "type report is open: its jobs are claimed\n"
+    assert (
+        run("resume", "--type", "report") == "type report is resumed: workers claim its jobs\n"
+    )
     found = json.loads(run("resume", "--type", "mail", "--json"))
     assert found == {"job_type": "mail", "is_paused": False}
     client.tick()

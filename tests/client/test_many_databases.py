@@ -624,7 +624,7 @@ def test_all_are_asked_at_once_and_told_in_their_order(make, frozen):
     assert [head.endswith(": no answer") for head in heads] == [True, False, True]
     assert heads[1].endswith("/many16")
     assert " x " in done.stdout
-    assert "this is not all: no answer of 2 of 3 databases" in done.stderr
+    assert "incomplete: no answer from 2 of 3 databases" in done.stderr
     assert done.returncode == 1
 
 
@@ -665,7 +665,7 @@ def test_a_database_that_stops_in_an_answer_is_not_waited_for(make, monkeypatch,
     assert code == 1
     assert "/many23: no answer" in out
     assert " x " in out
-    assert "this is not all: no answer of 1 of 2 databases" in errors
+    assert "incomplete: no answer from 1 of 2 databases" in errors
 
 
 @pytest.mark.slow
@@ -683,7 +683,7 @@ def test_a_database_that_stops_in_an_act_keeps_no_other_from_it(make, monkeypatc
     assert code == 1
     assert "/many25: no answer" in out
     assert "queue default is paused" in out
-    assert "this is not all: no answer of 1 of 2 databases" in errors
+    assert "incomplete: no answer from 1 of 2 databases" in errors
     with psycopg.connect(urls[1]) as db:
         assert db.execute("select queue from rota.pauses").fetchall() == [("default",)]
 
@@ -719,13 +719,13 @@ def test_an_act_whose_answer_was_lost_is_told_as_unknown(make):
     alone = rota("priority", "--to", "8", "--queue", "default", "--yes", "-d", urls[0])
 
     assert done.returncode == told.returncode == alone.returncode == 1
-    assert "/many19: not known whether it was done" in done.stdout
-    assert "not known whether it was done on 1 of 2 databases" in done.stderr
+    assert "/many19: outcome unknown" in done.stdout
+    assert "outcome unknown on 1 of 2 databases" in done.stderr
     assert "1 job given the priority" in done.stdout
     lost, there = json.loads(told.stdout)
     assert (lost["outcome"], lost["answer"]) == ("unknown", None)
     assert "outcome" not in there
-    assert "not known whether it was done" in alone.stderr
+    assert "outcome unknown" in alone.stderr
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def test_next_says_that_its_zone_is_utc(run: Run, clock: Clock) -> None:
         "UTC                             from now\n"
         "Thu 2026-01-01 00:01:40 +00:00  in 1 min 30 s\n"
         "Thu 2026-01-01 00:03:10 +00:00  in 3 min\n"
-        "(here counted from now; with starts_at, or from when it is put in)\n"
+        "(here counted from now; in a schedule from starts_at, or when it is added)\n"
     )
     run("schedule", "add", "poll", "after 1 hour", "poll")
     note = "(each later run is planned when the one before it has ended)\n"
@@ -135,14 +135,18 @@ def test_next_takes_a_schedule_by_its_name(run: Run) -> None:
 
 
 REFUSED = [
-    ((), 2, "give the text of a schedule"),
-    (("@daily", "--name", "nightly"), 2, "give the text of a schedule"),
+    ((), 2, "give a schedule in quotes"),
+    (("@daily", "--name", "nightly"), 2, "give a schedule in quotes"),
     (
         ("--name", "nightly", "--tz", "UTC"),
         2,
-        "--tz is for a text; a schedule that is there has its own zone",
+        "--tz is for a schedule in quotes; an existing one has its own zone",
     ),
-    (("--name", "nightly"), 1, "schedule 'nightly' not found (To see those that there are"),
+    (
+        ("--name", "nightly"),
+        1,
+        "schedule 'nightly' not found (To list them: rota schedule list",
+    ),
     (("61 * * * *",), 2, "schedule '61 * * * *': minute '61' is not *, 0 to 59"),
     (("@daily", "--tz", "Mars/Base"), 2, "--tz must be a name such as"),
     (("@daily", "-n", "0"), 2, "-n must be 1 to 1000, got 0"),
@@ -267,7 +271,7 @@ def test_list_tells_the_state_of_each(run: Run, db: Db, clock: Clock) -> None:
         "bad": "disabled: broken",
         "nightly": "enabled",
         "off": f"disabled by {db.info.user}",
-        "over": "over",
+        "over": "ended",
         "poll": f"waits for the end of job {job_id}",
     }
 
@@ -327,7 +331,7 @@ def test_show_tells_what_is_wrong_with_a_broken_text(run: Run, db: Db) -> None:
         " disabled_at = now(), last_error = %s, next_run_at = null",
         ["broken " * 20],
     )
-    hint = "(put it right with: rota schedule add nightly ...)"
+    hint = "(correct it with: rota schedule add nightly ...)"
 
     shown = run("schedule", "show", "nightly")
     said = json.loads(run("schedule", "show", "nightly", "--json"))
@@ -401,7 +405,7 @@ def test_disable_and_enable_take_several_or_all(run: Run, capsys: Capsys) -> Non
     printed = capsys.readouterr()
     assert "schedule a is enabled" in printed.out
     assert "schedule b is enabled" in printed.out
-    assert printed.err.startswith("rota: schedule 'nobody' not found (To see")
+    assert printed.err.startswith("rota: schedule 'nobody' not found (To list")
     assert "schedule c is enabled" in run("schedule", "enable", "--all")
     for words in ([], ["a", "--all"]):
         assert "give the names of schedules, or --all" in run(
@@ -494,22 +498,22 @@ BAD_LINES = [
     ("0 2 * * * b queue=a c", "a line is SCHEDULE JOB_TYPE"),
     ("SHELL=/bin/sh", "only TZ and CRON_TZ can be set"),
     ('TZ="Europe/Warsaw', "No closing quotation"),
-    ("0 2 * * * a b=1", "there is no key 'b'; there are: name, queue,"),
-    ("0 2 * * * a schedule=x", "there is no key 'schedule'"),
-    ("0 2 * * * a queue=x queue=y", "queue is there twice"),
+    ("0 2 * * * a b=1", "unknown key 'b'; known are: name, queue,"),
+    ("0 2 * * * a schedule=x", "unknown key 'schedule'"),
+    ("0 2 * * * a queue=x queue=y", "queue is given twice"),
     ("0 2 * * * a queue='x", "a quote is not closed"),
     ("0 2 * * * a {", "the payload is not JSON: "),
     ("0 2 * * * a backoff=fixed", "backoff is not JSON: "),
     ("0 2 * * * a [1]", "the payload must be an object"),
     ('0 2 * * * a "x"', "the payload must be an object"),
-    ("0 2 * * * a {} b", "the payload is not JSON: there is more after its end"),
+    ("0 2 * * * a {} b", "the payload is not JSON: more follows its end"),
     ("0 2 * * * a.b!c", "name must be 1 to 63 of the characters"),
-    ("0 2 * * * root clean_up", "after the schedule comes a job type alone, no user"),
-    ("@daily root /usr/bin/clean -a", "after the schedule comes a job type alone, no user"),
+    ("0 2 * * * root clean_up", "only a job type follows the schedule, no user"),
+    ("@daily root /usr/bin/clean -a", "only a job type follows the schedule, no user"),
     ("@daily # a comment", "a line is SCHEDULE JOB_TYPE"),
     ("every 5 minutes", "a line is SCHEDULE JOB_TYPE"),
     ("TZ=Mars/Base", "time_zone must be a name such as"),
-    ("0 2 * * * first", "the name first is that of line 1 already: say name=OTHER"),
+    ("0 2 * * * first", "the name first is already that of line 1: use name=OTHER"),
     ("61 2 * * * a", "schedule '61 2 * * *': minute '61' is not *"),
     ("0 2 * * 1-5", "a line is SCHEDULE JOB_TYPE [KEY=VALUE ...] [JSON PAYLOAD]; there is no"),
     ("0 0 2 * * MON#1", "a line is SCHEDULE JOB_TYPE"),
@@ -540,7 +544,7 @@ def test_import_tells_of_all_bad_lines_at_once(put: Run, run: Run) -> None:
     assert [line.split(": ")[1] for line in printed[:-1]] == [
         "--tz", "stdin:1", "stdin:3", "stdin:5", "stdin:6"
     ]  # fmt: skip
-    assert printed[-1] == "rota: 5 lines are wrong: no schedule is put in"
+    assert printed[-1] == "rota: 5 lines are wrong: no schedule was added"
     assert run("schedule", "list") == "(none)\n"
 
 
@@ -554,7 +558,7 @@ def test_import_names_the_file(run: Run, tmp_path: Path) -> None:
     for name, reason in (
         ("none.cron", "No such file or directory"),
         ("", "Is a directory"),
-        ("jobs.cron", "it is not text in UTF-8"),
+        ("jobs.cron", "it is not UTF-8 text"),
     ):
         path = tmp_path / name
         printed = run("schedule", "import", str(path), code=1)

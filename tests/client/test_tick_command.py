@@ -117,11 +117,11 @@ def test_loop_goes_on_where_a_part_fails(
     )
 
     ticker = start("--every", "0.05")
-    ticker.wait_for_line("failing, and why is in the log of the server: checks_done")
+    ticker.wait_for_line("failing (see the server log): checks_done")
     lose_a_job(client, db)
     ticker.wait_for_line("tick jobs_swept=1")
     db.execute(definition[0])
-    ticker.wait_for_line("the server: none")
+    ticker.wait_for_line("the server log): none")
 
     assert len(ticker.lines("WARNING failing")) == 2
     assert len(ticker.lines("WARNING database: pending checks failed")) == 1

@@ -21,19 +21,19 @@ PAGE = ROOT / "python_client" / "docs" / "screens.md"
 HEAD = """# What the commands show
 
 Screens of a small shop: a mail server is down, a limit is full, and a payment has failed for
-good. All fit into 80 columns and need no colour; with `--json` each tells a program the same.
+good. All fit into 80 columns and need no colour; `--json` prints the same for a program.
 `make screens` writes this page.
 """
 COMMANDS = {
     "rota status": "One screen, with the verdict of the doctor first.",
-    "rota top --once": "The same every two seconds, until you press q; `--once` shows it once.",
-    "rota job {dead}": "The story of a job.",
-    "rota explain {waits}": "Why a job does not run: the first line decides, and each\n"
+    "rota top --once": "A live view until you press q, refreshed every two seconds; here once.",
+    "rota job {dead}": "The history of a job.",
+    "rota explain {waits}": "Why a job does not run: the first reason decides, and each\n"
     "names the statement that changes it.",
     "rota doctor": "What is wrong with the queue and the database under it, the worst first.",
-    "rota errors": "Each error once; numbers, ids and what stands in quotes are folded.",
+    "rota errors": "Each error once, with numbers, ids and quoted texts folded.",
     "rota jobs --status dead": "Jobs by any filter.",
-    "rota retry --type charge --status dead --dry-run": "What an act would do, told before.",
+    "rota retry --type charge --status dead --dry-run": "What an act would do.",
 }
 
 

@@ -375,7 +375,7 @@ def test_the_command_says_why_it_serves_nobody(login_url: str, tmp_path: Path) -
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for words, code, text in (
-            (["--port", port], 1, f"cannot answer at 127.0.0.1:{port}: Address already in use"),
+            (["--port", port], 1, f"cannot listen on 127.0.0.1:{port}: Address already in use"),
             (["--passwords", str(tmp_path / "users")], 2, "--add-user NAME"),
             (["--operator", "ann"], 2, "for --trusted-header"),
         ):

@@ -85,7 +85,7 @@ def _run_on_databases(arguments: argparse.Namespace) -> int | None:
     if getattr(arguments, "loop", False):
         raise UsageError("--loop ticks in one database; workers tick in all of theirs")
     if arguments.command == "top" and not (arguments.once or arguments.json):
-        raise UsageError("several databases are shown with --once or --json")
+        raise UsageError("use --once or --json with several databases")
     return run_on_many(arguments, several, lambda each: _run(each, each.run))
 
 

@@ -33,8 +33,8 @@ from .output import (
 
 DONE = {
     "retry": "put back to run now",
-    "cancel": "cancelled, or asked to stop if they run",
-    "discard": "acknowledged: they stay dead, and no alert is about them",
+    "cancel": "cancelled, or asked to stop if running",
+    "discard": "acknowledged: they stay dead, but no longer raise alerts",
     "reschedule": "moved to another time",
     "set_priority": "given the priority",
     "move": "moved to the queue",
@@ -55,7 +55,7 @@ def act(arguments: argparse.Namespace) -> int:
     if getattr(arguments, "with_dependants", False):
         raise UsageError("--with-dependants is for one job, named by its id")
     if not ids and not chosen:
-        raise UsageError("say which jobs: ids, a filter such as --queue mail, or --all")
+        raise UsageError("name the jobs: ids, a filter such as --queue mail, or --all")
     given = _arguments(arguments)
     wanted = chosen | ({"ids": ids} if ids else {})
     with connected(arguments) as connection:
@@ -93,7 +93,7 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
     changes = _arguments(arguments)
     dependants = 0
     if getattr(arguments, "with_dependants", False) and changes.keys() - {"force"}:
-        raise UsageError("--with-dependants runs the job as it is: retry it first")
+        raise UsageError("--with-dependants runs the job unchanged: retry it first")
     with connected(arguments) as connection, acting(connection) as client:
         if arguments.act == "cancel":
             status = client.cancel_job(job_id, reason=arguments.reason)
@@ -110,7 +110,7 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
     if arguments.json:
         print_json({"job_id": job_id, "status": status, "dependants": dependants})
     elif status == "running":
-        print(f"job {job_id} is running: its worker is told at the next heartbeat")
+        print(f"job {job_id} is running: its worker learns of it at the next heartbeat")
     else:
         more = f", and {_jobs(dependants)} cancelled because of it" if dependants else ""
         print(f"job {job_id} is {status}{more}")

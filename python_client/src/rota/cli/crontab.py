@@ -66,8 +66,8 @@ def read(lines: Iterable[str], time_zone: str) -> Crontab:
                 continue
             entry = Entry(number, _arguments(line, time_zone))
             if entry.name in entries:
-                first = f"that of line {entries[entry.name].line} already"
-                raise ValueError(f"the name {entry.name} is {first}: say name=OTHER")
+                first = f"already that of line {entries[entry.name].line}"
+                raise ValueError(f"the name {entry.name} is {first}: use name=OTHER")
             entries[entry.name] = entry
         except ValueError as error:
             crontab.problems[number] = str(error)
@@ -89,9 +89,9 @@ def _arguments(line: str, time_zone: str) -> dict[str, Any]:
     for word in given:
         key, _, value = word.partition("=")
         if key not in KEYS:
-            raise ValueError(f"there is no key {key!r}; there are: {', '.join(KEYS)}")
+            raise ValueError(f"unknown key {key!r}; known are: {', '.join(KEYS)}")
         if key in said:
-            raise ValueError(f"{key} is there twice")
+            raise ValueError(f"{key} is given twice")
         text = value if value.startswith("{") else "".join(shlex.split(value))
         said[key] = _json(key, text) if key == "backoff" else text
     schedule, job_type = " ".join(bare[:-1]), bare[-1]
@@ -107,7 +107,7 @@ def _check_job_type(bare: list[str]) -> None:
     if len(bare) < 2 or is_period or (fields == 5 and FIELD.fullmatch(last)):
         raise ValueError(f"{FORM}; there is no job type after the schedule")
     if fields and len(bare) > fields + 1 and not FIELD.fullmatch(bare[fields]):
-        reason = "after the schedule comes a job type alone, no user and no command"
+        reason = "only a job type follows the schedule, no user and no command"
         raise ValueError(f"{reason}: {bare[fields]!r}")
 
 
@@ -135,7 +135,7 @@ def _payload(text: str) -> Any:
     if not isinstance(payload, dict):
         raise ValueError("the payload must be an object: {...}")
     if not COMMENT.fullmatch(text, end):
-        raise ValueError("the payload is not JSON: there is more after its end")
+        raise ValueError("the payload is not JSON: more follows its end")
     return payload
 
 

@@ -63,25 +63,25 @@ def add_filter(parser: argparse.ArgumentParser) -> Any:
     which.add_argument("--status", action="append", choices=STATUSES, metavar="STATUS",
                        help=f"{', '.join(STATUSES)}; may be repeated")  # fmt: skip
     which.add_argument("--type", dest="job_type")
-    what = "whose last error is this, as `rota errors` shows it; numbers and ids may differ"
+    what = "with this last error, as `rota errors` shows it; numbers and ids may differ"
     which.add_argument("--error", metavar="TEXT", help=what)
-    what = "whose last error contains this"
+    what = "with this text in the last error"
     which.add_argument("--error-text", metavar="TEXT", help=what)
     which.add_argument("--error-type", metavar="TYPE")
-    what = "that this worker has, or had last"
+    what = "held by this worker, now or last"
     which.add_argument("--worker", metavar="NAME", help=what)
-    what = "that ended, or if they live were created, longer ago, such as '2 hours'"
+    what = "ended (live jobs: created) longer ago than this, such as '2 hours'"
     which.add_argument("--older-than", metavar="AGE", help=what)
-    which.add_argument("--newer-than", metavar="AGE", help="the same, less long ago")
+    which.add_argument("--newer-than", metavar="AGE", help="the same, more recently")
     which.add_argument(
-        "--payload", metavar="JSON", help="whose payload contains this: '{\"user_id\": 7}'"
+        "--payload", metavar="JSON", help="with this in the payload: '{\"user_id\": 7}'"
     )
-    what = "that have this header; may be repeated"
+    what = "with this header; may be repeated"
     which.add_argument("--header", action="append", metavar="NAME=VALUE", help=what)
     which.add_argument("--key", help="idempotency key")
     which.add_argument("--ordering-key", metavar="KEY")
     which.add_argument("--limit-key", metavar="KEY")
-    which.add_argument("--schedule", metavar="NAME", help="that this schedule has made")
+    which.add_argument("--schedule", metavar="NAME", help="made by this schedule")
     which.add_argument("--pipeline", metavar="NAME")
     return which
 

@@ -20,7 +20,7 @@ def forward(arguments: argparse.Namespace) -> None:
     """Carry jobs until SIGTERM or SIGINT."""
     chosen = conninfos(arguments)
     if len(chosen) < 2:
-        raise UsageError("name two databases at least: --database A --database B")
+        raise UsageError("name at least two databases: --database A --database B")
     log_format = "json" if arguments.json else arguments.log_format
     set_up_log(log_format, arguments.log_level)
     run_forwarder(chosen)

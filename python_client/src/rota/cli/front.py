@@ -55,9 +55,7 @@ def make(arguments: argparse.Namespace) -> int:
         print(f"{front.info.dbname} is a front of {len(databases)} databases")
         print_table(rows)
     if left:
-        print(
-            f"{left} slots are still where they were: open transactions use them; run it again"
-        )
+        print(f"{left} slots have not moved yet: open transactions use them; run it again")
     if bad:
         print(
             f"role {user} does not reach {', '.join(bad)} as it should: see the answers, and"
@@ -116,7 +114,7 @@ def _statements(arguments: argparse.Namespace, shards: list[dict[str, Any]]) -> 
 def _role(word: str) -> tuple[str, str]:
     role, _, access = word.partition("=")
     if access not in ("producer", "operator"):
-        raise UsageError(f"--role {word}: say ROLE=producer or ROLE=operator")
+        raise UsageError(f"--role {word}: must be ROLE=producer or ROLE=operator")
     return role, access
 
 

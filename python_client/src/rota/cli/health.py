@@ -68,7 +68,7 @@ async def serve_health(host: str, port: int, workers: Sequence[Worker]) -> Async
 
     server = await asyncio.start_server(handle, host, port, limit=MAX_REQUEST)
     port = server.sockets[0].getsockname()[1]
-    logger.info("health is told at http://%s:%s/ready", host, port)
+    logger.info("health is served at http://%s:%s/ready", host, port)
     try:
         yield
     finally:

@@ -40,7 +40,7 @@ def enqueue(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json({"job_id": row.job_id, "is_new": row.is_new})
     else:
-        print(row.job_id if row.is_new else f"{row.job_id} (was there already)")
+        print(row.job_id if row.is_new else f"{row.job_id} (already exists)")
 
 
 LISTED: LiteralString = """
@@ -68,8 +68,8 @@ def jobs(arguments: argparse.Namespace) -> None:
             ).fetchall()
         except psycopg.errors.QueryCanceled:
             raise CommandError(
-                "looked for 10 seconds and did not find enough",
-                "Ask for less, with --limit, --before ID, or --queue",
+                "searched for 10 seconds and did not find enough",
+                "Narrow the search with --limit, --before ID, or --queue",
             ) from None
     if arguments.json:
         print_json(rows)
@@ -116,7 +116,7 @@ STORY: dict[str, LiteralString] = {
 
 
 def job(arguments: argparse.Namespace) -> None:
-    """Tell the story of a job: how it stands, what happened, and all there is to know."""
+    """Show a job: its state, its history and all its details."""
     job_id = arguments.job_id
     with connected(arguments) as connection:
         reasons = Client(connection).explain_job(job_id)
@@ -136,14 +136,14 @@ def job(arguments: argparse.Namespace) -> None:
     print_findings(
         [(r.reason, r.explanation, r.remedy) for r in reasons if r.reason != "attempt"]
     )
-    print("\nwhat happened")
+    print("\nhistory")
     for moment, what in _happened(row, story["errors"], story["stages"]):
         print(f"{moment.isoformat(sep=' ', timespec='seconds')}  {' '.join(what.split())}")
     for name in ("depends_on", "dependants"):
         if story[name]:
             print(f"\n{name.replace('_', ' ')}")
             print_list(story[name])
-    print("\nall there is to know")
+    print("\ndetails")
     print_record({name: value for name, value in row.items() if value is not None})
     if story["errors"] and story["errors"][-1]["stack"]:
         print("")
@@ -166,7 +166,7 @@ def _happened(
     if row["started_at"] and row["started_at"] not in [e["started_at"] for e in errors]:
         found.append((row["started_at"], f"attempt {row['attempts']} began"))
     if row["cancel_requested_at"]:
-        found.append((row["cancel_requested_at"], "a cancel was asked for"))
+        found.append((row["cancel_requested_at"], "cancel requested"))
     if row["finished_at"]:
         found.append((row["finished_at"], row["status"]))
     return sorted(found, key=lambda entry: entry[0])

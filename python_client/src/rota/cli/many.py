@@ -58,7 +58,7 @@ class Answer:
     def verdict(self) -> str:
         """What has to be said beside the name."""
         if isinstance(self.error, UnknownOutcomeError):
-            return ": not known whether it was done"
+            return ": outcome unknown"
         if isinstance(self.error, psycopg.OperationalError):
             return ": no answer"
         return ": failed" if self.error else ""
@@ -231,8 +231,8 @@ def _tell_failures(answers: list[Answer]) -> None:
     if len(answers) < 2:
         return
     for verdict, told in (
-        (": no answer", "this is not all: no answer of"),
-        (": not known whether it was done", "not known whether it was done on"),
+        (": no answer", "incomplete: no answer from"),
+        (": outcome unknown", "outcome unknown on"),
         (": failed", "failed on"),
         ("", "exit status other than 0 on"),
     ):
@@ -294,7 +294,7 @@ def _places_of(job_ids: list[int], databases: Sequence[str]) -> dict[str, list[i
             what = "is in more than one of the databases"
             if not where:
                 what = f"is in none of the databases{' that answered' if silent else ''}"
-            hint = f"Could not ask {', '.join(silent)}" if silent else None
+            hint = f"Could not query {', '.join(silent)}" if silent else None
             raise CommandError(f"job {job_id} {what}", hint)
         places.setdefault(where[0], []).append(job_id)
     return places

@@ -38,7 +38,7 @@ def move(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json({"queue": arguments.queue, "is_ended": True})
         else:
-            print(f"queue {arguments.queue}: what is enqueued in {name_of(source)} stays there")
+            print(f"queue {arguments.queue}: jobs enqueued in {name_of(source)} stay there")
         return 0
     findings = _plan(source, target, arguments)
     is_refused = any(finding.severity == "refused" for finding in findings)
@@ -60,7 +60,7 @@ def move(arguments: argparse.Namespace) -> int:
     code = _tell(arguments, status)
     is_done = status is not None and status.state == "settled" and not _left(status)
     if is_done and not arguments.json:
-        print("let producers and workers use the other database, and then say --end")
+        print("let producers and workers use the other database, then run it with --end")
     return code
 
 
@@ -105,7 +105,7 @@ def _databases(arguments: argparse.Namespace) -> tuple[str, str, int]:
         others = [number for number in others if number == arguments.source]
     if len(others) != 1 or (problems and arguments.source is None):
         hint = "; ".join(problems) or None
-        message = "say with --from NUMBER which of the databases the queue leaves"
+        message = "name the database that the queue leaves with --from NUMBER"
         raise UsageError(message, hint)
     return numbers[others[0]], numbers.get(arguments.to, ""), others[0]
 
@@ -160,7 +160,7 @@ def _left(status: MoveStatus) -> int:
 def _words(status: MoveStatus) -> str:
     obstacle = f", waits for {status.obstacle}" if status.obstacle else ""
     return (
-        f"{status.state}: {status.moved} moved, {status.in_transit} on their way, "
+        f"{status.state}: {status.moved} moved, {status.in_transit} in transit, "
         f"{status.waiting} wait here, {status.running} run here{obstacle}"
     )
 

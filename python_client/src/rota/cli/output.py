@@ -124,8 +124,8 @@ class UnknownOutcomeError(CommandError):
 
     def __init__(self, error: Exception, before: str = "") -> None:
         self.error = error
-        message = f"not known whether it was done, as the answer was lost: {one_line(error)}"
-        super().__init__(message + before, "Look whether it was done before you repeat it")
+        message = f"outcome unknown, the answer was lost: {one_line(error)}"
+        super().__init__(message + before, "Check whether it was done before you repeat it")
 
 
 class UsageError(CommandError):
@@ -162,7 +162,7 @@ def _checked(word: str) -> str:
     except psycopg.ProgrammingError:
         # The message of libpq would repeat the string, with its password.
         raise UsageError(
-            "the connection string is not valid; it looks like "
+            "invalid connection string; it looks like "
             "postgresql://user:password@host:5432/database"
         ) from None
     return chosen
@@ -354,7 +354,7 @@ _HINTS: dict[type[RotaError], str] = {
     JobNotFoundError: "It never existed, or retention has removed it.",
     JobFinishedError: "To run it again: rota retry {job_id}",
     JobRunningError: "Wait, or take it from its worker: rota retry {job_id} --force",
-    UnknownScheduleError: "To see those that there are: rota schedule list",
+    UnknownScheduleError: "To list them: rota schedule list",
 }
 
 
@@ -366,6 +366,6 @@ def hint_for(error: RotaError, arguments: argparse.Namespace) -> str | None:
         and name
         and not getattr(arguments, "schedule", None)
     ):
-        return f"Put it right with: rota schedule add {name} ..."
+        return f"Correct it with: rota schedule add {name} ..."
     hint = _HINTS.get(type(error))
     return hint.format(job_id=getattr(arguments, "job_id", "ID")) if hint else error.hint

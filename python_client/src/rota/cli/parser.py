@@ -41,9 +41,9 @@ FOR_MANY = {
 """Commands that take several databases, and are run on each."""
 OWN_MANY = {"worker", "forward", "web", "make", "queue move"}
 """Commands that take several databases themselves."""
-DOCTOR = "Exit code: 0 all in order, 1 warnings, 2 critical, 3 could not ask."
-VERIFY = "Exit code: 0 all hold, 1 one is broken, 3 could not ask."
-STATUS = "Exit code: 0, or 2 if the doctor finds something critical; 1 could not ask."
+DOCTOR = "Exit code: 0 all is well, 1 warnings, 2 critical, 3 could not query the database."
+VERIFY = "Exit code: 0 all are kept, 1 one is broken, 3 could not query the database."
+STATUS = "Exit code: 0, 2 if the doctor finds something critical, 1 if the query failed."
 COULD_NOT_ASK = 3
 EPILOG = """\
 examples:
@@ -53,11 +53,11 @@ examples:
   rota jobs --status dead
   rota schedule add cleanup '0 2 * * *' clean_up --tz Europe/Warsaw
 
-The database is that of -d, a URL or a name, else that of DATABASE_URL, else
-what libpq finds (PGHOST, PGSERVICE, …).
+Name the database with -d (a URL or a name) or DATABASE_URL; otherwise libpq
+finds it (PGHOST, PGSERVICE, …).
 
 exit codes: 0 done, 1 failed, 2 wrong usage, 3 a worker left handlers that did
-not end, or doctor or verify could not connect
+not end, or doctor or verify could not query the database
 """
 
 PAUSE = """\
@@ -66,14 +66,14 @@ examples:
   rota pause --type charge_card --reason 'the bank is down'
   rota pause --all --reason 'restored from production' --yes
 
-The command counts the jobs that wait there, and asks. Without a terminal it
+The command counts the waiting jobs, and asks. Without a terminal it
 pauses a given queue or type without asking; --all then needs --yes.
 """
 ACTS = """\
-Give the ids of jobs, or a filter; a job has to meet all its conditions. The
-command counts first, and asks; then it changes the jobs in short steps, and you
-may stop it and run it again. It reports a job that it cannot change, which
-stops no other.
+Give job ids, or a filter; a job has to meet all its conditions. The command
+first counts the jobs, and asks; then it changes them in short steps, and you
+may stop it and run it again. It reports a job that it cannot change, and
+continues with the others.
 
 examples:
 {more}
@@ -149,7 +149,7 @@ class Misuse(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """One that raises what is wrong, so that it can be told as JSON."""
+    """A parser that raises its errors, so that a command can print them as JSON."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -216,29 +216,29 @@ def _add_schema_commands(commands: Any) -> None:
     what = "remove rota and all its jobs"
     add = _add(commands, "uninstall", schema.uninstall, what, json=True)
     add.add_argument("--yes", action="store_true", help="do not ask")
-    what = "count the promises again on the newest rows"
+    what = "recount the promises on the newest rows"
     add = _add(commands, "verify", questions.verify, what, json=True)
     add.description = f"{add.description} {VERIFY}"
     add.set_defaults(failed=COULD_NOT_ASK)
     what = "how many of each kind (default: %(default)s)"
     add.add_argument("--max-rows", type=count, default=10000, metavar="N", help=what)
-    what = "say what is wrong with the queue and the database under it"
+    what = "show what is wrong with the queue and the database under it"
     add = _add(commands, "doctor", questions.doctor, what, json=True)
     add.description = f"{add.description} {DOCTOR}"
     add.set_defaults(failed=COULD_NOT_ASK)
     add.add_argument("--check", action="store_true", help="print one line, for monitoring")
-    add.add_argument("--all", action="store_true", help="also what is in order")
+    add.add_argument("--all", action="store_true", help="also show what is well")
     what = "show queues, due jobs and workers"
     add = _add(commands, "status", status.status, what, json=True)
     add.description = f"{add.description} {STATUS}"
     add = _add(commands, "top", top.top, "show what happens now, live; q quits", json=True)
     add.add_argument("--once", action="store_true", help="show it once")
     add.add_argument(
-        "--every", type=seconds, default=2.0, metavar="SECONDS", help="show it anew (default 2)"
+        "--every", type=seconds, default=2.0, metavar="SECONDS", help="refresh (default 2)"
     )
     add = _add(commands, "tick", tick.tick, "do the maintenance that is due", json=True)
-    add.add_argument("--loop", action="store_true", help="again, until SIGTERM or Ctrl-C")
-    what = "seconds between two ticks of --loop (default: %(default)s)"
+    add.add_argument("--loop", action="store_true", help="repeat until SIGTERM or Ctrl-C")
+    what = "seconds between ticks of --loop (default: %(default)s)"
     add.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help=what)
 
 
@@ -255,9 +255,9 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument("--key", dest="idempotency_key", help="idempotency key")
     add = _add(commands, "jobs", jobs.jobs, "list jobs, the newest first", json=True)
     add_filter(add)
-    add.add_argument("--before", type=job_id, metavar="ID", help="go on behind this job")
+    add.add_argument("--before", type=job_id, metavar="ID", help="continue after this job")
     add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
-    what = "list the errors of failed attempts, similar ones in one line"
+    what = "list the errors of failed attempts, grouping similar ones"
     add = _add(commands, "errors", jobs.errors, what, json=True)
     add.add_argument("--queue")
     add.add_argument("--type", dest="job_type")
@@ -280,10 +280,10 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument(
         "--result", metavar="JSON", help="what a run that did it would have stored"
     )
-    add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
-    add = _add(commands, "job", jobs.job, "tell the story of a job", json=True)
+    add.add_argument("--dry-run", action="store_true", help="show the effect, change nothing")
+    add = _add(commands, "job", jobs.job, "show the history of a job", json=True)
     add.add_argument("job_id", type=job_id)
-    what = "say why a job does not run, and what would change that"
+    what = "show why a job does not run, and what would change that"
     add = _add(commands, "explain", questions.explain, what, json=True)
     add.add_argument("job_id", type=job_id)
 
@@ -295,8 +295,8 @@ def _add_queue_commands(commands: Any) -> None:
     _add_paused(add)
     add.add_argument("--reason", help="shown by rota status")
     how = add.add_mutually_exclusive_group()
-    how.add_argument("--until", metavar="TIME", help="it ends by itself then")
-    what = "it ends by itself after that, such as '2 hours'"
+    how.add_argument("--until", metavar="TIME", help="end the pause at this time")
+    what = "end the pause after this time, such as '2 hours'"
     how.add_argument("--for", dest="length", metavar="INTERVAL", help=what)
     what = "list the limits in use, and how many jobs wait for them"
     add = _add(commands, "limits", queues.limits, what, json=True)
@@ -307,36 +307,36 @@ def _add_queue_commands(commands: Any) -> None:
 
 def _add_paused(add: argparse.ArgumentParser) -> None:
     add.add_argument("queue", nargs="?")
-    add.add_argument("--type", dest="job_type", help="only this type, in the queue or in all")
+    add.add_argument("--type", dest="job_type", help="only this type, in the queue or all")
     add.add_argument("--all", action="store_true", help="everything")
     add.add_argument("--dry-run", action="store_true", help="count, change nothing")
     add.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def _add_acts(commands: Any) -> None:
-    add = _add_act(commands, "retry", "retry", "run jobs again now: failed and dead ones")
-    what = "also running ones: their workers lose them; of a filter with --status running"
+    add = _add_act(commands, "retry", "retry", "run failed and dead jobs again now")
+    what = "also running jobs: their workers lose them; a filter needs --status running"
     add.add_argument("--force", action="store_true", help=what)
-    what = "of one job: bring back, too, what was cancelled because of it"
+    what = "for one job: also restore the jobs that were cancelled because of it"
     add.add_argument("--with-dependants", action="store_true", help=what)
-    what = "change that of the payload; VALUE is JSON or a text; may be repeated"
+    what = "change this value of the payload, to JSON or a text; may be repeated"
     add.add_argument("--set", action="append", metavar="NAME=VALUE", help=what)
-    add.add_argument("--new-payload", metavar="JSON", help="give them this payload")
+    add.add_argument("--new-payload", metavar="JSON", help="replace the payload")
     add.add_argument("--max-attempts", type=count, metavar="N", help="give up after N attempts")
-    what = "cancel jobs that wait, and ask the workers of those that run to stop"
+    what = "cancel waiting jobs, and ask the workers of running ones to stop"
     add = _add_act(commands, "cancel", "cancel", what)
     add.add_argument("--reason")
-    what = "acknowledge dead jobs: they are kept, but raise no alert any more"
+    what = "acknowledge dead jobs: they are kept, but no longer raise alerts"
     _add_act(commands, "discard", "discard", what)
-    what = "move jobs that wait to another time"
+    what = "move waiting jobs to another time"
     add = _add_act(commands, "reschedule", "reschedule", what)
     how = add.add_mutually_exclusive_group(required=True)
     how.add_argument("--run-at", metavar="TIME", help="such as '2026-03-01 02:00 Europe/Paris'")
     how.add_argument("--delay", metavar="INTERVAL", help="from now, such as '10 minutes'")
     add = _add_act(commands, "priority", "set_priority", "give jobs another priority")
-    what = "the lower runs first"
+    what = "lower runs first"
     add.add_argument("--to", type=whole(-32768, 32767), required=True, metavar="N", help=what)
-    add = _add_act(commands, "move", "move", "move jobs that wait to another queue")
+    add = _add_act(commands, "move", "move", "move waiting jobs to another queue")
     add.add_argument("--to", required=True, metavar="QUEUE")
     what = "delete jobs that have ended; dead ones only with --status dead"
     _add_act(commands, "purge", "purge", what)
@@ -346,7 +346,7 @@ def _add_acts(commands: Any) -> None:
     add = _add(commands, "audit", acts.audit, what, json=True)
     add.add_argument("--job", type=job_id, metavar="ID", help="to this job")
     add.add_argument("--act", help="such as retry, pause or set_limit")
-    add.add_argument("--by", metavar="NAME", help="of a role, or of who stood behind it")
+    add.add_argument("--by", metavar="NAME", help="of a role, or of the person behind it")
     add.add_argument("--since", metavar="AGE", help="such as '1 day'")
     add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
     what = "print a completion script for a shell"
@@ -380,7 +380,7 @@ def _print_completion(arguments: argparse.Namespace) -> None:
 
 
 def _add_web(commands: Any) -> None:
-    add = _add(commands, "web", web.web, "show it all in a browser")
+    add = _add(commands, "web", web.web, "show everything in a browser")
     add.epilog = WEB
     add.formatter_class = argparse.RawDescriptionHelpFormatter
     _add_databases(add)
@@ -388,21 +388,21 @@ def _add_web(commands: Any) -> None:
     add.add_argument(
         "--port", type=whole(0, 65535), default=8025, help="(default: %(default)s)"
     )
-    what = "let operators act: without it the page only shows"
+    what = "let operators act: without it the page is read-only"
     add.add_argument("--allow-acts", action="store_true", help=what)
     what = "admit the users in this file, by name and password"
     add.add_argument("--passwords", metavar="FILE", help=what)
     what = "add a user to the file: an observer, or with --allow-acts an operator"
     add.add_argument("--add-user", metavar="NAME", help=what)
-    what = "believe the name that a proxy puts there, such as X-Remote-User"
+    what = "header in which a proxy sends the user's name, such as X-Remote-User"
     add.add_argument("--trusted-header", metavar="NAME", help=what)
-    what = "an address of that proxy (default: this machine)"
+    what = "address of that proxy (default: this machine)"
     add.add_argument("--proxy", action="append", metavar="ADDRESS", help=what)
-    what = "a name of the header that may act, or * for all"
+    what = "a user from that header who may act, or * for all"
     add.add_argument("--operator", action="append", metavar="NAME", help=what)
     what = "payloads and results: mask by key (default), hide, or show"
     add.add_argument("--payloads", choices=("mask", "hide", "show"), default="mask", help=what)
-    what = "where a proxy has the page: a path that it removes before it asks here"
+    what = "path of the page at a proxy, which removes it from the request"
     add.add_argument("--root-path", default="", metavar="PATH", help=what)
 
 
@@ -419,31 +419,31 @@ def _add_worker(commands: Any) -> None:
     add.add_argument("--no-forward", action="store_true", help=what)
     what = "or QUEUE=PLACES for one with its own places; may be repeated (default: default)"
     add.add_argument("--queue", action="append", help=what)
-    number(int, "--concurrency", 4, "jobs at a time, of the queues without their own places")
+    number(int, "--concurrency", 4, "jobs at a time, for queues without their own places")
     number(int, "--processes", 1, "worker processes, each with this concurrency")
     number(int, "--batch", None, "hold N jobs (default: what starts in 0.2 seconds)")
     add.add_argument("--lease", type=float, metavar="SECONDS", help="for jobs without one")
     add.add_argument("--name", help="(default: host:pid:random)")
-    number(float, "--poll-interval", 1.0, "seconds between two looks while nothing is due")
-    add.add_argument("--no-listen", action="store_true", help="poll only: let no job wake it")
+    number(float, "--poll-interval", 1.0, "seconds between polls while nothing is due")
+    add.add_argument("--no-listen", action="store_true", help="poll only, do not listen")
     what = "where to listen for notifications, past a pooler (default: the database)"
     add.add_argument("--listen-url", metavar="URL", help=what)
-    add.add_argument("--no-tick", action="store_true", help="leave the maintenance to others")
-    what = "seconds between two calls of tick(), while there is anything to do"
+    add.add_argument("--no-tick", action="store_true", help="leave maintenance to others")
+    what = "seconds between calls of tick(), while there is anything to do"
     number(float, "--tick-interval", 1.0, what)
     number(float, "--grace-period", 20.0, "seconds that running jobs get after SIGTERM")
     what = "exit after about N jobs; with --processes another process follows"
     number(int, "--max-jobs", None, what)
     what = "the same when the process has used N megabytes of memory"
     number(float, "--max-memory", None, what)
-    what = "answer GET /live, /ready and /metrics there; further processes at the next ports"
+    what = "serve GET /live, /ready and /metrics there; further processes use the next ports"
     add.add_argument("--health", metavar="[HOST:]PORT", help=what)
     what = "restart when a Python file below the current directory changes"
     add.add_argument("--reload", action="store_true", help=what)
     add.add_argument("--process-number", type=int, help=argparse.SUPPRESS)
     how = add.add_mutually_exclusive_group()
-    how.add_argument("--drain", action="store_true", help="leave when nothing is due")
-    how.add_argument("--once", action="store_true", help="leave after one claim")
+    how.add_argument("--drain", action="store_true", help="exit when nothing is due")
+    how.add_argument("--once", action="store_true", help="exit after one claim")
     _add_log(add)
 
 
@@ -460,7 +460,7 @@ def _add_log(add: argparse.ArgumentParser) -> None:
 def _add_databases(add: argparse.ArgumentParser) -> None:
     what = "one of several databases, by URL or name; may be repeated"
     add.add_argument("--database", action="append", metavar="URL", help=what)
-    what = "a file that names several, one on a line"
+    what = "a file that names several, one per line"
     add.add_argument("--databases", metavar="FILE", help=what)
 
 
@@ -472,29 +472,29 @@ def _add_forward(commands: Any) -> None:
 
 
 FRONT = """\
-A front has no jobs: it passes calls that enqueue, and acts on one job, on to
-the databases that are named, by PL/Proxy (Debian: postgresql-15-plproxy). The
-database commits each call at once.
+A front has no jobs: it forwards calls that enqueue, or act on one job, to the
+named databases through PL/Proxy (Debian: postgresql-15-plproxy). The database
+commits each call at once.
 
 examples:
   rota front make --front postgresql://postgres@front/shop --databases FILE \\
       --role shop=producer --role ann=operator --passwords FILE
   rota front status --front postgresql://postgres@front/shop
 
-Run it again to add a database, or after an upgrade. A file of passwords has
-lines ROLE:PASSWORD.
-exit codes: 0 done, 1 failed, or slots are left to hand over, 2 used wrongly
+Run it again to add a database, or after an upgrade. A password file has lines
+ROLE:PASSWORD.
+exit codes: 0 done, 1 failed, or slots are left to hand over, 2 wrong usage
 """
 
 
 def _add_front(commands: Any) -> None:
-    what = "make one database pass calls on to many, or see whether it does"
+    what = "make one database forward calls to many, or check it"
     parser = commands.add_parser(
         "front", help=what, description=f"{what[0].upper()}{what[1:]}."
     )
     parser.epilog, parser.formatter_class = FRONT, argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    what = "make a front, or bring it up to date"
+    what = "make a front, or update it"
     add = _add(actions, "make", front.make, what, json=True)
     _add_databases(add)
     add.add_argument("--role", action="append", metavar="ROLE=ACCESS", help=(
@@ -506,13 +506,13 @@ def _add_front(commands: Any) -> None:
     add.add_argument("--time-limit", metavar="SPAN", help="of each call: '5 seconds'")
     add.add_argument("--dry-run", action="store_true", help="print the SQL, change nothing")
     _add_front_of(add)
-    add = _add(actions, "status", front.status, "see what is behind a front", json=True)
+    add = _add(actions, "status", front.status, "show what is behind a front", json=True)
     add.set_defaults(command="front status")
     _add_front_of(add)
 
 
 def _add_front_of(add: argparse.ArgumentParser) -> None:
-    what = "the front, by URL or name; as a superuser to make one"
+    what = "the front, by URL or name; making one needs a superuser"
     add.add_argument("--front", metavar="URL", required=True, help=what)
 
 
@@ -522,13 +522,13 @@ examples:
   rota queue move mail --to 8 --databases /etc/shop/databases
   rota queue move mail --to 8 --databases /etc/shop/databases --end
 
-Exit code: 0 settled, or it can move; 1 refused; 3 not settled: say it again, or
-leave it to rota forward. It may be ended at any moment.
+Exit code: 0 settled, or it can move; 1 refused; 3 not settled: run it again, or
+leave it to rota forward. You may stop it at any moment.
 """
 
 
 def _add_queue(commands: Any) -> None:
-    what = "let a queue move to another database"
+    what = "move a queue to another database"
     group = _add(commands, "queue", lambda _: 0, what)
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     what = "move the jobs of a queue while producers and workers run"
@@ -536,15 +536,15 @@ def _add_queue(commands: Any) -> None:
     add.set_defaults(command="queue move")
     add.epilog, add.formatter_class = QUEUE_MOVE, argparse.RawDescriptionHelpFormatter
     add.add_argument("queue")
-    add.add_argument("--to", type=int, required=True, metavar="NUMBER", help="of which number")
-    what = "the database that it leaves, if more than two are named"
+    add.add_argument("--to", type=int, required=True, metavar="NUMBER", help="to database")
+    what = "from database, if more than two are named"
     add.add_argument("--from", dest="source", type=int, metavar="NUMBER", help=what)
     if not any(action.dest == "databases" for action in add._actions):
         _add_databases(add)
     which = add.add_mutually_exclusive_group()
-    what = "tell what keeps it from moving, and do nothing"
+    what = "show what keeps it from moving, and do nothing"
     which.add_argument("--dry-run", action="store_true", help=what)
-    which.add_argument("--status", action="store_true", help="tell how far it is")
+    which.add_argument("--status", action="store_true", help="show the progress")
     what = "end the move, once nothing is left: new jobs stay where they are enqueued"
     which.add_argument("--end", action="store_true", help=what)
 
@@ -556,8 +556,8 @@ examples:
   rota schedule list
   rota schedule import jobs.cron --dry-run
 
-A schedule has five fields (minute hour day month weekday), or six with the
-second in front; or it is @hourly, @daily, @weekly, @monthly or @yearly; or
+A schedule has five fields (minute hour day month weekday), or six with seconds
+in front; or it is @hourly, @daily, @weekly, @monthly or @yearly; or
 'every 90 seconds', counted from its start; or 'after 10 minutes', counted from
 the end of its last run. Quote it for the shell.
 """
@@ -568,9 +568,9 @@ examples:
   rota schedule add poll 'after 30 seconds' poll_inbox --queue mail
   rota schedule add cache 'every 10 minutes' warm_cache --overlap skip
 
-An option that is not given has its default, also for an existing schedule, so
-each deployment may repeat the command: an unchanged schedule stays as it is,
-and so does its next run.
+An option that you leave out gets its default, even for an existing schedule. So
+each deployment may repeat the command: an unchanged schedule keeps its next
+run.
 """
 NEXT = """\
 examples:
@@ -579,12 +579,12 @@ examples:
   rota schedule next --name nightly
 
 A time that the clocks skip runs at the first instant after the gap; a time that
-comes twice runs the first time. If minute or hour begin with a star, the
+occurs twice runs the first time. If minute or hour begins with a star, the
 schedule follows the wall clock instead.
 """
 IMPORT = """\
 a file:
-  # name=... is needed if two lines have one job type
+  # name=... is needed if two lines have the same job type
   TZ=Europe/Warsaw
   0 2 * * *         clean_up
   0 9 * * MON-FRI   send_report  name=report catch_up=all {"to": "board"}
@@ -592,8 +592,7 @@ a file:
 
 A line is SCHEDULE JOB_TYPE, then optionally KEY=VALUE (the arguments of
 schedule_job), then a JSON payload. TZ= and CRON_TZ= apply to the lines below
-them. The command adds all lines, or none, and leaves schedules that are not in
-the file alone.
+them. The command applies all lines, or none, and leaves other schedules alone.
 """
 SYNC = """\
 in the code:
@@ -606,9 +605,9 @@ in the code:
 at each deployment:
   rota schedule sync shop.jobs:registry --prune
 
-What is new or changed is put in, all of it or nothing. Schedules belong to the
-registry of that name: others, and those that were put in without a registry,
-are never removed.
+The command adds and changes schedules, all of them or none. Schedules belong to
+the registry of that name: it never removes others, or those that were added
+without a registry.
 """
 Add = Callable[..., argparse.ArgumentParser]
 
@@ -617,78 +616,77 @@ def add_schedule_commands(commands: Any, add_command: Add) -> None:
     """Add ``schedule`` and its own commands."""
     what = "manage schedules, which make jobs at planned times"
     schedule = commands.add_parser(
-        "schedule", help=what, description="Have jobs made at times."
+        "schedule", help=what, description="Manage schedules, which make jobs at planned times."
     )
     _teach(schedule, SCHEDULE)
     own = schedule.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_add(own, add_command)
     add_command(own, "list", schedules.list_all, "list schedules and when they run", json=True)
-    what = "show a schedule, its next and its last runs"
+    what = "show a schedule, its next and last runs"
     _named(add_command(own, "show", schedules.show, what, json=True))
     what = "remove a schedule"
     add = _named(add_command(own, "remove", schedules.remove, what, json=True))
     add.add_argument("--yes", action="store_true", help="do not ask")
     for name, switch, what in (
         ("enable", schedules.enable, "let schedules make jobs again"),
-        ("disable", schedules.disable, "let schedules make no more jobs"),
+        ("disable", schedules.disable, "stop schedules from making jobs"),
     ):
         add = add_command(own, name, switch, what, json=True)
         add.add_argument("names", nargs="*", metavar="name", help="of a schedule")
-        add.add_argument("--all", action="store_true", help="all that are not so yet")
-    what = "make a job of a schedule now and print its id"
+        add.add_argument("--all", action="store_true", help=f"{name} all schedules")
+    what = "make a job from a schedule now and print its id"
     _named(add_command(own, "run", schedules.run, what, json=True))
     _add_next(own, add_command)
-    what = "put in the schedules of a file, or none"
+    what = "add or change all schedules in a file, or none"
     add = add_command(own, "import", schedules.import_file, what, json=True)
     _teach(add, IMPORT)
-    add.add_argument("file", help="lines as in a crontab; - is the standard input")
-    add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
+    add.add_argument("file", help="lines as in a crontab; - is standard input")
+    add.add_argument("--dry-run", action="store_true", help="show the effect, change nothing")
     _add_zone(add, "zone of lines before the first TZ=")
-    what = "apply the schedules declared beside the code of handlers"
+    what = "apply the schedules declared in the code of handlers"
     add = add_command(own, "sync", schedules.sync, what, json=True)
     _teach(add, SYNC)
     add.add_argument("registry", help="module:name of a rota.Registry")
-    add.add_argument("--prune", action="store_true", help="remove what the code has no more")
-    add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
+    what = "remove schedules that are no longer in the code"
+    add.add_argument("--prune", action="store_true", help=what)
+    add.add_argument("--dry-run", action="store_true", help="show the effect, change nothing")
 
 
 def _add_add(own: Any, add_command: Add) -> None:
-    add = _named(
-        add_command(own, "add", schedules.add, "put in or change a schedule", json=True)
-    )
+    add = _named(add_command(own, "add", schedules.add, "add or change a schedule", json=True))
     _teach(add, ADD)
     add.add_argument("schedule", help="such as '0 2 * * *' or 'every 10 minutes'")
     add.add_argument("job_type")
     add.add_argument("payload", nargs="?", default="{}", help="JSON (default: {})")
-    _add_zone(add, "whose clock counts, such as Europe/Warsaw")
+    _add_zone(add, "time zone, such as Europe/Warsaw")
     add.add_argument("--queue")
     add.add_argument("--priority", type=whole(-32768, 32767), help="lower runs first")
     add.add_argument("--max-attempts", type=count)
     add.add_argument("--lease", metavar="INTERVAL", help="such as '5 minutes'")
-    what = "a run that takes longer is stopped, such as '1 hour'"
+    what = "stop a run that takes longer, such as '1 hour'"
     add.add_argument("--time-limit", metavar="INTERVAL", help=what)
-    what = "what happens to times that were missed (default: one)"
+    what = "what happens to missed times (default: one)"
     add.add_argument("--catch-up", choices=("skip", "one", "all"), help=what)
-    what = "older ones are left out, such as '3 hours'"
+    what = "skip older ones, such as '3 hours'"
     add.add_argument("--catch-up-window", metavar="INTERVAL", help=what)
     add.add_argument("--catch-up-max", type=count, metavar="N", help="at most N at once")
     what = "while the last job is live (default: allow)"
     add.add_argument("--overlap", choices=("allow", "skip", "queue"), help=what)
     add.add_argument("--jitter", metavar="INTERVAL", help="start up to this much later")
-    add.add_argument("--starts-at", metavar="TIME", help="no run before it; of --tz")
-    add.add_argument("--ends-at", metavar="TIME", help="no run after it; of --tz")
-    add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
+    add.add_argument("--starts-at", metavar="TIME", help="no run before it; in --tz")
+    add.add_argument("--ends-at", metavar="TIME", help="no run after it; in --tz")
+    add.add_argument("--dry-run", action="store_true", help="show the effect, change nothing")
 
 
 def _add_next(own: Any, add_command: Add) -> None:
     what = "explain a schedule, and list its next runs"
     add = add_command(own, "next", schedules.next_runs, what, json=True)
     _teach(add, NEXT)
-    add.add_argument("schedule", nargs="?", help="a text, in quotes")
-    add.add_argument("--name", help="a schedule that is there, instead of a text")
-    _add_zone(add, "whose clock counts")
+    add.add_argument("schedule", nargs="?", help="such as '0 2 * * *', in quotes")
+    add.add_argument("--name", help="an existing schedule instead")
+    _add_zone(add, "time zone")
     add.add_argument("-n", dest="number", type=int, default=10, help="(default: %(default)s)")
-    add.add_argument("--after", metavar="TIME", help="from when on (default: now); of --tz")
+    add.add_argument("--after", metavar="TIME", help="start time (default: now); in --tz")
 
 
 def _add_zone(add: argparse.ArgumentParser, what: str) -> None:

@@ -41,7 +41,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         print_json([asdict(row) for row in found])
     elif arguments.check:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        said = f"{wrong[0].finding}: {wrong[0].evidence}" if wrong else "all is in order"
+        said = f"{wrong[0].finding}: {wrong[0].evidence}" if wrong else "all is well"
         print(f"{worst.upper()} {said}{more}")
     else:
         shown = found if arguments.all else wrong
@@ -64,7 +64,7 @@ def verify(arguments: argparse.Namespace) -> int:
         print_findings(
             [
                 (
-                    "BROKEN" if row.violations else "holds",
+                    "BROKEN" if row.violations else "kept",
                     f"{row.promise}: {row.violations} of {row.examined}"
                     + (f", such as: {row.example}" if row.example else ""),
                     None,

@@ -42,7 +42,7 @@ def pause(arguments: argparse.Namespace) -> int:
         print_json({**_named(arguments), "is_paused": True, "until": until})
         return 0
     how_long = f", until {short(until)}" if until else ""
-    print(f"{what} is paused: running jobs go on, no more are claimed{how_long}")
+    print(f"{what} is paused: running jobs continue, no more are claimed{how_long}")
     return 0
 
 
@@ -65,7 +65,7 @@ def resume(arguments: argparse.Namespace) -> int:
     elif still:
         print(f"{what} is resumed; still paused: {', '.join(still)}")
     else:
-        print(f"{what} is open: its jobs are claimed")
+        print(f"{what} is resumed: workers claim its jobs")
     return 0
 
 

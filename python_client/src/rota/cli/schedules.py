@@ -221,7 +221,7 @@ def show(arguments: argparse.Namespace) -> None:
         head = {"name": name, "description": words or problem, "state": row["state"]}
         print_record(head | _shown(row))
         if problem or (row["last_error"] and not row["is_enabled"]):
-            print(f"(put it right with: rota schedule add {name} ...)")
+            print(f"(correct it with: rota schedule add {name} ...)")
         if not problem:
             print("\nnext runs" if row["is_enabled"] else "\nnext runs, if it were enabled")
             print_runs(connection, runs, row["schedule"], row["time_zone"])
@@ -249,9 +249,9 @@ def next_runs(arguments: argparse.Namespace) -> None:
     """Explain a schedule, and list its next runs."""
     schedule, name, time_zone = arguments.schedule, arguments.name, arguments.time_zone
     if (schedule is None) == (name is None):
-        raise UsageError("give the text of a schedule, in quotes, or --name NAME")
+        raise UsageError("give a schedule in quotes, or --name NAME")
     if name is not None and time_zone is not None:
-        raise UsageError("--tz is for a text; a schedule that is there has its own zone")
+        raise UsageError("--tz is for a schedule in quotes; an existing one has its own zone")
     if not 1 <= arguments.number <= MAX_RUNS:
         raise UsageError(f"-n must be 1 to {MAX_RUNS}, got {arguments.number}")
     more: dict[str, Any] = {"max_runs": arguments.number}
@@ -284,7 +284,7 @@ def next_runs(arguments: argparse.Namespace) -> None:
             print("(here counted from now; the first run is at once, or at starts_at)")
         print("(each later run is planned when the one before it has ended)")
     elif not name and words.endswith("counted from its start"):
-        print("(here counted from now; with starts_at, or from when it is put in)")
+        print("(here counted from now; in a schedule from starts_at, or when it is added)")
 
 
 Changes = dict[str, tuple[str, str]]
@@ -320,7 +320,7 @@ def _lines(file: str) -> list[str]:
     except OSError as error:
         raise CommandError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise CommandError(f"cannot read {file}: it is not text in UTF-8") from None
+        raise CommandError(f"cannot read {file}: it is not UTF-8 text") from None
     return text.splitlines()
 
 
@@ -381,8 +381,8 @@ def sync(arguments: argparse.Namespace) -> None:
     registry = load_registry(arguments.registry)
     if arguments.prune and registry.name is None:
         raise UsageError(
-            "without a name it is not known which schedules are of this registry: "
-            'write rota.Registry("shop"), or so, and leave out --prune the first time'
+            "without a name rota cannot know which schedules are of this registry: "
+            'write rota.Registry("shop") or similar, and omit --prune the first time'
         )
     rows: list[Row] = []
     problems: list[str] = []
@@ -414,7 +414,7 @@ def sync(arguments: argparse.Namespace) -> None:
     _print_rows(rows)
     counts = Counter(row["outcome"] for row, _ in rows)
     if counts["left"]:
-        print("(those that are left are not in the code any more: --prune removes them)")
+        print("(those that are left are no longer in the code: --prune removes them)")
     outcomes = ["created", "changed", "unchanged"] + ["removed"] * arguments.prune
     _print_counts(counts, outcomes, arguments)
 
@@ -449,7 +449,7 @@ def _all_of(told: Sequence[str], what: str = "schedules") -> CommandError:
         return CommandError(told[0])
     for text in told:
         print(f"rota: {text}", file=sys.stderr)
-    return CommandError(f"{len(told)} {what} are wrong: no schedule is put in")
+    return CommandError(f"{len(told)} {what} are wrong: no schedule was added")
 
 
 GIVEN = (
@@ -537,7 +537,7 @@ def _state(row: Definition, now: datetime) -> str:
         return f"disabled: {row['last_error']}"
     if row["next_run_at"] is None:
         waits = is_after(row["schedule"]) and row["last_job_id"] is not None
-        return f"waits for the end of job {row['last_job_id']}" if waits else "over"
+        return f"waits for the end of job {row['last_job_id']}" if waits else "ended"
     late = now - row["next_run_at"]
     if late > timedelta(minutes=1):
         return f"overdue by {span(late)}: does anything tick?"
@@ -583,7 +583,7 @@ def print_runs(
         mark = _mark(connection, run, schedule, time_zone)
         table.append([local, utc, _distance(row["now"], run.run_at), mark])
     if not runs:
-        print("(none is planned)")
+        print("(none planned)")
         return
 
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

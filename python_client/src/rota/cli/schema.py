@@ -47,5 +47,5 @@ def uninstall(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"database": database, "version": None})
     else:
-        print(f"rota is gone from {database}")
+        print(f"rota is removed from {database}")
     return 0

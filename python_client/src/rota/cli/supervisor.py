@@ -142,7 +142,7 @@ class Supervisor:
                 if self._is_stopping and not any(c.is_running for c in self._children):
                     return max(self._codes, default=0)
                 if files is not None and not self._is_stopping and files.have_changed():
-                    logger.info("files have changed: the workers start again")
+                    logger.info("files have changed: restarting the workers")
                     self._reloaded_at = time.monotonic()
                     for child in self._children:
                         child.hurry()
@@ -179,9 +179,7 @@ class Supervisor:
             self._children.remove(child)
             self._is_stopping = not self._children
         elif code != 0:
-            logger.warning(
-                "worker process %s ended with %s, and is started again", child.number, code
-            )
+            logger.warning("worker process %s ended with %s, restarting it", child.number, code)
 
 
 @contextmanager

@@ -85,4 +85,4 @@ class TickLog:
         if broken != self._broken:
             self._broken = broken
             names = ", ".join(broken) or "none"
-            logger.warning("failing, and why is in the log of the server: %s", names)
+            logger.warning("failing (see the server log): %s", names)

@@ -58,12 +58,12 @@ def web(arguments: argparse.Namespace) -> None:
         raise UsageError(str(error)) from None
     except FileNotFoundError:
         raise UsageError(
-            f"there is no file {arguments.passwords}",
+            f"no such file: {arguments.passwords}",
             f"Make it with a first user: rota web --passwords {arguments.passwords} "
             "--add-user NAME",
         ) from None
     root = "/" + quote(arguments.root_path.strip("/")) if arguments.root_path else ""
-    below = f", for a proxy that has it at {root}/" if root else ""
+    below = f", for a proxy that serves it at {root}/" if root else ""
     print(f"rota web: http://{arguments.host}:{arguments.port}/{below}", file=sys.stderr)
     uvicorn.run(
         page,
@@ -86,7 +86,7 @@ def _check_address(host: str, port: int) -> None:
             there.bind((host, port))
         except OSError as error:
             raise CommandError(
-                f"cannot answer at {host}:{port}: {error.strerror}",
+                f"cannot listen on {host}:{port}: {error.strerror}",
                 "Choose another: --port PORT, --host HOST",
             ) from None
 
@@ -106,14 +106,16 @@ def _tell_roles(connection: psycopg.Connection[Any], *, allow_acts: bool) -> Non
     for name, login in connection.execute(ROLES).fetchall():
         does = {"rota_observer": "reads", "rota_operator": "acts" if allow_acts else ""}[name]
         if does:
-            print(f"rota web: {does} as {login}, which is no member of {name}", file=sys.stderr)
+            print(
+                f"rota web: {does} as {login}, which is not a member of {name}", file=sys.stderr
+            )
 
 
 def _add_user(arguments: argparse.Namespace) -> None:
     from ..web.access import password_line
 
     if not arguments.passwords:
-        raise UsageError("say to which file: --passwords FILE")
+        raise UsageError("name the file: --passwords FILE")
     role = "operator" if arguments.allow_acts else "observer"
     if sys.stdin.isatty():
         password = getpass.getpass(f"Password of {arguments.add_user}: ")

@@ -69,7 +69,7 @@ def work(arguments: argparse.Namespace) -> int:
     except OSError as error:
         if health is None or error.errno != errno.EADDRINUSE:
             raise
-        raise CommandError(f"another process answers at port {health[1]} already") from None
+        raise CommandError(f"another process already uses port {health[1]}") from None
     if any(worker.has_threads for worker in workers):
         # A handler ignores that its job was given back: end it together with the process,
         # without a clean-up of the interpreter that it could disturb.
@@ -190,7 +190,7 @@ def load_registry(spec: str) -> Registry:
 
 def _import_hint(module_name: str, error: BaseException) -> str | None:
     if "/" in module_name or module_name.endswith(".py"):
-        return "Name a module and no file, as an import statement does: shop.jobs:registry"
+        return "Name a module, not a file, as in an import statement: shop.jobs:registry"
     top, _, _ = module_name.partition(".")
     if isinstance(error, ModuleNotFoundError) and error.name == top:
         return f"Run it where `import {top}` works, or set PYTHONPATH"
