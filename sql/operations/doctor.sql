@@ -35,36 +35,36 @@ begin
     for v_check in
         select c.name, c.if_ok
         from (values
-            ('ticker', 'maintenance is done'),
-            ('leases', 'no lease is over'),
-            ('workers', 'each worker that has jobs is connected'),
-            ('running_jobs', 'no attempt is over its time limit, or takes unusually long'),
-            ('job_types', 'each type that has due jobs has a live worker'),
-            ('forwards', 'jobs that are to travel have a forwarder'),
+            ('ticker', 'maintenance runs'),
+            ('leases', 'no expired lease is left'),
+            ('workers', 'every worker with jobs is connected'),
+            ('running_jobs', 'no attempt exceeds its time limit, or takes unusually long'),
+            ('job_types', 'every type with due jobs has a live worker'),
+            ('forwards', 'jobs for other databases have a forwarder'),
             ('queues', 'nothing is paused, and no queue is late'),
-            ('limits', 'each limit lets something run'),
+            ('limits', 'every limit lets jobs run'),
             ('ordering_keys', 'no ordering key is halted'),
-            ('failures', 'failures are not more than usual'),
-            ('statistics', 'all that ended is counted'),
+            ('failures', 'there are no more failures than usual'),
+            ('statistics', 'all ended jobs are counted'),
             ('dead_jobs', 'no job died in the last hour'),
-            ('effects', 'of each effect is known whether it happened'),
+            ('effects', 'every effect is known to have happened or not'),
             ('schedules', 'no schedule is overdue, or disabled by an error'),
             ('horizon', 'nothing keeps vacuum from removing dead rows'),
             ('vacuum', 'all tables are vacuumed and analyzed'),
-            ('indexes', 'no index is much larger than what is in it'),
+            ('indexes', 'no index is bloated'),
             ('partitions', 'rows have their partitions'),
-            ('notifications', 'the queue of notifications is empty'),
+            ('notifications', 'the notification queue is empty'),
             ('sequences', 'no sequence is near its end, or behind'),
-            ('versions', 'all workers are of the version of the database'),
-            ('drift', 'all is as it was installed'),
-            ('standby', 'this is no standby')
+            ('versions', 'all workers have the version of the database'),
+            ('drift', 'everything is as installed'),
+            ('standby', 'this is not a standby')
         ) as c (name, if_ok)
     loop
         -- What the server counts for itself, and who is connected to it.
         if v_check.name in ('workers', 'horizon', 'vacuum', 'notifications')
           and pg_is_in_recovery() then
             return query
-            select 'ok', v_check.name, 'this is not to be told on a standby: ask the primary',
+            select 'ok', v_check.name, 'a standby cannot tell: ask the primary',
                 null::text;
             continue;
         end if;
@@ -106,7 +106,7 @@ $$;
 create or replace function rota._examine_ticker()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'critical', format('no tick has run %s: expired leases are not swept, schedules '
-            'make no jobs, and what waits for others stays where it is. Start a worker or rota '
+            'make no jobs, and jobs that wait for others keep waiting. Start a worker or rota '
             'tick --loop%s',
             case when t.last_tick_at is not null then 'for ' || rota._span(t.lag)
                 else format('since the install, %s ago', rota._span(t.lag)) end,
@@ -136,7 +136,7 @@ $$;
 
 create or replace function rota._examine_workers()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    select 'warning', format('worker %s (pid %s on %s) is not connected any more, and holds %s '
+    select 'warning', format('worker %s (pid %s on %s) is no longer connected, but holds %s '
             'until %s', w.worker, w.pid, w.host,
             case h.jobs when 1 then '1 job' else h.jobs::text || ' jobs' end,
             rota._moment(h.locked_until)),
@@ -275,7 +275,7 @@ create or replace function rota._examine_job_types()
         select count(*) as live from rota._live_workers() as l
         where l.queues[1] !~ '^forward:[0-9]+$'
     )
-    (select t.severity, format('no worker is there, and jobs of %s are due, the first for '
+    (select t.severity, format('no worker is running, but jobs of %s are due, the first for '
             '%s, such as job %s. Start one for each queue: rota worker MODULE:REGISTRY '
             '--queue %s', (
                 select rota._list(array_agg(o.job_type || ' in queue ' || o.queue
@@ -315,7 +315,7 @@ begin
 
     return query
     select 'warning', format('retries of queue %s wait for its retry budget: the first, job '
-            '%s, has been due for %s, and %s may begin in a minute', b.queue, j.id,
+            '%s, has been due for %s, and %s may begin per minute', b.queue, j.id,
             rota._span(c_now - j.run_at), round(s.per_minute::numeric, 1)),
         format('select rota.set_queue(%L, retry_budget => ''{"per_minute": %s, "percent": '
             '%s}'');', b.queue, least(2 * b.per_minute, 1000000), least(2 * b.percent, 1000))
@@ -327,7 +327,7 @@ begin
 
     return query
     select 'warning', format('queue %s is late: job %s, the oldest of the first in line, has '
-            'been due for %s. First of what keeps it: %s', o.queue, o.id,
+            'been due for %s. The first reason: %s', o.queue, o.id,
             rota._span(c_now - o.run_at), e.explanation),
         coalesce(e.remedy, format('select * from rota.explain_job(%s);', o.id))
     from (
@@ -347,7 +347,7 @@ end $$;
 
 create or replace function rota._examine_limits()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    select 'warning', format('limit %s lets nothing run since %s', l.limit_name,
+    select 'warning', format('limit %s has let nothing run since %s', l.limit_name,
             rota._moment(l.updated_at)),
         format('select rota.set_limit(%s, max_running => 1);', case
             when l.queue is not null then format('queue => %L', l.queue)
@@ -365,7 +365,7 @@ create or replace function rota._examine_ordering_keys()
             h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id,
             case
                 when f.id is null
-                    then ', which retention has removed: the jobs behind it can only go on '
+                    then ', which retention has removed: the jobs behind it can only continue '
                         'without it'
                 else ', which is dead: ' || rota._error_words(f.error_type, f.last_error)
                     || coalesce('; ' || rota._key_words(f.id), '')
@@ -392,7 +392,7 @@ $$;
 create or replace function rota._examine_failures()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('failures of type %s in queue %s rise: %s of %s attempts in the '
-            'last 10 minutes, where %s are usual', r.job_type, r.queue, r.failures, r.attempts,
+            'last 10 minutes, usually %s', r.job_type, r.queue, r.failures, r.attempts,
             r.usual_failures),
         -- Not error_groups, in which those of others may be the newest.
         format('select rota.fold_error(message) as error, count(*) as failures, max(job_id) as '
@@ -404,8 +404,8 @@ $$;
 
 create or replace function rota._examine_statistics()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    select 'warning', format('the statistics know what ended until %s ago, and retention keeps '
-            'what is not counted; a tick counts it', rota._span(rota.now() - p.counted_until)),
+    select 'warning', format('the statistics are %s behind, and retention keeps uncounted jobs '
+            'until a tick counts them', rota._span(rota.now() - p.counted_until)),
         'select * from rota.tick();'
     from rota.stats_progress as p
     where p.counted_until between 'epoch'::timestamptz + interval '1 day'
@@ -414,7 +414,7 @@ create or replace function rota._examine_statistics()
     union all
     select 'warning', format('a transaction has ended jobs, or let some wait for others, '
             '%s ago or later and is still open: that shows once it commits, and retention '
-            'keeps what ended since',
+            'keeps the jobs that have ended since',
             rota._span(rota.now() - min(l.since))),
         'select pid, usename, application_name, xact_start from pg_stat_activity '
         'where backend_xid = any(array(select xid from rota.late_xids)) order by xact_start;'
@@ -471,7 +471,7 @@ end $$;
 create or replace function rota._examine_effects()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('it is unknown whether %s happened, the newest of them %s %s of '
-            'job %s: look, and say how it was with settle_effect()',
+            'job %s: check, and record it with settle_effect()',
             case count(*) when 1 then '1 effect' else count(*)::text || ' effects' end,
             (array_agg(u.scope order by u.recorded_at desc))[1],
             (array_agg(u.key order by u.recorded_at desc))[1],
@@ -531,7 +531,7 @@ create or replace function rota._examine_horizon()
             )), h.remedy
     from (
         select coalesce(case when a.backend_type = 'walsender'
-            then format('a query on the standby of %s, which is to be ended there,',
+            then format('a query on the standby of %s, which you have to end there,',
                 rota._session_words(a.pid)) end, rota._session_words(a.pid)) as who,
             case when a.backend_type is distinct from 'walsender'
                 then format('select pg_terminate_backend(%s);', a.pid) end as remedy,
@@ -548,7 +548,7 @@ create or replace function rota._examine_horizon()
         from pg_prepared_xacts as p where p.database = current_database()
         union all
         select format('replication slot %s, %s,', s.slot_name,
-                case when s.active then 'which a standby reads, where a query is to be ended'
+                case when s.active then 'which a standby reads, where you have to end a query'
                     else 'which no client reads' end),
             case when not s.active
                 then format('select pg_drop_replication_slot(%L);', s.slot_name) end,
@@ -563,8 +563,8 @@ $$;
  * few entries stay.  How many entries there are vacuum has counted. */
 create or replace function rota._examine_indexes()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    select 'warning', format('index %s takes %s for about %s entries: what scans it reads many '
-            'pages in vain', i.name, pg_size_pretty(i.bytes), i.entries),
+    select 'warning', format('index %s takes %s for about %s entries: scans of it read many '
+            'useless pages', i.name, pg_size_pretty(i.bytes), i.entries),
         format('reindex index concurrently %s;', i.name)
     from (
         select x.indexrelid::regclass::text as name, pg_relation_size(x.indexrelid) as bytes,
@@ -581,10 +581,10 @@ $$;
 
 create or replace function rota._examine_vacuum()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    (select 'critical', format('%s is off, so that no table is vacuumed: tables and indexes '
-            'grow with every job, and claims become slower with every job%s', s.name, case
-            when s.source = 'command line' then '. It is off on the command line of the '
-                'server, where it has to be taken away'
+    (select 'critical', format('%s is off, so no table is vacuumed: tables and indexes grow '
+            'with every job, and claims become slower with every job%s', s.name, case
+            when s.source = 'command line' then '. The command line of the server turns it '
+                'off: remove it there'
             when n.step = 2 then '. The server reads the setting with this statement'
             else ''
         end),
@@ -606,7 +606,7 @@ create or replace function rota._examine_vacuum()
                 pg_stat_get_last_autovacuum_time(c.oid)) as vacuumed_at
         from pg_class as c where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
     )
-    (select 'warning', format('table %s has %s dead rows beside %s live ones, and was %s',
+    (select 'warning', format('table %s has %s dead rows and %s live ones, and was %s',
             t.name, t.dead, t.live, coalesce('vacuumed '
                 || rota._span(rota.now() - t.vacuumed_at) || ' ago', 'never vacuumed')),
         format('vacuum (analyze) %s;', t.name)
@@ -621,8 +621,8 @@ $$;
 create or replace function rota._examine_partitions()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('rows are in %s, because the partition of their time was not '
-            'made ahead: they are purged one by one. Let tick() be called alone in its '
-            'transaction', d.name),
+            'made in time: they are purged one by one. Call tick() in a transaction of its '
+            'own', d.name),
         'select * from rota.tick();'
     from (
         select 'rota.finished_jobs_done_default' as name
@@ -631,8 +631,8 @@ create or replace function rota._examine_partitions()
         select 'rota.job_errors_default' where exists (select from rota.job_errors_default)
     ) as d
     union all
-    select 'warning', format('old rows are not purged, because the archive has no table '
-            '%I.rota_rows any more', a.schema),
+    select 'warning', format('old rows are not purged, because the archive has lost its table '
+            '%I.rota_rows', a.schema),
         format('create schema if not exists %I authorization %I; '
             'select rota.set_archive(%L);', a.schema, current_user, a.schema)
     from rota.archive as a where to_regclass(format('%I.rota_rows', a.schema)) is null;
@@ -650,12 +650,12 @@ declare
     );
 begin
     return query select case when c_usage > 0.25 then 'critical' else 'warning' end,
-        format('the queue of notifications is full to %s %%: a session that listens does not '
-            'read, as in a transaction that it does not end. From 50 %% on rota notifies '
+        format('the notification queue is %s %% full: a listening session does not read, for '
+            'example because it is in a long transaction. From 50 %% on rota notifies '
             'nobody and workers only poll, and at 100 %% commits that notify fail. %s',
             round(c_usage::numeric * 100, 1),
             coalesce('The oldest transaction is that of ' || rota._session_words(c_oldest),
-                'pg_stat_activity tells the oldest transaction to a superuser')),
+                'A superuser finds the oldest transaction in pg_stat_activity')),
         'select pg_terminate_backend(' || c_oldest::text || ');'
     where c_usage > 0.01;
 end $$;
@@ -669,8 +669,8 @@ create or replace function rota._examine_sequences()
     from pg_sequences as s
     where s.schemaname = 'rota' and s.last_value > s.max_value / 2
     union all
-    select 'critical', format('sequence rota.%s is behind, at %s, where %s is given already: '
-            'what comes next fails, or gets an id of another', t.name, t.last_value, t.taken),
+    select 'critical', format('sequence rota.%s is behind, at %s, but %s is already taken: '
+            'the next row fails, or gets the id of another', t.name, t.last_value, t.taken),
         format('select setval(%L, %s);', 'rota.' || t.name, t.last_value
             + ceil((t.taken - t.last_value)::numeric / t.step) * t.step)
     from (
@@ -701,15 +701,15 @@ $$;
 
 create or replace function rota._examine_versions()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    select 'warning', format('worker %s (pid %s on %s) is of version %s, and the database '
-        'of %s: %s', w.worker, w.pid, w.host, w.version, rota.version(), case
+    select 'warning', format('worker %s (pid %s on %s) has version %s, and the database '
+        '%s: %s', w.worker, w.pid, w.host, w.version, rota.version(), case
             when w.version !~ '^[0-9]{1,9}([.][0-9]{1,9})*$'
-                then 'bring the older of the two up to date'
+                then 'upgrade the older of the two'
             when string_to_array(w.version, '.')::integer[]
                 < string_to_array(rota.version(), '.')::integer[]
-                then format('install the package rota %s where it runs, and start it again',
+                then format('install the package rota %s where it runs, and restart it',
                     rota.version())
-            else 'bring the database up to date, with rota install of the newer package'
+            else 'upgrade the database, with rota install of the newer package'
         end), null::text
     from rota._live_workers() as w where w.version is distinct from rota.version()
     order by w.worker limit 20;

@@ -191,15 +191,15 @@ create or replace function rota._examine_drift()
         (select d.kind = 'grant',
             case when d.expected is null then 'warning' else 'critical' end,
             format('%s %s %s', d.kind, d.name, case
-                when d.expected is null then 'is not of the install'
+                when d.expected is null then 'is not part of the install'
                 when d.actual is null then 'is missing' || case
                     when d.kind in ('view', 'function', 'procedure')
-                        then ': run the install again, which mends it'
+                        then ': run the install again, which repairs it'
                     when d.kind = 'table' then ': bring it back from a backup'
                     else ''
                 end
                 when d.kind in ('view', 'function', 'procedure')
-                    then 'was changed: run the install again, which mends it'
+                    then 'was changed: run the install again, which repairs it'
                 else format('was changed: it is %s, and should be %s',
                     rota._one_line(d.actual), rota._one_line(d.expected))
             end),
@@ -228,11 +228,11 @@ create or replace function rota._examine_drift()
         select count(*) as rights, min(f.evidence) as such from found as f where f.is_replayed
     )
     select 'critical', format('%s rights are not as installed, as after a restore without '
-        'rights: run the install again, which mends them; such as: %s', r.rights, r.such), null
+        'rights: run the install again, which repairs them, e.g. %s', r.rights, r.such), null
     from replayed as r where r.rights > 20
     union all
     select 'critical', 'this is a copy without data, in which nothing is purged or counted: '
-        'run the install again, which mends it', null
+        'run the install again, which repairs it', null
     where not exists (select from rota.manifest)
     union all
     select f.severity, f.evidence, f.remedy from found as f cross join replayed as r

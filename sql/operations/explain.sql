@@ -53,7 +53,7 @@ begin
         select o.* from rota._explain_order(job) as o;
         if not found then
             return query
-            select 'needs_tick', 'nothing holds it any more: the next tick opens it',
+            select 'needs_tick', 'nothing blocks it any longer: the next tick queues it',
                 'select * from rota.tick();';
         end if;
         return query select l.* from rota._explain_lock(row_xmax) as l;
@@ -66,8 +66,8 @@ begin
     end if;
     return query select t.* from rota._explain_ticks() as t;
     return query
-    select 'standby', 'seen on a standby: who is connected to the primary, and whether another '
-        'transaction has locked the job, is only to be seen there', null::text
+    select 'standby', 'seen on a standby: only the primary shows which workers are connected, '
+        'and whether another transaction has locked the job', null::text
     where pg_is_in_recovery();
 end $$;
 
@@ -79,12 +79,12 @@ declare
 begin
     if job.expires_at <= c_now then
         return query
-        select 'expired', format('it expired %s ago, and the next tick ends it as cancelled',
+        select 'expired', format('it expired %s ago, and the next tick cancels it',
                 rota._span(c_now - job.expires_at)),
             format('select rota.retry_job(%s);', job.id);
     elsif job.run_at > c_now and job.status = 'failed' then
         return query select 'retry', format(
-                'attempt %s of %s failed %s ago with %s; it is tried again in %s, at %s',
+                'attempt %s of %s failed %s ago with %s; the next begins in %s, at %s',
                 job.attempts, job.max_attempts, rota._span(c_now - job.failed_at),
                 rota._error_words(job.error_type, job.last_error),
                 rota._span(job.run_at - c_now), rota._moment(job.run_at)),
@@ -92,11 +92,11 @@ begin
     elsif job.run_at > c_now then
         return query select 'not_due', format('it is not due for another %s, until %s%s',
                 rota._span(job.run_at - c_now), rota._moment(job.run_at),
-                ', as schedule ' || job.definition || ' wants it'),
+                ', as planned by schedule ' || job.definition),
             format('select rota.reschedule_job(%s, delay => ''0'');', job.id);
     elsif job.hold = 'time' then
         return query
-        select 'needs_tick', format('it has been due for %s, and the next tick lets it in',
+        select 'needs_tick', format('it has been due for %s, and the next tick makes it ready',
             rota._span(c_now - job.run_at)), 'select * from rota.tick();';
     elsif job.hold like 'retries %' then
         return query select b.* from rota._explain_budget(job) as b;
@@ -112,7 +112,7 @@ begin
     order by num_nonnulls(p.queue, p.job_type), p.pause_name;
     if job.hold like 'pause %' and not found then
         return query
-        select 'needs_tick', 'it was held by a pause that is over: the next tick lets it in',
+        select 'needs_tick', 'the pause that held it has ended: the next tick makes it ready',
             'select * from rota.tick();';
     end if;
 end $$;
@@ -145,9 +145,9 @@ begin
     v_wait := make_interval(
         secs => greatest(0, v_ahead + 1 - v_state.tokens) / v_state.per_minute * 60);
     return query
-    select 'retry_budget', format('its retry has been due for %s, and the retry budget of '
-            'queue %s is spent: it lets %s retries begin in a minute (%s, and %s %% of first '
-            'attempts), %s before it, so this one is let in in about %s, at %s',
+    select 'retry_budget', format('its retry has been due for %s, but the retry budget of '
+            'queue %s is used up: it allows %s retries per minute (%s, and %s %% of first '
+            'attempts), %s before it, so this one is ready in about %s, at %s',
             rota._span(rota.now() - job.run_at), job.queue,
             round(v_state.per_minute::numeric, 1), c_budget.per_minute, c_budget.percent,
             rota._jobs_words(v_ahead::integer, c_max_ahead), rota._span(v_wait),
@@ -155,8 +155,8 @@ begin
         format('select rota.retry_job(%s);', job.id)
     where v_wait > interval '1 second';
     return query
-    select 'needs_tick', format('its retry has been due for %s, and the next tick lets it in',
-        rota._span(rota.now() - job.run_at)), 'select * from rota.tick();'
+    select 'needs_tick', format('its retry has been due for %s, and the next tick makes it '
+        'ready', rota._span(rota.now() - job.run_at)), 'select * from rota.tick();'
     where v_wait <= interval '1 second';
 end $$;
 
@@ -215,7 +215,7 @@ begin
         if not v_bound.is_backfilled then
             return query
             select 'limit_new', format('limit %s was set %s ago: nothing starts under it until '
-                    'maintenance has counted what runs', v_bound.limit_name,
+                    'maintenance has counted the running jobs', v_bound.limit_name,
                     rota._span(c_now - v_bound.updated_at)),
                 'select * from rota.tick();';
         elsif v_free = 0 and not rota._is_issued_for(v_bound.limit_name, v_bound.max_running)
@@ -241,13 +241,13 @@ begin
             );
             return query select 'limit_full', format('limit %s is full: %s may run at once%s',
                     v_bound.limit_name, v_bound.max_running,
-                    coalesce(', and these do: ' || nullif(rota._list(v_running), ''), '')
+                    coalesce(', running: ' || nullif(rota._list(v_running), ''), '')
                         || case when cardinality(v_running) = 1000 then ' or more' else '' end),
                 rota._raise_limit_statement(v_argument, 'max_running',
                     v_bound.max_running + 1, v_kept);
         elsif v_next_start_at > c_now then
             return query
-            select 'rate', format('limit %s lets %s start in %s: the next may start in %s, '
+            select 'rate', format('limit %s lets %s start per %s: the next is in %s, '
                     'at %s', v_bound.limit_name, v_bound.max_starts,
                     rota._span(coalesce(v_bound.per, '1 second')),
                     rota._span(v_next_start_at - c_now), rota._moment(v_next_start_at)),
@@ -260,8 +260,8 @@ begin
     end loop;
     if c_hold is not null and not v_is_full then
         return query
-        select 'needs_tick', format('it waits for limit %s, which has room: the next tick, or '
-            'the end of a job under that limit, lets it in', c_hold),
+        select 'needs_tick', format('it waits for limit %s, which has free capacity: the next '
+            'tick, or the end of a job under that limit, makes it ready', c_hold),
             'select * from rota.tick();';
     end if;
 end $$;
@@ -388,7 +388,7 @@ begin
     end if;
 
     v_gone := (
-        select format('; %s did, and was last seen %s ago', w.worker,
+        select format('; %s did, last seen %s ago', w.worker,
             rota._span(rota.now() - w.last_seen_at))
         from rota.workers as w
         where job.queue = any(w.queues)
@@ -480,14 +480,14 @@ begin
         end,
         case
             when c_limit is null and v_ahead = 0
-                then 'it is the next of its queue: a worker with a free place takes it'
-            when v_ahead = 0 then format('it is the first of queue %s that waits for limit %s',
+                then 'it is next in its queue: a worker with a free place will claim it'
+            when v_ahead = 0 then format('it is the first in queue %s to wait for limit %s',
                 job.queue, c_limit)
             else format('%s before it in queue %s', rota._jobs_words(v_ahead, c_max), job.queue)
                 || coalesce(', waiting for limit ' || c_limit, '')
         end || case
-            when v_ended.jobs = 0 then format('; none of %s has ended in the last ten minutes',
-                case when c_limit is null then 'queue ' || job.queue else 'those under it' end)
+            when v_ended.jobs = 0 then format('; no job %s ended in the last ten minutes',
+                case when c_limit is null then 'of queue ' || job.queue else 'under it' end)
             when v_ahead > 0 then format('; %s ended in the last %s, so it starts in about %s, '
                 'at %s', v_ended.jobs, rota._span(v_ended.span),
                 rota._span(v_ahead * v_ended.span / v_ended.jobs),
@@ -510,14 +510,14 @@ declare
 begin
     if job.locked_until < c_now then
         return query
-        select 'lease_over', format('%s, and did not keep its lease, which ended %s ago: the '
-                'next tick takes it back', c_holder, rota._span(c_now - job.locked_until)),
+        select 'lease_over', format('%s, but its lease expired %s ago: the next tick takes it '
+                'back', c_holder, rota._span(c_now - job.locked_until)),
             'select rota.sweep_stale_leases();';
     elsif exists (select from rota.workers as w where w.worker = job.locked_by)
       and not exists (select from rota._live_workers() as l where l.worker = job.locked_by) then
         return query
-        select 'worker_gone', format('%s, but that worker is not connected any more: without a '
-                'sign of life the job is taken back in %s, when its lease ends', c_holder,
+        select 'worker_gone', format('%s, but that worker is no longer connected: without a '
+                'sign of life the job is taken back in %s, when its lease expires', c_holder,
                 rota._span(job.locked_until - c_now)), c_take_back;
     else
         return query select 'overdue', format('%s: %s', c_holder, o.words), c_take_back
@@ -528,11 +528,11 @@ begin
         from (select rota._hung_words(job.queue, job.job_type, job.started_at) as words) as h
         where h.words is not null
         union all
-        select 'running', format('it runs: %s; its last sign of life was %s ago, its lease '
-                'ends in %s%s', c_holder, rota._span(c_now - job.updated_at),
+        select 'running', format('%s; its last sign of life was %s ago, its lease '
+                'expires in %s%s', c_holder, rota._span(c_now - job.updated_at),
                 rota._span(job.locked_until - c_now),
-                coalesce(case when c_deadline < c_now then '; its time limit was over '
-                    else '; its time limit is over in ' end || rota._span(c_deadline - c_now)
+                coalesce(case when c_deadline < c_now then '; its time limit expired '
+                    else '; its time limit expires in ' end || rota._span(c_deadline - c_now)
                     || case when c_deadline < c_now then ' ago' else '' end, '')
                 || coalesce('; it is ' || job.progress_percent::text || ' % done', '')
                 || coalesce(': ' || rota._one_line(job.progress_message), '')),
@@ -588,8 +588,8 @@ end $$;
 /* Whether any session does the maintenance that lets jobs in and takes them back. */
 create or replace function rota._explain_ticks()
     returns table (reason text, explanation text, remedy text) language sql stable as $$
-    select 'no_tick', format('no tick has run for %s: what waits for more than its place stays '
-            'where it is; a worker ticks, and so does rota tick --loop',
+    select 'no_tick', format('no tick has run for %s: jobs that wait for anything but their '
+            'place keep waiting; start a worker, or rota tick --loop',
             rota._span(t.lag)),
         'select * from rota.tick();'
     from (

@@ -78,25 +78,25 @@ create or replace function rota._forwarder_words(queue text)
     returns text language sql stable as $$
     select format('no live forwarder carries jobs to database %s; %s. Run rota forward, or '
         'rota worker, with this database and that one', substr(queue, 9), coalesce(
-            (select format('%s did, and was last seen %s ago', w.worker,
+            (select format('%s did, last seen %s ago', w.worker,
                 rota._span(rota.now() - w.last_seen_at))
             from rota.workers as w where _forwarder_words.queue = any(w.queues)
             order by w.last_seen_at desc limit 1),
-            (select format('forwarders are here, and none of them knows a database of that '
-                'number, but those of %s', string_agg(distinct substr(q.queue, 9), ', '))
+            (select format('forwarders are running, but know only the databases %s',
+                string_agg(distinct substr(q.queue, 9), ', '))
             from rota._live_workers() as l cross join unnest(l.queues) as q (queue)
             where q.queue ~ '^forward:[0-9]+$' having count(*) > 0),
-            'none was ever here that knows a database of that number'));
+            'no forwarder here ever knew a database with that number'));
 $$;
 
 /* What is paused, by whom and why. */
 create or replace function rota._pause_words(pause rota.pauses)
     returns text language sql stable as $$
-    select format('%s paused: by %s %s ago%s%s',
+    select format('%s paused by %s %s ago%s%s',
         case
-            when pause.job_type is not null then format('type %s%s is', pause.job_type,
+            when pause.job_type is not null then format('type %s%s was', pause.job_type,
                 coalesce(' in queue ' || pause.queue, ''))
-            else coalesce('queue ' || pause.queue || ' is', 'all queues are')
+            else coalesce('queue ' || pause.queue || ' was', 'all queues were')
         end,
         case pause.set_by
             when 'breaker' then 'the breaker of its retry rules'
@@ -203,7 +203,7 @@ create or replace function rota._session_words(pid integer)
             'transaction open for ' || rota._span(n.now - a.xact_start)))
         from pg_stat_get_activity(_session_words.pid) as g
         join pg_stat_activity as a on a.pid = g.pid cross join (select rota.now() as now) as n
-    ), format('pid %s, which has just left', pid));
+    ), format('pid %s, which has just disconnected', pid));
 $$;
 
 /* Workers that are there: they have reported lately, and the session by which they did is still
@@ -220,7 +220,7 @@ $$;
 /* That an attempt is over its time limit; null if it is not. */
 create or replace function rota._overdue_words(overdue_at timestamptz, locked_until timestamptz)
     returns text language sql stable as $$
-    select format('its time limit was over %s ago, its worker has been told to stop it, and it '
+    select format('its time limit expired %s ago, its worker has been told to stop it, and it '
         'is taken back in %s at the latest', rota._span(n.now - overdue_at),
         rota._span(greatest(locked_until - n.now, '0')))
     from (select rota.now() as now) as n where overdue_at < n.now;

@@ -192,7 +192,7 @@ def test_status_says_that_nobody_ticks(
     clock.advance("3 minutes")
     late = ask("status")
 
-    assert fresh[0] == 2  # the clock of a test is not of the install
+    assert fresh[0] == 2  # the clock of a test is not part of the install
     assert "no tick has run" not in fresh[1]
     assert late[0] == 2
     assert "\ncritical  no tick has run for 8 min: " in late[1]
@@ -821,7 +821,7 @@ def test_explain_says_what_decides_and_what_helps(
     head, empty, first, second, remedy, *_ = shown.splitlines()
     assert head == f"job {job_id}, charge in queue billing, is queued"
     assert empty == ""
-    assert first.startswith("queue_paused  queue billing is paused: by role postgres")
+    assert first.startswith("queue_paused  queue billing was paused by role postgres")
     assert second.startswith("              ")
     assert remedy.strip() == "select rota.resume_queue('billing');"
     assert max(map(len, shown.splitlines())) <= 80

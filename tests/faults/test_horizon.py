@@ -99,7 +99,7 @@ def test_a_query_on_a_standby_is_told_and_then_the_slot_that_nobody_reads(
 
             assert row.severity == "warning"
             assert row.evidence.startswith("a query on the standby of pid ")
-            assert "which is to be ended there, holds a snapshot" in row.evidence
+            assert "which you have to end there, holds a snapshot" in row.evidence
             assert row.remedy is None
             reader.rollback()
             wait_until(lambda: horizon(db) == [], "the feedback of the standby without it")
@@ -115,7 +115,7 @@ def test_a_query_on_a_standby_is_told_and_then_the_slot_that_nobody_reads(
             (row,) = horizon(db)
 
             assert row.evidence.startswith(
-                "replication slot left, which a standby reads, where a query is to be ended"
+                "replication slot left, which a standby reads, where you have to end a query"
             )
             assert row.remedy is None
         standby.stop()
@@ -164,7 +164,7 @@ def test_autovacuum_that_is_off_is_put_on_by_two_statements(primary: Server, db:
 
     setting, reload = off()
 
-    assert setting.evidence.startswith("autovacuum is off, so that no table is vacuumed")
+    assert setting.evidence.startswith("autovacuum is off, so no table is vacuumed")
     assert "The server reads the setting with this statement" in reload.evidence
     db.execute(setting.remedy)
     db.execute(reload.remedy)

@@ -191,7 +191,7 @@ def test_a_full_limit(db: Db, start: Start, operator: Operator) -> None:
     line = operator.explain(job_id)
 
     assert line.what == "limit_full"
-    assert f"these do: {holder} (" in line.why
+    assert f"running: {holder} (" in line.why
     operator.paste(line)
     wait_for(db, job_id, "succeeded")
 
@@ -375,9 +375,9 @@ def test_an_old_client(
 
             assert (line.severity, line.what) == ("warning", "versions")
             assert line.why == (
-                f"worker old (pid 1 on box) is of version 0.1.0, and the database of"
-                f" {rota.__version__}: install the package rota {rota.__version__} where it"
-                " runs, and start it again"
+                f"worker old (pid 1 on box) has version 0.1.0, and the database "
+                f"{rota.__version__}: install the package rota {rota.__version__} where it"
+                " runs, and restart it"
             )
             assert line.remedy is None
             stop.set()

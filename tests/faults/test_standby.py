@@ -98,7 +98,7 @@ def test_what_is_asked_of_a_standby_is_answered_as_by_the_primary(
         for finding in here.keys() - blind - {"standby"}:
             assert here[finding][0] == there[finding][0], finding
         for finding in blind:
-            assert here[finding][1] == "this is not to be told on a standby: ask the primary"
+            assert here[finding][1] == "a standby cannot tell: ask the primary"
         assert here["standby"][1].startswith("this is a standby")
         promises = b"select promise, examined, violations from rota.verify()"
         assert copy.execute(promises).fetchall() == db.execute(promises).fetchall()

@@ -215,9 +215,7 @@ def test_who_fills_a_limit_in_another_queue_is_not_told(
 
     told = call(confined, "explain_job", job_id=waits)[0]
     assert told.reason == "limit_full"
-    assert told.explanation.endswith(
-        f"these do: one of another queue, {mine.job_id} (worker_a)"
-    )
+    assert told.explanation.endswith(f"running: one of another queue, {mine.job_id} (worker_a)")
     assert f"{others.job_id} (worker_b)" in str(call(free, "explain_job", job_id=waits))
 
 

@@ -138,7 +138,7 @@ def test_a_worker_that_was_killed(db, connect):
 
     row = only(db)
     assert (row.severity, row.finding) == ("warning", "workers")
-    assert "worker w (pid 7 on h) is not connected any more, and holds 2 jobs" in row.evidence
+    assert "worker w (pid 7 on h) is no longer connected, but holds 2 jobs" in row.evidence
     value(db, "finish_job", **owner(running(db, lease="1 hour")))
     cure(db)
     assert scalar(db, "select count(*) from rota.jobs where status = 'queued'") == 2
@@ -155,7 +155,7 @@ def test_a_worker_of_another_version(db):
     row = only(db)
 
     assert (row.severity, row.finding) == ("warning", "versions")
-    assert "worker w (pid 7 on h) is of version 0.0.7" in row.evidence
+    assert "worker w (pid 7 on h) has version 0.0.7" in row.evidence
 
 
 def test_a_type_that_no_live_worker_takes(db):
@@ -210,7 +210,7 @@ def test_a_paused_queue(db):
     row = only(db)
 
     assert (row.severity, row.finding) == ("warning", "queues")
-    assert "queue mail is paused: by role postgres" in row.evidence
+    assert "queue mail was paused by role postgres" in row.evidence
     assert "the server moves" in row.evidence
     cure(db)
     assert doctor(db) == []
@@ -324,8 +324,8 @@ def test_a_halted_key_whose_job_is_gone(db):
     row = next(row for row in doctor(db) if row.finding == "ordering_keys")
 
     assert row.evidence.endswith(
-        f"by job {dead}, which retention has removed: the jobs behind it can only go on"
-        " without it"
+        f"by job {dead}, which retention has removed: the jobs behind it can only"
+        " continue without it"
     )
     assert row.remedy.isprintable()
     db.execute(row.remedy)
@@ -355,7 +355,7 @@ def test_no_worker_is_there_at_all(db):
 
     assert (row.severity, row.finding) == ("critical", "job_types")
     assert row.evidence.startswith(
-        "no worker is there, and jobs of mail in queue default, charge in queue default are"
+        "no worker is running, but jobs of mail in queue default, charge in queue default are"
         " due, the first for 6 min, such as job "
     )
     assert row.evidence.endswith("--queue default")
@@ -381,7 +381,7 @@ def test_dead_rows_that_nobody_vacuums_and_statistics_that_are_stale(db):
     dead, stale = found()
 
     assert (dead.severity, dead.finding) == ("warning", "vacuum")
-    assert "dead rows beside 1 live ones, and was never vacuumed" in dead.evidence
+    assert "dead rows and 1 live ones, and was never vacuumed" in dead.evidence
     assert dead.remedy == "vacuum (analyze) rota.workers;"
     db.execute(stale.remedy)
     wait_until(lambda: len(found()) == 1, "the analyze in the statistics of the server")
@@ -584,7 +584,7 @@ def test_an_attempt_is_over_its_time_limit(db, clock):
     row = only(db)
 
     assert (row.severity, row.finding) == ("warning", "running_jobs")
-    assert "its time limit was over 10 s ago, its worker has been told to stop" in row.evidence
+    assert "its time limit expired 10 s ago, its worker has been told to stop" in row.evidence
     told = call(db, "explain_job", job_id=job.job_id)
     assert [reason.reason for reason in told] == ["overdue", "running"]
     assert told[0].remedy == row.remedy

@@ -30,7 +30,7 @@ def only(db):
             "critical",
             "index jobs_hold_idx was changed: it is CREATE INDEX",
         ),
-        ("create index mine on rota.jobs (payload)", "warning", "index mine is not of the"),
+        ("create index mine on rota.jobs (payload)", "warning", "index mine is not part of"),
         (
             "alter table rota.jobs drop constraint jobs_status_check",
             "critical",
@@ -44,9 +44,13 @@ def only(db):
         (
             "alter table rota.jobs add constraint mine check (id > 0)",
             "warning",
-            "constraint jobs.mine is not of the install",
+            "constraint jobs.mine is not part of the install",
         ),
-        ("alter table rota.jobs add column mine text", "warning", "column jobs.mine is not of"),
+        (
+            "alter table rota.jobs add column mine text",
+            "warning",
+            "column jobs.mine is not part of",
+        ),
         ("alter table rota.jobs drop column skip_dead", "critical", "column jobs.skip_dead is"),
         (
             "alter table rota.jobs alter column created_at drop default",
@@ -88,9 +92,13 @@ def only(db):
         (
             "create policy mine on rota.limits for select using (true)",
             "warning",
-            "policy limits.mine is not of the install",
+            "policy limits.mine is not part of the install",
         ),
-        ("create table rota.mine (n integer)", "warning", "table mine is not of the install"),
+        (
+            "create table rota.mine (n integer)",
+            "warning",
+            "table mine is not part of the install",
+        ),
         (
             "drop trigger queues_configured on rota.queues",
             "critical",
@@ -104,12 +112,12 @@ def only(db):
         (
             "create view rota.mine as select 1 as n",
             "warning",
-            "view mine is not of the install",
+            "view mine is not part of the install",
         ),
         (
             "create function rota.mine(n integer) returns integer language sql as 'select 1'",
             "warning",
-            "function mine(n integer) is not of the install",
+            "function mine(n integer) is not part of the install",
         ),
         (
             "grant execute on function rota._end_jobs to pg_monitor",
@@ -146,17 +154,17 @@ def only(db):
         (
             'create index "jobs_hold_idx.old" on rota.jobs (payload)',
             "warning",
-            'index "jobs_hold_idx.old" is not of the install',
+            'index "jobs_hold_idx.old" is not part of the install',
         ),
         (
             'alter table rota.jobs add column "payload.old" text',
             "warning",
-            'column jobs."payload.old" is not of the install',
+            'column jobs."payload.old" is not part of the install',
         ),
         (
             'create policy "My own" on rota.limits for select using (true)',
             "warning",
-            'policy limits."My own" is not of the install',
+            'policy limits."My own" is not part of the install',
         ),
     ],
     ids=lambda value: None if value in ("critical", "warning") else value[:40],
@@ -203,7 +211,7 @@ def test_code_is_mended_by_the_install(db, dsn, psql, sql_dir, harm, evidence, m
 
     assert row.severity == "critical"
     assert row.evidence.startswith(evidence)
-    assert row.evidence.endswith(": run the install again, which mends it")
+    assert row.evidence.endswith(": run the install again, which repairs it")
     assert row.remedy is None
     monkeypatch.setenv("PGOPTIONS", f"-c role={scalar(db, OWNER)}")
     psql(dsn, "-f", sql_dir / "install.sql")

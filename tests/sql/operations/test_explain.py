@@ -78,7 +78,7 @@ def test_a_job_that_nothing_keeps_is_next(db):
     (row,) = explain(db, job_id)
 
     assert (row.reason, row.remedy) == ("next", None)
-    assert row.explanation.startswith("it is the next of its queue")
+    assert row.explanation.startswith("it is next in its queue")
 
 
 def test_a_job_that_has_expired_says_so_and_a_retry_lets_it_run(db, clock):
@@ -119,7 +119,7 @@ def test_a_retry_tells_the_error_and_the_next_attempt(db, clock):
     assert row.reason == "retry"
     assert "attempt 1 of 10" in row.explanation
     assert "OSError: no route" in row.explanation
-    assert "again in 5 min" in row.explanation
+    assert "the next begins in 5 min" in row.explanation
     cure(db, job.job_id)
     assert reasons(db, job.job_id) == ["next"]
 
@@ -189,7 +189,7 @@ def test_a_full_limit_names_the_jobs_that_fill_it(db):
     row = first(db, job_id)
 
     assert row.reason == "limit_full"
-    assert f"1 may run at once, and these do: {holder.job_id} (w)" in row.explanation
+    assert f"1 may run at once, running: {holder.job_id} (w)" in row.explanation
     cure(db, job_id)
     assert [job.job_id for job in claim(db)] == [job_id]
 
@@ -211,7 +211,7 @@ def test_a_full_limit_names_jobs_whose_rows_do_not_say_that_they_count(db, conne
     row = first(db, job_id)
 
     assert row.reason == "limit_full"
-    assert row.explanation.endswith(f"1 may run at once, and these do: {holder.job_id} (w)")
+    assert row.explanation.endswith(f"1 may run at once, running: {holder.job_id} (w)")
 
 
 def test_a_limit_that_many_fill_names_five_and_counts_the_others(db):
@@ -221,7 +221,7 @@ def test_a_limit_that_many_fill_names_five_and_counts_the_others(db):
     job_id = enqueue(db)
 
     names = ", ".join(f"{holder} (w)" for holder in held[:5])
-    assert first(db, job_id).explanation.endswith(f"and these do: {names} and 2 more")
+    assert first(db, job_id).explanation.endswith(f"running: {names} and 2 more")
 
 
 def test_a_full_limit_of_a_class_is_raised_for_the_key_alone(db):
@@ -287,7 +287,7 @@ def test_a_rate_says_when_the_next_may_start(db, clock):
     row = first(db, job_id)
 
     assert row.reason == "rate"
-    assert "1 start in 1 h: the next may start in 59 min 30 s" in row.explanation
+    assert "1 start per 1 h: the next is in 59 min 30 s" in row.explanation
     cure(db, job_id)
     assert [job.job_id for job in claim(db)] == [job_id]
 
@@ -311,8 +311,11 @@ def test_a_job_that_was_held_by_what_is_over_needs_a_tick(db, clock):
     db.execute("update rota.jobs set hold = 'type y' where id = %s", (limited,))
 
     for job_id, words in (
-        (paused, "it was held by a pause that is over: the next tick lets it in"),
-        (limited, "it waits for limit type y, which has room: the next tick, or the end of"),
+        (paused, "the pause that held it has ended: the next tick makes it ready"),
+        (
+            limited,
+            "it waits for limit type y, which has free capacity: the next tick, or the end of",
+        ),
     ):
         row = first(db, job_id)
         assert (row.reason, row.remedy) == ("needs_tick", "select * from rota.tick();")
@@ -448,7 +451,7 @@ def test_a_worker_whose_session_is_gone_counts_no_more(db, connect):
     row = first(db, job_id)
     assert row.reason == "worker_gone"
     db.execute(row.remedy)
-    assert "; w2 did, and was last seen" in first(db, job_id).explanation
+    assert "; w2 did, last seen" in first(db, job_id).explanation
     assert job.job_id == job_id
 
 
@@ -490,8 +493,8 @@ def test_a_place_among_those_that_wait_for_a_limit_is_counted_and_timed(db, cloc
     assert full.reason == "limit_full"
     assert (place.reason, place.remedy) == ("behind_in_limit", None)
     assert place.explanation == (
-        "2 jobs are before it in queue default, waiting for limit type x; none of those under"
-        " it has ended in the last ten minutes"
+        "2 jobs are before it in queue default, waiting for limit type x; no job under it"
+        " ended in the last ten minutes"
     )
     clock.advance("90 s")
     call(db, "report_worker", **ME)
@@ -540,7 +543,7 @@ def test_a_running_job_tells_who_has_it_and_how_far_it_is(db, clock):
 
     assert row.reason == "running"
     assert "w has had it for 2 min, in attempt 1 of 10" in row.explanation
-    assert "last sign of life was 30 s ago, its lease ends in 3 min" in row.explanation
+    assert "last sign of life was 30 s ago, its lease expires in 3 min" in row.explanation
     assert "40.00 % done: half" in row.explanation
 
 
@@ -550,11 +553,11 @@ def test_a_running_job_tells_its_time_limit(db, clock):
     own, queues = running(db, time_limit="3 min"), running(db)
     clock.advance("50 s")
 
-    assert "; its time limit is over in 2 min 10 s" in first(db, own.job_id).explanation
-    assert "; its time limit is over in 10 s" in first(db, queues.job_id).explanation
+    assert "; its time limit expires in 2 min 10 s" in first(db, own.job_id).explanation
+    assert "; its time limit expires in 10 s" in first(db, queues.job_id).explanation
     db.execute("update rota.jobs set locked_until = rota.now() + interval '1 hour'")
     clock.advance("20 s")
-    assert "its time limit was over 10 s ago" in first(db, queues.job_id).explanation
+    assert "its time limit expired 10 s ago" in first(db, queues.job_id).explanation
 
 
 @pytest.mark.slow
@@ -677,7 +680,7 @@ def test_nobody_ticks(db, clock):
     found = explain(db, job_id)
 
     assert [row.reason for row in found] == ["next", "no_tick"]
-    assert found[1].explanation.startswith("no tick has run for 7 min: what waits for more")
+    assert found[1].explanation.startswith("no tick has run for 7 min: jobs that wait")
     db.execute(found[1].remedy)
     assert reasons(db, job_id) == ["next"]
 
@@ -690,7 +693,7 @@ def test_a_lease_that_is_over_is_swept_by_the_remedy(db, clock):
     row = first(db, job.job_id)
 
     assert row.reason == "lease_over"
-    assert "ended 2 min ago" in row.explanation
+    assert "expired 2 min ago" in row.explanation
     cure(db, job.job_id)
     assert first(db, job.job_id).reason == "retry"
 
