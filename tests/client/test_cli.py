@@ -846,7 +846,7 @@ def test_doctor_tells_the_worst_first_and_by_its_exit_code(
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     assert lines[0].startswith("critical ticker no tick has run for 1 h: expired")
     assert "select * from rota.tick();" in lines
-    assert any(line.startswith("warning queues queue mail is paused") for line in lines)
+    assert any(line.startswith("warning queues queue mail was paused") for line in lines)
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.endswith(" checks found nothing\n")
     assert line.startswith("CRITICAL ticker: no tick has run for 1 h: expired")
@@ -867,7 +867,7 @@ def test_doctor_of_a_sound_database_returns_0(
     client.enqueue("a", queue="mail")
     client.pause_queue("mail")
     code, line = ask("doctor", "--check")
-    assert (code, line[:36]) == (1, "WARNING queues: queue mail is paused")
+    assert (code, line[:37]) == (1, "WARNING queues: queue mail was paused")
 
 
 @pytest.mark.slow

@@ -179,11 +179,11 @@ def test_trouble_can_be_read_by_all(
         wrong = []
         for number, (path, says) in enumerate(
             (
-                (f"{address}/act/pause_all", "This page only shows"),
+                (f"{address}/act/pause_all", "This page is read-only"),
                 (f"{nowhere}/", "The database does not answer"),
                 (f"{address}/", "read only"),
-                (f"{address}/jobs", "The database was stopped"),
-                (f"{address}/jobs/{scene.jobs['dead']}", "The database was stopped"),
+                (f"{address}/jobs", "The server cancelled the query"),
+                (f"{address}/jobs/{scene.jobs['dead']}", "The server cancelled the query"),
             )
         ):
             size, colors = ((WIDE, "light"), (PHONE, "dark"))[number % 2]
@@ -258,7 +258,7 @@ def test_all_can_be_read_without_a_script(browser: Browser, page: str, scene: Sc
 
 def test_a_new_job_appears_by_itself(wide: Page, web_url: str) -> None:
     wide.goto("/jobs?type=appears")
-    expect(wide.locator("main")).to_contain_text("No job is like this")
+    expect(wide.locator("main")).to_contain_text("No job matches")
     expect(wide.locator("#live")).to_have_text("live")
 
     with psycopg.connect(web_url, autocommit=True) as db:
@@ -401,13 +401,13 @@ def test_plots_are_read_and_zoomed_and_stay_so(
     wide.mouse.move(at(plot["begin"] + 30 * plot["step"]), y, steps=4)
     wide.mouse.up()
     wide.mouse.move(5, 5)
-    expect(told).to_have_text("Double-click to see all again")
+    expect(told).to_have_text("Double-click to see everything again")
     with psycopg.connect(web_url, autocommit=True) as db:
         db.execute("update rota.job_stats set total = total + 7000 where outcome = 'failed'")
         wide.evaluate(f"window.fresh = ({FRESH})()")
         db.execute("select rota.enqueue('plotted', queue => 'plotted', delay => '1 day')")
         wide.evaluate("window.fresh")
-    expect(told).to_have_text("Double-click to see all again")
+    expect(told).to_have_text("Double-click to see everything again")
     wide.mouse.move(left + width / 2, y)
     expect(told).to_contain_text("failed 7\N{NARROW NO-BREAK SPACE}0")
     over.dblclick()

@@ -271,7 +271,7 @@ def ask(address: str, paths: list[str], *, wait: float = 0) -> None:
                 began = time.perf_counter()
                 text = http.get(path).text
                 took.append((time.perf_counter() - began) * 1000)
-                problems += "was stopped after" in text
+                problems += "cancelled the query after" in text
             stopped = f", stopped {problems} times" if problems else ""
             path += f" every {wait} s" if wait else ""
             say(
