@@ -64,9 +64,8 @@ end $$;
 
 comment on function rota.find_live_keys is
     'Which of some jobs, given as to enqueue_many(), have an idempotency_key or ordering_key '
-    'that is live in this database or still means something here, or with_moves may be live '
-    'where their queue moves to from here: their places, from 1. A front asks it; raises '
-    '22023.';
+    'that is live in this database or still counts here, or with_moves may be live where their '
+    'queue moves from here: their places, from 1; for a front; raises 22023.';
 
 create or replace function rota.front_statements(
     databases jsonb, time_limit interval default '5 seconds'
@@ -86,9 +85,9 @@ begin
 end $$;
 
 comment on function rota.front_statements is
-    'The statements that make a database a front of many, or bring it up to date: databases is '
-    'an array of objects with number, host, port and dbname, and time_limit ends each call; to '
-    'be run by a superuser of PostgreSQL 15 or later with plproxy; raises 22023.';
+    'The statements that make a database a front of many, or update it: databases is an array '
+    'of objects with number, host, port and dbname, and time_limit ends each call; a superuser '
+    'of PostgreSQL 15 or later with plproxy runs them; raises 22023.';
 
 create or replace function rota._check_databases(databases jsonb)
     returns void language plpgsql as $$

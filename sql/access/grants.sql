@@ -68,8 +68,8 @@ begin
 end $$;
 
 comment on function rota.grant_statements is
-    'The grants that a role needs to be a producer, worker, operator or observer, to be run by '
-    'the owner of the schema; raises 22023.';
+    'The grants that a role needs to be a producer, worker, operator or observer, for the '
+    'owner of the schema to run; raises 22023.';
 
 do $$
 declare

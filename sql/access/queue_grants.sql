@@ -26,8 +26,8 @@ end $$;
 
 comment on function rota.grant_queue is
     'Let a role work in a queue, or with the access producer enqueue to it, operator act on '
-    'its jobs or observer see them, and from then on in no queue that was not granted; * is '
-    'all queues; false if it may already; for the owner alone; raises 22023.';
+    'its jobs or observer see them, and from then on only in granted queues; * is all queues; '
+    'false if it already may; only for the owner; raises 22023.';
 
 create or replace function rota.revoke_queue(
     role name, queue text, access text default 'worker'
@@ -44,8 +44,8 @@ begin
 end $$;
 
 comment on function rota.revoke_queue is
-    'Take back what grant_queue() gave: the role stays confined to its other queues, also if '
-    'there is none; false if there was nothing to take; for the owner alone; raises 22023.';
+    'Revoke what grant_queue() granted: the role stays confined to its other queues, even if '
+    'there are none; false if there was nothing to revoke; only for the owner; raises 22023.';
 
 create or replace function rota._check_queue_grant(role name, queue text, access text)
     returns void language plpgsql as $$

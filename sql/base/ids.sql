@@ -42,8 +42,8 @@ begin
 end $$;
 
 comment on function rota.set_database_number is
-    'Give this database a number, 0 to 1023 and no other''s, that the lower ten bits of each '
-    'new id have, after waiting for open transactions that have enqueued, 5 seconds at most; '
+    'Give this database its own number, 0 to 1023, which becomes the lower ten bits of each '
+    'new id, after waiting at most 5 seconds for open transactions that have enqueued; '
     'producers wait for the commit, and a transaction that is then idle for a second is ended; '
     'raises 22023, 55P03.';
 
@@ -83,8 +83,8 @@ begin return (job_id & 1023)::integer; end;
 $$;
 
 comment on function rota.database_number_of is
-    'The number of the database in which a job was enqueued; of a job that came before its '
-    'database had a number it tells nothing.';
+    'The number of the database in which a job was enqueued; meaningless for a job enqueued '
+    'before its database had a number.';
 
 /* Draw ids for new jobs, in ascending order. */
 create or replace function rota._new_ids(max_ids integer)

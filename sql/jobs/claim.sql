@@ -124,8 +124,9 @@ begin
 end $$;
 
 comment on function rota.claim_jobs is
-    'Lease up to max_jobs due jobs of these queues to a worker, by priority, run_at and id; a '
-    'lease lasts as the job says, else the argument, else the queue; raises 22023 or RT009.';
+    'Lease up to max_jobs due jobs of these queues to a worker, by priority, run_at and id; '
+    'the lease is that of the job, else the argument, else that of the queue; raises 22023 or '
+    'RT009.';
 
 /* The rows of the first due jobs of the lane that the last claim found them in, locked.  Null
  * if nothing fresh is remembered of this very call, and none or too few where more has to be

@@ -67,9 +67,9 @@ begin
 end $$;
 
 comment on function rota.record_effect is
-    'Record that a running job is about to cause an effect and return true, or false if it is '
-    'not to: it is done, or its outcome unknown and if_unknown not again; raises RT002 if the '
-    'lease is lost, RT010 if another job is at it, RT001, RT003, 22023.';
+    'Record that a running job is about to cause an effect and return true, or false if it '
+    'must not: it is done, or its outcome is unknown and if_unknown is not again; raises RT002 '
+    'if the lease is lost, RT010 if another job is causing it, RT001, RT003, 22023.';
 
 create or replace function rota.complete_effect(
     scope text, key text, job_id bigint, lease_token bigint, result jsonb default null
@@ -103,9 +103,9 @@ begin
 end $$;
 
 comment on function rota.complete_effect is
-    'Say that an effect has happened and return completed, or already_completed if this token '
-    'has reported it before; raises RT002 if the lease is lost, RT011 if it does not hold the '
-    'record, RT001, RT003, 22023.';
+    'Record that an effect has happened and return completed, or already_completed if this '
+    'token has reported it before; raises RT002 if the lease is lost, RT011 if it does not '
+    'hold the record, RT001, RT003, 22023.';
 
 create or replace function rota.withdraw_effect(
     scope text, key text, job_id bigint, lease_token bigint
@@ -167,9 +167,9 @@ begin
 end $$;
 
 comment on function rota.settle_effect is
-    'Say of an effect whose outcome is unknown that it is done, with its result, or let the '
-    'next job that records it do it again, and return the id of the job that had recorded it; '
-    'raises RT010 if that job is still at it, RT011 if no record is open, 22023.';
+    'Record that an effect whose outcome is unknown is done, with its result, or let the next '
+    'job that records it repeat it, and return the id of the job that had recorded it; raises '
+    'RT010 if that job is still causing it, RT011 if no record is open, 22023.';
 
 create or replace function rota.effect_result(scope text, key text)
     returns table (is_done boolean, result jsonb) language plpgsql stable security definer
@@ -185,8 +185,8 @@ begin
 end $$;
 
 comment on function rota.effect_result is
-    'Return whether a recorded effect is done, and with what result, if it is not of a queue '
-    'that the caller is kept from; no row if there is no record; raises 22023.';
+    'Return whether a recorded effect is done, and with what result, unless the caller may not '
+    'see its queue; no row if there is no record; raises 22023.';
 
 create or replace function rota._check_effect(scope text, key text)
     returns void language plpgsql as $$

@@ -165,12 +165,11 @@ begin
 end $$;
 
 comment on function rota.enqueue is
-    'Add one job and return its id, or the id of the job that has its idempotency_key already, '
-    'with which on_conflict does keep, replace or rerun; raises 22023 for a bad argument, '
-    'RT001 for an unknown job in depends_on or blocks, RT013 if the job in blocks has started '
-    'or another transaction has it locked, RT003 if it has ended, RT016 if it has a key and '
-    'its queue is still coming here from another database, 09000 if a trigger takes the row '
-    'away.';
+    'Add one job and return its id, or the id of the job that already has its idempotency_key, '
+    'which on_conflict keeps, replaces or reruns; raises 22023 for a bad argument, RT001 for '
+    'an unknown job in depends_on or blocks, RT013 if the job in blocks has started or another '
+    'transaction has it locked, RT003 if it has ended, RT016 if it has a key and its queue is '
+    'still coming here from another database, 09000 if a trigger removes the row.';
 
 /* _enter_lanes() for a caller that did not set the planner right, which costs each call. */
 create or replace function rota._enter_new(job_id bigint)

@@ -78,8 +78,8 @@ end $$;
 
 comment on function rota.enqueue_to is
     'Add a job to the database of that number, once the caller''s transaction has committed, '
-    'and return the id of the job here that carries it; where the number is this database''s '
-    'it is enqueue(); raises 22023, RT015 if this database has no number.';
+    'and return the id of the job here that carries it; for its own number it is enqueue(); '
+    'raises 22023, RT015 if this database has no number.';
 
 create or replace function rota.waiting_forwards()
     returns setof integer language plpgsql stable security definer
@@ -181,8 +181,8 @@ end $$;
 
 comment on function rota.take_forwards is
     'Claim jobs for the database of that number, with those behind them, in the order in which '
-    'they are to be sent, and no more than so many bytes but for one job; to be called in the '
-    'transaction that ends them with end_forwards(); raises 22023, RT009.';
+    'to send them, and at most max_bytes unless one job is larger; call it in the transaction '
+    'that ends them with end_forwards(); raises 22023, RT009.';
 
 create or replace function rota.end_forwards(
     job_ids bigint[], lease_tokens bigint[], endings jsonb
@@ -239,10 +239,9 @@ begin
 end $$;
 
 comment on function rota.end_forwards is
-    'End jobs of take_forwards() as receive_jobs() told, whose rows the endings are: as '
-    'succeeded or dead, or to be sent again later where that said RT016, 42501 or 55P03, and '
-    'those behind one that did not arrive stay; raises RT002 if one is lost, RT003, RT001, '
-    '22023.';
+    'End jobs of take_forwards() by the rows that receive_jobs() returned, given as endings: '
+    'as succeeded or dead, or to be sent again later after RT016, 42501 or 55P03; those behind '
+    'one that did not arrive stay; raises RT002 if one is lost, RT003, RT001, 22023.';
 
 /* Refuse what is not one row of receive_jobs() or receive_moves(), or {}, for each job. */
 create or replace function rota._check_endings(job_ids bigint[], endings jsonb)

@@ -22,9 +22,9 @@ begin
 end $$;
 
 comment on function rota.pause_queue is
-    'Stop claims from a queue until then, or until resume_queue(), recording who paused it and '
-    'why; raises RT004 if it has neither settings nor jobs, RT016 if it moves to another '
-    'database, 22023.';
+    'Stop claims from a queue until this time, or until resume_queue(), recording who paused '
+    'it and why; raises RT004 if it has neither settings nor jobs, RT016 if it moves to '
+    'another database, 22023.';
 
 create or replace function rota.resume_queue(queue text)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -50,9 +50,9 @@ begin
 end $$;
 
 comment on function rota.pause_type is
-    'Stop claims of a job type, in one queue or in all, until then or until resume_type(), '
-    'recording who paused it and why; raises RT004 for a queue without settings and jobs, '
-    '22023.';
+    'Stop claims of a job type, in one queue or in all, until this time or until '
+    'resume_type(), recording who paused it and why; raises RT004 for a queue without settings '
+    'and jobs, 22023.';
 
 create or replace function rota.resume_type(job_type text, queue text default null)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -76,8 +76,8 @@ begin
 end $$;
 
 comment on function rota.pause_all is
-    'Stop all claims until then, or until resume_all(), recording who paused it and why: as '
-    'after a copy of production was restored elsewhere; raises 22023.';
+    'Stop all claims until this time, or until resume_all(), recording who paused it and why: '
+    'for example in a restored copy of production; raises 22023.';
 
 create or replace function rota.resume_all()
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -87,7 +87,7 @@ begin
 end $$;
 
 comment on function rota.resume_all is
-    'End what pause_all() began; queues and job types that are paused by themselves stay so.';
+    'End what pause_all() began; queues and job types that were paused separately stay paused.';
 
 /* How a pause is called: all, or what it is of. */
 create or replace function rota._pause_name(queue text, job_type text)

@@ -77,8 +77,8 @@ begin
 end $$;
 
 comment on function rota.set_queue is
-    'Change settings of a queue: null leaves one as it is, reset puts the others back to their '
-    'defaults; raises 22023 for a bad argument.';
+    'Change settings of a queue: null leaves one unchanged, reset restores the defaults of the '
+    'others; raises 22023 for a bad argument.';
 
 create or replace function rota.set_type(
     job_type text, time_limit interval default null, expires_after interval default null,
@@ -110,8 +110,8 @@ begin
 end $$;
 
 comment on function rota.set_type is
-    'Change the defaults of new jobs of a job_type, which go before those of their queue: null '
-    'leaves one as it is, reset takes the others away; raises 22023 for a bad argument.';
+    'Change the defaults of new jobs of a job_type, which override those of their queue: null '
+    'leaves one unchanged, reset removes the others; raises 22023 for a bad argument.';
 
 /* Until when a new job may start, by what is set for its type or queue; null means for ever. */
 create or replace function rota._default_expiry(job_type text, queue text, run_at timestamptz)

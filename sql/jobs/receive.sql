@@ -94,8 +94,8 @@ end $$;
 comment on function rota.receive_moves is
     'Take jobs of take_moves(), each once however often it is sent, and return by ordinal the '
     'job here or why it was refused, and no row for one behind a refused one of its ordering '
-    'key; before settle_above is given, the last id that a job has kept, jobs keep theirs, and '
-    'no others with a key are taken for the queue; waits up to 5 seconds for transactions that '
+    'key; until settle_above, the last id that a job has kept, is given, jobs keep their ids, '
+    'and the queue takes no other jobs with a key; waits up to 5 seconds for transactions that '
     'have enqueued; raises 22023, 42501, 55P03.';
 
 /* Take jobs that are sent here, of a queue that moves here or of none, each once; none that is

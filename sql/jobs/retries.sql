@@ -49,10 +49,9 @@ begin
 end $$;
 
 comment on function rota.set_retry_rule is
-    'Say what a failure with errors of this error_type leads to, for a job_type, a queue or '
-    'all: another try after retry_in where the worker asks for no other time, or, if fatal, '
-    'none; and a pause of the job type for pause_for; reset takes the rule away; raises '
-    '22023.';
+    'Set what failures with this error_type cause, for a job_type, a queue or all: a retry '
+    'after retry_in unless the worker asks for another time, or, if fatal, none; and a pause '
+    'of the job type for pause_for; reset removes the rule; raises 22023.';
 
 /* What is set for errors of this type; null if nothing is. */
 create or replace function rota._retry_rule(error_type text, job_type text, queue text)
@@ -128,6 +127,6 @@ end $$;
 
 comment on function rota.set_breaker is
     'Let a job_type of a queue be paused for pause_for after max_failures in a row, or when '
-    'failed_percent of at least min_attempts in a span failed, and then let probes jobs try '
-    'until all may run again; error_type counts only such errors; reset takes the breaker '
-    'away; raises 22023.';
+    'failed_percent of at least min_attempts in a span failed, and then let that many probes '
+    'run before all jobs may run again; error_type counts only such errors; reset removes the '
+    'breaker; raises 22023.';

@@ -47,9 +47,9 @@ begin
 end $$;
 
 comment on function rota.set_archive is
-    'Let retention and purges move what they take out of the history to a schema of the owner, '
-    'partitions as tables and rows to its table rota_rows; null lets them delete again; raises '
-    '22023.';
+    'Let retention and purges move the history to a schema of the owner instead of deleting '
+    'it, partitions as tables and rows to its table rota_rows; null lets them delete again; '
+    'raises 22023.';
 
 /* Where rows of a table go to; null if nowhere. */
 create or replace function rota._archive_of(name text)

@@ -48,9 +48,9 @@ begin
 end $$;
 
 comment on function rota.job_counts is
-    'How many live and dead jobs there are by queue, job type, status and whether their time '
-    'has come, and the first run_at of these: at this moment, or where a table has more than '
-    '400 pages as of counted_at, about a minute ago.';
+    'The number of live and dead jobs by queue, job type, status and whether they are due, and '
+    'their first run_at: now, or if a table has more than 400 pages as of counted_at, about a '
+    'minute ago.';
 
 /* Whether a table is too large to be read for an answer. */
 create or replace function rota._are_many(name text)

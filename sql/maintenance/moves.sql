@@ -151,9 +151,9 @@ begin
 end $$;
 
 comment on function rota.plan_queue_move is
-    'What keeps a queue from moving to the database of that number, refused, or delays a move '
-    'that is under way, info, as far as it is known here: no row if nothing does; raises '
-    '22023, 42501.';
+    'What keeps a queue from moving to the database of that number (refused), or delays a move '
+    'in progress (info), as far as this database knows: no row if nothing does; raises 22023, '
+    '42501.';
 
 create or replace function rota.queue_move_facts(queue text)
     returns jsonb language plpgsql stable security definer
@@ -192,8 +192,8 @@ begin
 end $$;
 
 comment on function rota.queue_move_facts is
-    'What the database to which a queue is to move has to know, for receive_plan(); raises '
-    '22023, 42501.';
+    'What the target database of a queue move has to know, for receive_plan(); raises 22023, '
+    '42501.';
 
 /* What is set for a queue, and does not move with it; null if nothing is. */
 create or replace function rota._settings_of(queue text)
@@ -271,7 +271,7 @@ begin
 end $$;
 
 comment on function rota.receive_plan is
-    'What keeps a queue from moving here, refused, or should be looked at before, info; facts '
+    'What keeps a queue from moving here (refused), or should be checked before (info); facts '
     'are what queue_move_facts() returned there; raises 22023, 42501.';
 
 create or replace function rota.begin_queue_move(queue text, database integer)
@@ -307,9 +307,9 @@ begin
 end $$;
 
 comment on function rota.begin_queue_move is
-    'Let a queue move to the database of that number: no job of it is claimed here any more, '
-    'and movers carry what is there and what comes; returns the id of the move, also where it '
-    'is under way; raises 22023 with the first finding of plan_queue_move(), 42501.';
+    'Let a queue move to the database of that number: workers claim no more of its jobs here, '
+    'and movers carry its jobs and new ones; returns the id of the move, also if it is in '
+    'progress; raises 22023 with the first finding of plan_queue_move(), 42501.';
 
 create or replace function rota.end_queue_move(queue text)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -356,9 +356,9 @@ begin
 end $$;
 
 comment on function rota.end_queue_move is
-    'End the move of a queue, once nothing of it is left, or while no job has left yet: what '
-    'is enqueued here then stays here; to be called in both databases, first in the one that '
-    'the queue leaves; raises RT004 if it does not move, RT016, 22023.';
+    'End the move of a queue, once none of its jobs are left, or before a job has left: jobs '
+    'enqueued here then stay here; call it in both databases, first in the one that the queue '
+    'leaves; raises RT004 if it does not move, RT016, 22023.';
 
 create or replace function rota.queue_move_status(queue text)
     returns table (
@@ -399,8 +399,8 @@ begin
 end $$;
 
 comment on function rota.queue_move_status is
-    'How far a queue has moved: jobs that wait and run here, are on their way and have gone or '
-    'come, and what it waits for; no row if it does not move; raises 22023, 42501.';
+    'How far a queue has moved: jobs that wait and run here, are in transit and have moved, '
+    'and what it waits for; no row if it does not move; raises 22023, 42501.';
 
 create or replace function rota.waiting_moves()
     returns table (move_id bigint, queue text, database integer)
@@ -464,11 +464,10 @@ begin
 end $$;
 
 comment on function rota.take_moves is
-    'Return jobs of a queue that moves which an earlier transaction has taken out of the live '
-    'table, or take some out; to be called in the transaction that sends jobs, unless that is '
-    'null, and settle_above to receive_moves() in the other database and calls end_moves(); '
-    'has_more tells whether to call it again at once; no row while another mover is at it; '
-    'raises 22023, 42501.';
+    'Return jobs of a moving queue that an earlier transaction took out of the live table, or '
+    'take some out; call it in the transaction that sends jobs, unless null, and settle_above '
+    'to receive_moves() in the other database and calls end_moves(); if has_more, call it '
+    'again at once; no row while another mover does this; raises 22023, 42501.';
 
 create or replace function rota.end_moves(move_id bigint, job_ids bigint[], endings jsonb)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -503,8 +502,9 @@ begin
 end $$;
 
 comment on function rota.end_moves is
-    'End jobs of take_moves() as receive_moves() told, whose rows the endings are: gone, or '
-    'dead here with the error of the other database, or back in their line; raises 22023.';
+    'End jobs of take_moves() by the rows that receive_moves() returned, given as endings: '
+    'gone, or dead here with the error of the other database, or back in their lane; raises '
+    '22023.';
 
 /* The move, locked until the end of the transaction; null where another mover is at it. */
 create or replace function rota._lock_move(move_id bigint)

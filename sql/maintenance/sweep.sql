@@ -34,8 +34,8 @@ begin
 end $$;
 
 comment on function rota.sweep_stale_leases is
-    'Fail up to max_jobs running jobs whose lease has ended, with error_type lease_expired, or '
-    'time_limit where that was over, too, and return how many; raises 22023.';
+    'Fail up to max_jobs running jobs whose lease has expired, with error_type lease_expired, '
+    'or time_limit if that had expired too, and return how many; raises 22023.';
 
 create or replace function rota._sweep(max_jobs integer, is_one_by_one boolean)
     returns integer language plpgsql as $$

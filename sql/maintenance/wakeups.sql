@@ -88,8 +88,8 @@ end $$;
 comment on function rota.wait_for_jobs is
     'Let this session be notified of jobs: listen to the channels and claim again at the next '
     'notification, or after look_again_in at the latest; has_maintenance asks for tick(), with '
-    'active no producer notifies while the worker claims every few milliseconds, and where it '
-    'has not claimed since the call before look_again_in is 0 if any job is due; raises 22023.';
+    'active no producer notifies while the worker claims every few milliseconds, and if it has '
+    'not claimed since the last call, look_again_in is 0 if any job is due; raises 22023.';
 
 create or replace function rota.stop_waiting()
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

@@ -123,7 +123,7 @@ begin
 end $$;
 
 comment on function rota.job_stats is
-    'What ended, by minute, hour or day of UTC, or in total, and by queue and job type or as '
+    'What ended, by minute, hour or day in UTC, or in total, and by queue and job type or as '
     'group_by says: attempts, jobs, and waiting and run times of attempts, with percentiles '
     'within 5 %; since is an hour, a day, 30 days or an hour ago if not given, and is rounded '
     'down to what is kept: minutes for 2 days, hours for 30, days for 400; raises 22023.';
@@ -214,6 +214,6 @@ begin
 end $$;
 
 comment on function rota.rising_failures is
-    'Queues and job types of which, in the last 10 minutes, at least 5 attempts failed, more '
-    'than thrice as many as usual in such a time of the day before, and more than twice the '
-    'usual share of all attempts; a row is something to be alerted of.';
+    'Queues and job types of which at least 5 attempts failed in the last 10 minutes, more '
+    'than three times as many as usual in such a period of the day before, and more than twice '
+    'the usual share of all attempts; alert on each row.';

@@ -189,6 +189,6 @@ begin
 end $$;
 
 comment on function rota.verify is
-    'Count the promises again on the newest max_rows rows of each kind: the promise, how many '
-    'rows were examined, how many break it, and one of them; takes no lock that delays other '
+    'Recount the promises on the newest max_rows rows of each kind: the promise, how many rows '
+    'were examined, how many break it, and one of them; takes no lock that delays other '
     'sessions; raises 22023.';

@@ -153,7 +153,7 @@ end $$;
 
 comment on function rota.fold_error is
     'The text of an error without what differs from job to job: numbers become N, ids ID, and '
-    'what stands in quotes ''...''.';
+    'quoted texts ''...''.';
 
 /* The newest 2000, since to fold a million takes half a minute.  Texts that differ only in
  * their digits are folded alike, so one of them is folded for all; but that of 0x counts. */

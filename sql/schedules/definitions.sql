@@ -62,9 +62,9 @@ begin
 end $$;
 
 comment on function rota.schedule_job is
-    'Have a job made at each time that a schedule names, or change what was scheduled under '
-    'this name, and return created, changed or unchanged, and the time of the next; raises '
-    'RT006 for a bad schedule, RT016 if the queue moves to another database, 22023.';
+    'Make a job at each time that a schedule names, or change the schedule of this name, and '
+    'return created, changed or unchanged, and the next time; raises RT006 for a bad schedule, '
+    'RT016 if the queue moves to another database, 22023.';
 
 create or replace function rota._put_definition(new rota.job_definitions)
     returns table (outcome text, next_run_at timestamptz) language plpgsql as $$
@@ -203,9 +203,9 @@ begin
 end $$;
 
 comment on function rota.enable_schedule is
-    'Let a disabled schedule make jobs again and return the time of the next, which is later '
-    'than now: what was missed is not made up; raises RT005, RT006 if its text cannot be read '
-    'any more, 22023.';
+    'Let a disabled schedule make jobs again and return its next time, which is later than '
+    'now: missed times are not made up; raises RT005, RT006 if its text is no longer valid, '
+    '22023.';
 
 create or replace function rota.disable_schedule(name text)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -277,6 +277,6 @@ begin
 end $$;
 
 comment on function rota.run_schedule_now is
-    'Make a job of a schedule now, also of a disabled one, beside those at its times, and '
-    'return its id; raises RT014 if one is live and no two may be, RT005, RT006 if its text '
-    'cannot be read any more, 22023.';
+    'Make a job of a schedule now, even of a disabled one, in addition to its planned ones, '
+    'and return its id; raises RT014 if one is live and only one may be, RT005, RT006 if its '
+    'text is no longer valid, 22023.';

@@ -28,7 +28,7 @@ begin
 end $$;
 
 comment on function rota.describe_schedule is
-    'Say in English what a schedule text means; raises RT006, 22023.';
+    'Describe in English what a schedule text means; raises RT006, 22023.';
 
 /* 5 minutes, or just minute where there is one. */
 create or replace function rota._describe_period(seconds bigint)

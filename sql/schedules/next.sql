@@ -83,7 +83,7 @@ end $$;
 
 comment on function rota.upcoming_runs is
     'The next max_runs times later than after (now) of a schedule text, or of the schedule of '
-    'that name, with the local time and whether that was moved out of a gap or comes twice; '
+    'that name, with the local time and whether it was moved out of a gap or occurs twice; '
     'raises RT005, RT006, 22023.';
 
 /* Null, moved (its time is skipped that day), or first or second of a time that comes twice. */

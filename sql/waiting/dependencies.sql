@@ -420,8 +420,8 @@ end $$;
 
 comment on function rota.retry_with_dependants is
     'Run a job again as retry_job() does, let maintenance restore the jobs that were cancelled '
-    'because of it, and their dependants, and return how many jobs that are, this one and up '
-    'to 1000 others; those whose idempotency_key is taken stay cancelled; raises RT001, RT007, '
+    'because of it, and their dependants, and return the number of jobs, this one and up to '
+    '1000 others; those whose idempotency_key is taken stay cancelled; raises RT001, RT007, '
     'RT008, RT016, 22023.';
 
 /* How many jobs were cancelled because of this one, and because of those, up to so many. */

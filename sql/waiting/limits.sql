@@ -106,9 +106,9 @@ begin
 end $$;
 
 comment on function rota.set_limit is
-    'Limit how many jobs of a queue, job_type or limit_key run at once or start in a time: '
-    'null leaves a setting as it is, reset takes the others away, and the limit with the last '
-    'of them; raises 22023.';
+    'Limit how many jobs of a queue, job_type or limit_key run at once or start per period: '
+    'null leaves a setting unchanged, reset removes the others, and the limit with the last of '
+    'them; raises 22023.';
 
 /* Jobs stopped and give back these slots, one for each name; held jobs may come in. */
 create or replace function rota._leave_limits(limit_names text[])

@@ -68,9 +68,9 @@ begin
 end $$;
 
 comment on function rota.define_pipeline is
-    'Set the stages of a pipeline, given as objects in their order; runs under way continue by '
-    'stage name, and from a stage that is left out with the next that is still there; raises '
-    '22023 for a bad stage, naming it, RT016 if its queue moves to another database.';
+    'Set the stages of a pipeline, given as objects in their order; runs in progress continue '
+    'by stage name, and from a removed stage with the next remaining one; raises 22023 for a '
+    'bad stage, naming it, RT016 if its queue moves to another database.';
 
 /* Lock a pipeline, and refuse one that leads through queues that an operator is kept from.  Two
  * definitions at once would make one of both.  Calls that start, finish or claim jobs read the
@@ -117,7 +117,7 @@ begin
 end $$;
 
 comment on function rota.drop_pipeline is
-    'Let no new run of a pipeline begin; those under way continue to their end; raises 22023 '
+    'Let no new run of a pipeline begin; runs in progress continue to their end; raises 22023 '
     'if it is not defined.';
 
 create or replace function rota.start_pipeline(
@@ -154,9 +154,9 @@ begin
 end $$;
 
 comment on function rota.start_pipeline is
-    'Begin a run of a pipeline and return the id of its job, or of the job that has its '
-    'idempotency_key already, in whatever stage; raises 22023 for a bad argument, RT001 for an '
-    'unknown job in depends_on or blocks, RT013 if the job in blocks has started or another '
+    'Begin a run of a pipeline and return the id of its job, or of the job that already has '
+    'its idempotency_key, in any stage; raises 22023 for a bad argument, RT001 for an unknown '
+    'job in depends_on or blocks, RT013 if the job in blocks has started or another '
     'transaction has it locked, RT003 if it has ended, RT016 if it has a key and its queue is '
     'still coming here from another database.';
 
@@ -221,9 +221,9 @@ end $$;
 
 comment on function rota.restart_pipeline is
     'Restore an ended job of a pipeline, to continue from a stage with the latest result of a '
-    'stage before it, and return its id; raises RT001 if the job or that result is not there '
-    'any more, RT014 if it is under way, RT007 if its idempotency_key is taken, RT016 if its '
-    'queue moves, 22023.';
+    'stage before it, and return its id; raises RT001 if the job or that result is gone, RT014 '
+    'if it is in progress, RT007 if its idempotency_key is taken, RT016 if its queue moves, '
+    '22023.';
 
 /* What a stage is given if an ended job goes on from there: the latest result of a stage before
  * it, or what it was given itself if that was later. */
