@@ -99,8 +99,8 @@ begin
         )
     ) then
         raise exception using
-            errcode = '22023', message = 'databases must have each that the front has',
-            hint = 'A database cannot be taken away: its keys are in it.';
+            errcode = '22023', message = 'databases must include each of the front',
+            hint = 'A database cannot be removed: its keys are in it.';
     end if;
     insert into rota_front.shards (number, ordinal)
     select d.number, (select count(*) from rota_front.shards) - 1
@@ -350,7 +350,7 @@ begin
             hint = 'alter database ... set statement_timeout = ''5s''';
     elsif current_setting('transaction_isolation') <> 'read committed' then
         raise exception using
-            errcode = 'RT009', message = 'a front is called in read committed only',
+            errcode = 'RT009', message = 'a front needs the isolation level read committed',
             hint = 'A call is committed by its shard at once, whatever the transaction sees.';
     end if;
 end $$;
@@ -584,7 +584,7 @@ begin
         -- So a pooler ends the call, which stands in front of the shard.
         raise exception using
             errcode = '57014', message = 'a database behind this front does not answer in time',
-            hint = 'The call may have been done there all the same.';
+            hint = 'The call may have been done there anyway.';
     end if;
     if state = 'XX000' and v_message ~ 'PQconnectPoll: ' then
         -- As for a caller of the shard itself, whose driver would not have reached it.

@@ -180,7 +180,7 @@ begin
     create %1$s rota.%2$s(%3$s)%4$s language plpgsql
     %5$s as $body$
 begin
-    raise exception using errcode = '0A000', message = '%2$s() does not go through a front',
+    raise exception using errcode = '0A000', message = '%2$s() is not available in a front',
         hint = 'Connect to the databases behind it; rota takes --databases FILE.';
 end;
 $body$;$f$,
@@ -226,8 +226,8 @@ begin
         end;
     end loop;
     raise exception using
-        errcode = 'RT016', message = 'the databases that the job has left lead in a circle',
-        hint = 'Look for it in each of them.';
+        errcode = 'RT016', message = 'the databases that the job has left form a cycle',
+        hint = 'Search each of them.';
 end;
 $body$;$f$,
             v_function.name, v_function.arguments,

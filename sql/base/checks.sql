@@ -185,7 +185,7 @@ begin
     if blocks is not null and num_nonnulls(depends_on, ordering_key) > 0 then
         raise exception using errcode = 'invalid_parameter_value',
             message = prefix || 'blocks must not be given with depends_on or ordering_key',
-            hint = 'Make a part of several steps a pipeline: start_pipeline() has blocks, too.';
+            hint = 'Use a pipeline for a part with several steps: start_pipeline() has blocks.';
     end if;
     if if_parent_dead is distinct from 'cancel' then
         perform rota._check_choice(prefix || 'if_parent_dead', if_parent_dead,

@@ -32,7 +32,7 @@ begin
     raise exception using errcode = 'RT016',
         message = format('queue %s is still coming from database %s', queue, v_database),
         detail = v_database::text,
-        hint = 'Until it has settled, enqueue jobs with a key there: they come too.';
+        hint = 'Until it has settled, enqueue jobs with a key there: they are carried too.';
 end $$;
 
 /* Whether a waiting job can leave: nothing here depends on it, and it on nothing. */

@@ -72,8 +72,8 @@ create or replace function rota._check_sees_all(what text)
 begin
     if rota._allowed_queues('observer') is null then return; end if;
     raise exception using errcode = 'insufficient_privilege',
-        message = format('no right to %s, which is about all queues', what),
-        hint = 'This role sees only the queues that grant_queue() gave it.';
+        message = format('no right to %s, which concerns all queues', what),
+        hint = 'This role sees only the queues that grant_queue() granted it.';
 end $$;
 
 /* Refuse queues in which the caller may not do this. */
@@ -91,7 +91,7 @@ begin
             message = format('no right to %s queue %s',
                 case access when 'worker' then 'work in' when 'operator' then 'act on'
                     when 'observer' then 'see' else 'enqueue to' end, v_queue),
-            hint = 'This role is confined to the queues that grant_queue() gave it; name them.';
+            hint = 'This role is confined to the queues that grant_queue() granted: name them.';
     end if;
 end $$;
 

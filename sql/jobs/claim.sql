@@ -534,6 +534,6 @@ begin
             message = format('claim_jobs needs the isolation level read committed, not %s',
                 current_setting('transaction_isolation')),
             hint = 'Begin the transaction with "isolation level read committed"; at a higher '
-                'level every second claim would fail.';
+                'level half of all claims would fail.';
     end if;
 end $$;

@@ -39,7 +39,7 @@ create or replace function rota._raise_swallowed(job text)
     returns void language plpgsql as $$
 begin
     raise exception using errcode = 'triggered_action_exception',
-        message = format('a trigger of this database does not let %s in', job);
+        message = format('a trigger of this database refused %s', job);
 end $$;
 
 /*

@@ -343,8 +343,8 @@ begin
             message = format('queue %s still moves %s database %s', queue,
                 case v_move.direction when 'out' then 'to' else 'from' end, v_move.database),
             detail = v_move.database::text,
-            hint = 'It ends when no job of it is left, or while none has left yet; '
-                'queue_move_status() tells of those.';
+            hint = 'It ends when no job of it is left, or before any has left; '
+                'queue_move_status() counts them.';
     end if;
     delete from rota.queue_moves as m where m.move_id = v_move.move_id;
     if v_move.direction = 'out' then

@@ -34,8 +34,8 @@ begin
     -- Each part would fail by itself, and who ticks here would take that for done.
     if current_setting('transaction_read_only')::boolean then
         raise exception using
-            errcode = '25006', message = 'tick() cannot work in a read-only transaction',
-            hint = 'Tick at the primary, where this is a standby.';
+            errcode = '25006', message = 'tick() cannot run in a read-only transaction',
+            hint = 'If this is a standby, tick at the primary.';
     end if;
     was_skipped := v_is_alone
         and not pg_try_advisory_xact_lock(hashtextextended('rota.tick', 0))

@@ -244,7 +244,7 @@ begin
     v_parsed := rota._parse_schedule(v_definition.schedule);
     if rota._live_definitions(array[v_definition.name]) <> '{}' then
         raise exception using errcode = 'RT014',
-            message = format('schedule %L: a run of it is under way, in job %s',
+            message = format('schedule %L: a run of it is in progress, in job %s',
                 v_definition.name, (
                     select max(j.id) from rota.jobs as j
                     where j.definition = v_definition.name)),

@@ -240,5 +240,5 @@ begin
     perform rota._check_given('name', name is not null);
     raise exception using
         errcode = 'RT005', message = format('schedule %L not found', left(name, 80)),
-        hint = 'rota.job_definitions lists all that there are.';
+        hint = 'rota.job_definitions lists all of them.';
 end $$;

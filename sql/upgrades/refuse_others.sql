@@ -31,6 +31,6 @@ begin
         raise exception using errcode = 'dependent_objects_still_exist',
             message = format('these use tables or functions of rota, and would go with '
                 'them: %s', left(v_others, 500)),
-            hint = 'Nothing has changed.  Drop them, and after an upgrade create them again.';
+            hint = 'Nothing has changed.  Drop them, and recreate them after the upgrade.';
     end if;
 end $$;

@@ -92,7 +92,7 @@ begin
                         then 'ended as ' || v_part.status
                     else 'has an ordering key' end)
         end,
-        hint = 'A part waits for nothing; make one of several steps a pipeline.';
+        hint = 'A part waits for nothing; use a pipeline for one with several steps.';
 end $$;
 
 /* How parents are or ended, all of one snapshot; null for one that is in neither table. */

@@ -215,7 +215,7 @@ begin
 
     if v_pipeline is null then perform rota._raise_not_found(job_id); end if;
     raise exception using errcode = 'RT014',
-        message = format('job %s: its run of the pipeline is under way', job_id),
+        message = format('job %s: its run of the pipeline is in progress', job_id),
         hint = 'Wait for its end, or cancel it first.';
 end $$;
 

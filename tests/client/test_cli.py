@@ -324,7 +324,7 @@ def test_observer_may_ask_for_the_status(
         client.enqueue("x", queue="mine")
         client.grant_queue(role, "mine", "observer")
         shown = run("status", "-d", url)
-        assert "untold  no right to doctor(), which is about all queues" in shown
+        assert "untold  no right to doctor(), which concerns all queues" in shown
         assert "mine   1" in shown
         told = json.loads(run("status", "--json", "-d", url))
         assert (told["verdict"], told["findings"]) == (None, None)

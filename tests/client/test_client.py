@@ -338,7 +338,7 @@ def test_a_role_without_a_grant_is_told_the_statement_that_gives_it(
     for (grant,) in db.execute("select rota.grant_statements('worker', %s)", [role]).fetchall():
         db.execute(grant)
     remedy = (
-        "let the owner of the schema execute what "
+        "let the owner of the schema run what "
         "select rota.grant_statements('{}', 'ROLE') returns"
     )
     with psycopg.connect(dsn, autocommit=True) as connection:

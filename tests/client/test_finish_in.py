@@ -362,9 +362,9 @@ def test_what_comes_after_the_commit_is_told(
     assert told == [
         f"job {ids['returns']}: what its handler returned after its transaction is not stored: "
         "set job.result before that ends",
-        f"job {ids['snoozes']} has succeeded by its transaction; what came after is dropped: "
+        f"job {ids['snoozes']} succeeded in its transaction; what came later is dropped: "
         "a snooze",
-        f"job {ids['raises']} has succeeded by its transaction; what came after is dropped: "
+        f"job {ids['raises']} succeeded in its transaction; what came later is dropped: "
         "too late",
     ]
     assert ends == ["succeeded"] * 3

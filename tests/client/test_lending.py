@@ -160,7 +160,7 @@ def test_a_job_has_one_transaction_at_a_time(
     drain(registry, concurrency=1)
 
     rows = db.execute("select status, last_error from rota.finished_jobs").fetchall()
-    assert rows == [("dead", f"job {job_id} has a transaction already: use that")]
+    assert rows == [("dead", f"job {job_id} already has a transaction: use that")]
 
 
 def test_a_plain_handler_waits_for_a_connection_no_longer_than_its_lease() -> None:

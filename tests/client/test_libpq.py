@@ -24,6 +24,6 @@ def test_missing_libpq_is_one_line_that_names_the_remedy(tmp_path: Path) -> None
 
     assert done.stderr.splitlines()[-1] == (
         "ImportError: psycopg cannot be loaded, no pq wrapper available: "
-        "pip install './python_client[binary]' brings one with its libpq"
+        "pip install './python_client[binary]' installs one with its libpq"
     )
     assert "Attempts" not in done.stderr

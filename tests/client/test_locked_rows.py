@@ -293,7 +293,7 @@ def test_one_end_that_is_refused_holds_up_no_other(
     told = [m for m in caplog.messages if "not this one" in m]
 
     assert len(told) <= 2
-    assert f"job {ids[17]}: its end is refused" in told[0]
+    assert f"job {ids[17]}: its end was refused" in told[0]
 
 
 def test_heartbeats_go_on_beside_a_transaction_that_stays_open(

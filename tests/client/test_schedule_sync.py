@@ -219,12 +219,12 @@ def test_a_schedule_that_fits_nothing_is_refused_where_it_is_written() -> None:
         registry.schedule("@daily")(clean_up)
     with pytest.raises(rota.InvalidArgumentError, match=r"payload\.days"):
         registry.schedule("@daily", payload={"days": "many"})(clean_up)
-    with pytest.raises(TypeError, match="'time_zne' is no option of a schedule"):
+    with pytest.raises(TypeError, match="'time_zne' is not an option of a schedule"):
         registry.schedule("@daily", time_zne="UTC")
     with pytest.raises(TypeError, match=r"put @registry\.schedule\(\.\.\.\) above"):
         registry.schedule("@daily")(lambda job: None)
     registry.schedule("@daily", payload={"days": 5})(clean_up)
-    with pytest.raises(ValueError, match="a schedule 'clean_up' already: give each a name"):
+    with pytest.raises(ValueError, match="already a schedule 'clean_up': give each a name"):
         registry.schedule("@hourly", payload={"days": 5})(clean_up)
 
 
@@ -237,5 +237,5 @@ def test_a_registry_includes_the_schedules_of_another() -> None:
     again: Any = Registry()
     again.handler("x")(lambda job: None)
     again.schedule("@daily", name="one")(again["x"])
-    with pytest.raises(ValueError, match="there is a schedule 'one' already"):
+    with pytest.raises(ValueError, match="there is already a schedule 'one'"):
         whole.include(again)

@@ -598,7 +598,7 @@ def test_wrong_arguments_are_refused_before_anything_is_enqueued(
     ):
         task.enqueue(client, 7, when=object())
     with pytest.raises(
-        TypeError, match=r"^'priorty' is no option of a task: it can have queue"
+        TypeError, match=r"^'priorty' is not an option of a task: it can have queue"
     ):
         task.options(priorty=1)
     with pytest.raises(
@@ -665,13 +665,13 @@ def fine(order_id: int) -> None: ...
         (unknown, {}, "'PurePath' is not defined; import or define them in its module"),
         (pages, {}, "calling it would run none of its code: return a value instead"),
         (jobs, {}, "the parameter jobs of jobs: the type Job has no form in JSON"),
-        (tree, {}, "root of tree has a type that contains itself: use Any"),
+        (tree, {}, "root of tree has a recursive type: use Any"),
         (
             Registry().task()(fine),
             {},
-            "got <rota.Task 'fine'>; further names of a task are its",
+            "got <rota.Task 'fine'>; other names of a task are its",
         ),
-        (Codec(), {"job_type": "a"}, "a task is made of a function, got <"),
+        (Codec(), {"job_type": "a"}, "a task is made from a function, got <"),
         (waits, {}, "waits is an async function: let its job be of type AsyncJob"),
         (plain, {}, "a plain function, or its decorator is one: let its job be of type Job"),
         (fine, {"idempotency_key": "{order}"}, r"names {order}, which is no parameter of fine"),
@@ -682,7 +682,7 @@ def fine(order_id: int) -> None: ...
             "ordering_key must be a text, which may name parameters",
         ),
         (fine, {"ordering_key": "{"}, "in braces, got '{': "),
-        (fine, {"timeout": 5}, "'timeout' is no option of a task: it can have queue"),
+        (fine, {"timeout": 5}, "'timeout' is not an option of a task: it can have queue"),
         (fine, {"give_up_on": "ValueError"}, "give_up_on takes exception classes"),
         (fine, {"retry_on": [ValueError]}, "retry_on takes exception classes"),
         (
@@ -697,7 +697,7 @@ def fine(order_id: int) -> None: ...
         (fine, {"delay": timedelta(-1)}, "delay must be at least 0, got -86400.0"),
         (fine, {"aliases": "old"}, "aliases is a list of job types, as ['old'], not a text"),
         (fine, {"aliases": [3]}, "aliases must be a text, got 3"),
-        (fine, {"aliases": ["fine"]}, "there is a handler for 'fine' already"),
+        (fine, {"aliases": ["fine"]}, "there is already a handler for 'fine'"),
         (fine, {"job_type": "no name"}, "job_type must be 1 to 63 of the characters"),
     ],
 )

@@ -135,9 +135,7 @@ def test_loop_waits_longer_and_longer_where_every_tick_fails(
     ticker.wait_for_line("ticker started")
     # A function could be renamed without notice: a prepared statement goes by its number.
     db.execute("alter table rota.maintenance rename to rest")
-    ticker.wait_for_line(
-        'tick failed, trying again: relation "rota.maintenance" does not exist'
-    )
+    ticker.wait_for_line('tick failed, retrying: relation "rota.maintenance" does not exist')
     db.execute("alter table rota.rest rename to maintenance")
 
     last = "select done_at from rota.maintenance where task = 'tick'"
@@ -225,7 +223,7 @@ def test_a_standby_is_no_place_to_tick_and_nobody_dies_of_it(
     assert main(["tick", "-d", dsn]) == 1
     assert "Tick at the primary" in capsys.readouterr().err
     assert asyncio.run(tick_before_and_after_the_failover()) == [False, True]
-    assert "tick failed, trying again: tick() cannot work" in caplog.messages[0]
+    assert "tick failed, retrying: tick() cannot run" in caplog.messages[0]
 
 
 def test_nobody_ticks_before_the_others_can_be_back_after_an_outage() -> None:

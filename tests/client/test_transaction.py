@@ -233,7 +233,7 @@ def test_what_comes_after_the_transaction_is_told(
     assert [r.getMessage() for r in told] == [
         f"job {ids['returns']}: what its handler returned after its transaction is not stored: "
         "set job.result before that ends",
-        f"job {ids['raises']} has succeeded by its transaction; what came after is dropped: "
+        f"job {ids['raises']} succeeded in its transaction; what came later is dropped: "
         "too late",
     ]
     assert told[1].exc_info is not None

@@ -323,15 +323,15 @@ def test_worker_polls_while_its_listener_hangs_and_is_woken_again_after(
         for count in range(1, 4):
             client.enqueue("t")
             wait_until(lambda: len(starts.at) == count, "a start by polling")  # noqa: B023
-        wait_until(lambda: "wake-ups are off" in caplog.text, "the log line")
+        wait_until(lambda: "notifications are off" in caplog.text, "the log line")
         proxy[0].is_swallowing = False
-        wait_until(lambda: "wake-ups are on again" in caplog.text, "the other line")
+        wait_until(lambda: "notifications are on again" in caplog.text, "the other line")
         client.enqueue("t")
         wait_until(lambda: len(starts.at) == 4, "a start")
     finally:
         worker.stop()
 
-    assert caplog.text.count("wake-ups are off") == 1
+    assert caplog.text.count("notifications are off") == 1
 
 
 def test_a_listener_that_may_not_wait_tries_ever_more_seldom(
@@ -350,8 +350,8 @@ def test_a_listener_that_may_not_wait_tries_ever_more_seldom(
     wait_until(lambda: len(tries) >= 5, "five tries")
 
     assert tries[4] - tries[3] >= 0.7  # the least after four failures, and 0.1 after one
-    assert caplog.text.count("wake-ups are off") == 1
-    assert "wake-ups are on" not in caplog.text
+    assert caplog.text.count("notifications are off") == 1
+    assert "notifications are on" not in caplog.text
 
 
 @pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed")
@@ -365,7 +365,7 @@ def test_worker_behind_a_pooler_takes_no_lock_and_polls(
     starts = Starts()
     worker = BackgroundWorker(pooler, starts.registry, poll_interval=0.1)
     try:
-        wait_until(lambda: "wake-ups are off" in caplog.text, "the log line")
+        wait_until(lambda: "notifications are off" in caplog.text, "the log line")
         client.enqueue("t")
         wait_until(lambda: starts.at, "the start")
         held = value(db, HELD)
@@ -373,7 +373,7 @@ def test_worker_behind_a_pooler_takes_no_lock_and_polls(
         worker.stop()
 
     assert held == 0
-    assert caplog.text.count("wake-ups are off") == 1
+    assert caplog.text.count("notifications are off") == 1
     assert "polling every 0.1 s" in caplog.text
 
 

@@ -134,9 +134,9 @@ def test_a_lost_database_is_one_line_and_its_return_another(
     assert done.acquire(timeout=30)
 
     told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    told = [line for line in told if "database" in line or "trying again" in line]
+    told = [line for line in told if "database" in line or "retrying" in line]
     assert len(told) == 2, told
-    assert told[0].startswith("the connection to the database is lost, trying again: ")
+    assert told[0].startswith("the connection to the database is lost, retrying: ")
     assert told[1].startswith("the database is back after ")
 
 
@@ -151,8 +151,7 @@ def test_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
         state.lost(LOST, opened_at)
     state.works(opened_at)  # an old connection that still works
     assert caplog.messages == [
-        "the connection to the database is lost, trying again: "
-        "connection refused Is it running?"
+        "the connection to the database is lost, retrying: connection refused Is it running?"
     ]
 
     state.works(time.monotonic())
@@ -170,9 +169,9 @@ def test_one_of_several_databases_is_named(caplog: pytest.LogCaptureFixture) -> 
     state.lost(LOST, time.monotonic())
     state.works(time.monotonic())
 
-    assert caplog.messages[0] == "claim in b/shop failed, trying again: no"
+    assert caplog.messages[0] == "claim in b/shop failed, retrying: no"
     assert caplog.messages[1].startswith(
-        "the connection to the database b/shop is lost, trying again: "
+        "the connection to the database b/shop is lost, retrying: "
     )
     assert caplog.messages[2].startswith("the database b/shop is back after ")
 

@@ -28,7 +28,7 @@ def run(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) -
 def _end() -> None:
     ours = threading.main_thread(), threading.current_thread()
     names = ", ".join(thread.name for thread in threading.enumerate() if thread not in ours)
-    logging.getLogger("rota").error("the process ends without threads that go on: %s", names)
+    logging.getLogger("rota").error("the process exits and leaves these threads: %s", names)
     with suppress(Exception):  # it may be closed already
         sys.stdout.flush()
     os._exit(LEFT_BEHIND)

@@ -6,5 +6,5 @@ except ModuleNotFoundError:
     raise
 except ImportError as error:
     problem = str(error).partition("\n")[0].rstrip(".")
-    hint = "pip install './python_client[binary]' brings one with its libpq"
+    hint = "pip install './python_client[binary]' installs one with its libpq"
     raise ImportError(f"psycopg cannot be loaded, {problem}: {hint}") from None

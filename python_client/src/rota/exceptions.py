@@ -296,6 +296,6 @@ def grant_remedy(function: str = "") -> str:
     if function in OWNERS:
         return f"rota.{function}() is for the owner of the schema"
     return (
-        f"let the owner of the schema execute what select rota.grant_statements({access!r}, "
+        f"let the owner of the schema run what select rota.grant_statements({access!r}, "
         "'ROLE') returns"
     )

@@ -203,10 +203,10 @@ class BaseJob:
             raise JobCancelled(f"job {self.job_id} was cancelled")
         if self.is_overdue:
             raise TimeLimitExceeded(
-                f"job {self.job_id} has taken longer than {self.time_limit}, its time limit"
+                f"job {self.job_id} has exceeded its time limit of {self.time_limit}"
             )
         if self.is_stopping:
-            raise JobCancelled(f"the worker of job {self.job_id} stops")
+            raise JobCancelled(f"the worker of job {self.job_id} is stopping")
 
     def _progress(self, percent: float, message: str | None) -> Callable[[Any], Any]:
         ids = self.job_id, self.lease_token
@@ -247,7 +247,7 @@ class BaseJob:
         """Lend a job no second connection while it has one, for which it might wait forever."""
         self._check_unfinished()
         if self._has_transaction:
-            raise RuntimeError(f"job {self.job_id} has a transaction already: use that")
+            raise RuntimeError(f"job {self.job_id} already has a transaction: use that")
         self._has_transaction = True
         try:
             yield

@@ -184,7 +184,9 @@ class Registry:
         """
         if unknown := sorted(options.keys() - _SCHEDULE_OPTIONS):
             known = ", ".join(sorted(_SCHEDULE_OPTIONS))
-            raise TypeError(f"{unknown[0]!r} is no option of a schedule: it can have {known}")
+            raise TypeError(
+                f"{unknown[0]!r} is not an option of a schedule: it can have {known}"
+            )
 
         def register(function: S) -> S:
             job = self._scheduled_job(function, payload or {})
@@ -192,7 +194,7 @@ class Registry:
             check_name("name", said["name"])
             if said["name"] in self._schedules:
                 raise ValueError(
-                    f"there is a schedule {said['name']!r} already: give each a name"
+                    f"there is already a schedule {said['name']!r}: give each a name"
                 )
             self._schedules[said["name"]] = said
             return function
@@ -293,7 +295,7 @@ class Registry:
         _check_kind_of_job(job_type, function)
         _check_runs(job_type, function)
         if job_type in self._handlers:
-            raise ValueError(f"there is a handler for {job_type!r} already")
+            raise ValueError(f"there is already a handler for {job_type!r}")
         self._handlers[job_type] = function
         if is_async(function):
             self._async_types.add(job_type)
@@ -304,7 +306,7 @@ class Registry:
             self.add(job_type, function)
         for name in other._schedules:
             if name in self._schedules:
-                raise ValueError(f"there is a schedule {name!r} already")
+                raise ValueError(f"there is already a schedule {name!r}")
         self._schedules |= other._schedules
         self._lifespans += other._lifespans
         self._middlewares += other._middlewares

@@ -109,7 +109,7 @@ class Task(Generic[Call, P, R]):
     ) -> None:
         if not inspect.isroutine(function):
             raise TypeError(
-                f"a task is made of a function, got {function!r}; further names of a task are "
+                f"a task is made from a function, got {function!r}; other names of a task are "
                 "its aliases"
             )
         check_name("job_type", job_type)
@@ -290,7 +290,7 @@ class Task(Generic[Call, P, R]):
             try:
                 self._decoders[parameter.name] = self._codec.decoder(hints[parameter.name])
             except RecursionError:
-                raise TypeError(f"{what} has a type that contains itself: use Any") from None
+                raise TypeError(f"{what} has a recursive type: use Any") from None
             except (TypeError, NameError) as error:
                 raise TypeError(f"{what}: {error}") from None
         self._signature = inspect.Signature(
@@ -423,7 +423,9 @@ def _check_options(known: type, options: Mapping[str, Any]) -> dict[str, Any]:
     names = get_type_hints(known)
     for name in options:
         if name not in names:
-            raise TypeError(f"{name!r} is no option of a task: it can have {', '.join(names)}")
+            raise TypeError(
+                f"{name!r} is not an option of a task: it can have {', '.join(names)}"
+            )
     if isinstance(queue := options.get("queue"), str):
         check_name("queue", queue)
     for name, least in _LEAST.items():

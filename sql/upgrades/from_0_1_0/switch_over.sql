@@ -41,7 +41,7 @@ begin
             if v_tries >= 200 then
                 raise exception using errcode = 'lock_not_available',
                     message = 'other transactions hold the tables of rota for too long',
-                    hint = 'Nothing has changed.  Let no transaction that calls rota stay '
+                    hint = 'Nothing has changed.  Keep no transaction that calls rota '
                         'open, or stop the workers, and try again.';
             end if;
             perform pg_sleep(0.02);

@@ -284,7 +284,7 @@ def test_what_goes_to_no_single_database_is_refused(shared):
         "select rota.retry_with_dependants(1025)",
         "select rota.set_limit(limit_key => 'account 7', max_running => 5)",
     ):  # fmt: skip
-        with raises("0A000", "does not go through a front"):
+        with raises("0A000", "is not available in a front"):
             shared.db.execute(text)
     with raises("RT001", "job 5 not found"):
         value(shared.db, "retry_job", job_id=5)
@@ -536,7 +536,7 @@ def test_a_job_that_two_databases_say_is_in_the_other_one_is_refused(front):
 
     for function in ("cancel_job", "set_priority"):
         more = {"priority": 1} if function == "set_priority" else {}
-        with raises("RT016", "lead in a circle"):
+        with raises("RT016", "form a cycle"):
             value(front.db, function, job_id=1025, **more)
 
 

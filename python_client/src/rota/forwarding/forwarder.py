@@ -301,4 +301,4 @@ class Forwarder:
         try:
             await self.run_until(worker.wait_until_stopping())
         except Exception:  # the workers go on, and others may carry
-            logger.exception("this process carries no jobs between databases any more")
+            logger.exception("this process no longer carries jobs between databases")

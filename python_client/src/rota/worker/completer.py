@@ -230,7 +230,7 @@ class Completer:
                     await self._retry.wait(error)
                     continue
                 except Exception:  # no lease may be kept for a job that nobody ends
-                    logger.exception("ends could not be reported; their leases will run out")
+                    logger.exception("ends could not be reported; their leases will expire")
                     self._heartbeat.remove([report.job for report in part])
                     for report in part:
                         if report.job in self._reports:
@@ -334,7 +334,7 @@ class Completer:
             self._size -= report.size
             if report.result is not None and job.next_stage is None:
                 logger.warning(
-                    "job %s: its result is refused and dropped: %s", job.job_id, row.message
+                    "job %s: its result was refused and dropped: %s", job.job_id, row.message
                 )
             else:
                 report.is_changed = True
@@ -349,7 +349,7 @@ class Completer:
             self._heartbeat.remove([job])
             report.until = now + job.seconds_left
             logger.warning(
-                "job %s: its end is refused, trying until its lease is over: %s",
+                "job %s: its end was refused, retrying until its lease expires: %s",
                 job.job_id,
                 row.message,
             )
@@ -368,6 +368,6 @@ def _warn_of_what_came_after(job: BaseJob, outcome: Outcome) -> None:
             text = "job %s: what its handler returned after its transaction is not stored: "
             logger.warning(text + "set job.result before that ends", job.job_id)
     elif outcome.kind in ("failed", "snoozed"):
-        text = "job %s has succeeded by its transaction; what came after is dropped: %s"
+        text = "job %s succeeded in its transaction; what came later is dropped: %s"
         told = outcome.error or "a snooze"
         logger.error(text, job.job_id, told, exc_info=outcome.exception)

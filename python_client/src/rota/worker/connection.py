@@ -104,7 +104,7 @@ class ConnectionState:
                 return  # before the first connection the error is the caller's
             self._began_at = time.monotonic()
         logger.warning(
-            "the connection to %s is lost, trying again: %s", self.database, one_line(error)
+            "the connection to %s is lost, retrying: %s", self.database, one_line(error)
         )
 
     def works(self, opened_at: float) -> None:
@@ -179,7 +179,7 @@ class Retry:
         self.failures += 1
         if self._activity is not None and not is_lost(error):
             activity = self._activity + self._state.place
-            logger.warning("%s failed, trying again: %s", activity, one_line(error))
+            logger.warning("%s failed, retrying: %s", activity, one_line(error))
         pause = backoff(self.failures)
         return self._state.pause(pause) if is_lost(error) else pause
 

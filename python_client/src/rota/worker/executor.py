@@ -125,7 +125,7 @@ class Executor:
                 kind = AsyncJob if self._registry.is_async(claim.job_type) else Job
                 jobs.append(kind(claim, self._job_context, claimed_at))
             except Exception:  # the others shall run, and this one when its lease is over
-                logger.exception("job %s cannot be taken in hand", claim.job_id)
+                logger.exception("job %s cannot be started", claim.job_id)
         self._heartbeat.add(jobs)
         self._held.extend(jobs)
         for job in jobs:
@@ -261,7 +261,7 @@ class Executor:
         self._heartbeat.remove([job])
         self.hung += 1
         logger.error(
-            "job %s: its handler of %s goes on after its time limit of %s and its lease; the "
+            "job %s: its handler of %s continues after its time limit of %s and its lease; the "
             "process has to end it",
             job.job_id,
             job.job_type,
@@ -281,7 +281,7 @@ class Executor:
         try:
             self._completer.put(job, time.monotonic() - job.began_at, answer)
         except Exception:  # no lease may be kept for a job that nobody ends
-            logger.exception("job %s cannot be ended; its lease will run out", job.job_id)
+            logger.exception("job %s cannot be ended; its lease will expire", job.job_id)
             self._heartbeat.remove([job])
         self._go_on()
 

@@ -304,7 +304,7 @@ class Pool:
                 turn.result(limit)
             except TimeoutError:
                 self._abandon(turn)
-                raise NoAnswerError("no connection has become free") from None
+                raise NoAnswerError("no connection became free") from None
         try:
             while True:
                 lent = self._take(psycopg.Connection)
@@ -333,7 +333,7 @@ class Pool:
             except BaseException as error:
                 self._abandon(turn)
                 if isinstance(error, TimeoutError):
-                    raise NoAnswerError("no connection has become free") from None
+                    raise NoAnswerError("no connection became free") from None
                 raise
         try:
             while True:

@@ -143,7 +143,7 @@ class Notifier:
                 self._log_off(one_line(exception))
                 error = exception
             except Exception as exception:  # without this task nothing wakes the worker
-                logger.exception("wake-ups failed")
+                logger.exception("notifications failed")
                 error = exception
             finally:
                 await self._close()
@@ -280,12 +280,12 @@ class Notifier:
     def _log_on(self) -> None:
         if self._is_off_logged:
             self._is_off_logged = False
-            logger.info("wake-ups are on again")
+            logger.info("notifications are on again")
 
     def _log_off(self, reason: str) -> None:
         if not self._is_off_logged:
             self._is_off_logged = True
-            text = "wake-ups are off: %s; polling every %g s"
+            text = "notifications are off: %s; polling every %g s"
             logger.info(text, reason, self._poll_interval)
 
 

@@ -175,7 +175,7 @@ class Worker:
         Cancelling it is like `stop`, and cancelling it again like `stop` with *now*.
         """
         if self._is_begun:
-            raise RuntimeError("a Worker runs once: make another one")
+            raise RuntimeError("a Worker runs once: create another one")
         self._is_begun = True
         self._context.loop = asyncio.get_running_loop()
         running = asyncio.create_task(self._run(drain=drain, once=once))
@@ -363,7 +363,7 @@ class Worker:
             return True
         if (reason := self._reason_to_retire()) is None:
             return False
-        logger.info("worker %s makes room for another: %s", self.name, reason)
+        logger.info("worker %s makes room for a new one: %s", self.name, reason)
         self._is_retiring = True  # what runs may end, however long
         return True
 
@@ -434,7 +434,7 @@ def run_together(
     within the contexts *beside*.
     """
     if _is_in_loop():
-        raise RuntimeError("an event loop runs here already: await worker.run_async()")
+        raise RuntimeError("an event loop is already running: await worker.run_async()")
 
     def stop(now: bool = False) -> None:
         notify_service("STOPPING=1")
@@ -483,7 +483,7 @@ async def _try(action: Awaitable[None], otherwise: str = "the database is away")
     try:
         await asyncio.wait_for(action, timeout=LEAVE_TIMEOUT)
     except (TimeoutError, psycopg.Error, RotaError) as error:
-        logger.warning("leaving, though %s: %r", otherwise, error)
+        logger.warning("exiting, although %s: %r", otherwise, error)
 
 
 async def _expire_on(
@@ -509,7 +509,7 @@ def _check_registry(registry: Registry) -> None:
     if not isinstance(registry, Registry):
         raise TypeError(
             f"the handlers must be in a rota.Registry, got {type(registry).__name__}: "
-            "registry.add(job_type, function) puts one in"
+            "registry.add(job_type, function) adds one"
         )
     if not len(registry):
         raise ValueError("the registry has no handler")
