@@ -9,14 +9,14 @@ usage() {
     cat <<END
 Usage: ./$self [OPTION]... [URL]
 
-Install rota into a PostgreSQL database, or bring an installed one up to date.
-Everything happens in one transaction: it is all there, or nothing has changed.
-Run it as often as you like.
+Install rota into a PostgreSQL database, or upgrade it.
+Everything happens in one transaction: if it fails, nothing has changed.
+You can run it again at any time.
 
 Which database:
   -d, --dbname URL     a URL such as postgresql://app@db.example.com/app, a libpq string
                        such as "host=db dbname=app", or the name of a database
-                       Without it: DATABASE_URL, else the defaults of libpq, that is
+                       Default: DATABASE_URL, else the defaults of libpq:
                        PGHOST, PGPORT, PGUSER, PGDATABASE, PGSERVICE and ~/.pgpass.
 The role needs CONNECT and CREATE on that database, and need not be a superuser.
 
@@ -25,9 +25,9 @@ What to install:
                        rota_observer (needs CREATEROLE)
       --with-cron      also let pg_cron tick every second, by rota.start_ticker()
                        Not needed while workers run: each of them ticks too.
-      --force          also where a newer rota is installed
-      --dry-run        print the SQL and touch nothing; for a database with rota that is
-                       the upgrade, for one without, or if there is none, the whole
+      --force          even if a newer rota is installed
+      --dry-run        print the SQL and change nothing: the upgrade for a database with
+                       rota, otherwise, or without a database, the whole install
 
 What else it can do:
       --status         show what is installed there and what calls tick()
