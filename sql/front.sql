@@ -1,13 +1,13 @@
 /*
- * front.sql -- make this database a front of many, or bring it up to date.
+ * front.sql -- make this database a front of many, or update it.
  *
  *     psql -f sql/front.sql FRONT
  *     psql -XAtc "select rota.front_statements('[...]')" SHARD | psql FRONT
  *
- * Or `rota front make`, which does both.  This is what does not depend on the functions of the
- * shards: where a call goes (access/front.sql tells), and how their errors are passed on.  It
- * stands in the schema rota_front, with the state of the front.  front_statements() makes the
- * schema rota, with the functions to call, and rota_all, with the views.
+ * Or `rota front make`, which does both.  This file has the parts that do not depend on the
+ * functions of the shards: where a call goes (see access/front.sql), and how errors are passed
+ * on.  They are in the schema rota_front, with the state of the front.  front_statements()
+ * makes the schema rota, with the functions to call, and rota_all, with the views.
  */
 
 \set ON_ERROR_STOP on

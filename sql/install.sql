@@ -1,10 +1,10 @@
 /*
- * install.sql -- install rota, or bring an installed one up to date.
+ * install.sql -- install or upgrade rota.
  *
  *     psql -f sql/install.sql                       into the database of your libpq defaults
  *     psql -v with_roles=1 -f sql/install.sql       also creates the four roles
  *     psql -v with_cron=1 -f sql/install.sql        also calls rota.start_ticker()
- *     psql -v allow_downgrade=1 -f sql/install.sql  also where a newer version is installed
+ *     psql -v allow_downgrade=1 -f sql/install.sql  even if a newer version is installed
  *     psql -v database_number=7 -f sql/install.sql  also calls rota.set_database_number(7)
  *
  * This file is the table of contents: read the parts in this order.  Tables are created

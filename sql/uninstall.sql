@@ -4,8 +4,8 @@
  *     psql -f sql/uninstall.sql
  *
  * The pg_cron entry and its log go first, because they live outside the schema.  The roles
- * stay: they belong to the whole cluster, and another database may use them.  What of others
- * uses tables or functions of rota would go with them, so then nothing is done.
+ * stay: they belong to the whole cluster, and another database may use them.  If other objects
+ * use tables or functions of rota, they would go with them, so then nothing is done.
  */
 
 \set ON_ERROR_STOP on

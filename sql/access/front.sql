@@ -1,15 +1,15 @@
 /*
- * access/front.sql -- one database that passes calls on to many.
+ * access/front.sql -- one database that forwards calls to many.
  *
  * A front is a database without jobs.  It has functions with the names and arguments of those
- * that enqueue jobs, and of those that act on one job, and each passes its call on to one of
- * many databases, the shards, by PL/Proxy.  front_statements() writes it from the catalog of a
- * shard, so that the front cannot say of a function what the function does not say of itself.
+ * that enqueue jobs or act on one job, and each forwards its call to one of many databases,
+ * the shards, by PL/Proxy.  front_statements() generates it from the catalog of a shard, so the
+ * front cannot differ from the functions themselves.
  *
- * Which shard.  An id tells the number of its database.  A key, hashed, is one of 1024 slots,
- * and each slot belongs to a shard; jobs without keys go anywhere.  What belongs together has
- * one key, or is given a shard_key that decides alone, as an argument or among the headers:
- * keys of two slots are refused, since they would part when a shard is added.
+ * Which shard.  An id contains the number of its database.  A key hashes to one of 1024 slots,
+ * and each slot belongs to a shard; jobs without keys go to any.  Jobs that belong together
+ * have one key, or a shard_key that alone decides, as an argument or among the headers.  The
+ * front refuses keys of two slots, since they would part when a shard is added.
  *
  * When a slot goes to another shard, no job moves.  The slot remembers where it was: while a
  * key is live there, calls with that key go there, and all others go to the new shard.  Those
@@ -18,7 +18,7 @@
  * at the slot until its transaction ends; a slot changes hands only while no call holds that
  * lock; and calls with one key come one by one where its slot was elsewhere before.
  *
- * The shard commits a call at once: it is no part of the caller's transaction in the front.
+ * The shard commits a call at once: it is not part of the caller's transaction in the front.
  * The time limit of each call is statement_timeout, and the front refuses calls without one.
  */
 

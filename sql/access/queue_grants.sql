@@ -2,7 +2,7 @@
  * access/queue_grants.sql -- confine a role to some queues.
  *
  * The grants of the schema say what a role may call (access/grants.sql), these in which queues.
- * base/queue_rights.sql asks them.
+ * base/queue_rights.sql checks them.
  */
 
 create or replace function rota.grant_queue(role name, queue text, access text default 'worker')

@@ -1,9 +1,9 @@
 /*
- * access/visible_rows.sql -- which rows of a table an observer sees who is confined to queues.
+ * access/visible_rows.sql -- which rows of a table a confined observer sees.
  *
- * Observers read some tables themselves.  Each of these has one policy: all rows for a role
- * that is confined to nothing, and else those of his queues; what is of no queue he does not
- * see.  The owner, as whom all functions and views run, is not asked; the views ask
+ * Observers read some tables directly.  Each of these has one policy: an unconfined role sees
+ * all rows, a confined one those of its queues, but no rows that belong to no queue.  The
+ * policy does not apply to the owner, as whom all functions and views run; the views call
  * visible_queues() themselves (operations/views.sql).
  */
 

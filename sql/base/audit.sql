@@ -1,9 +1,9 @@
 /*
  * base/audit.sql -- keep a record of each act of an operator.
  *
- * What is set and not done to jobs stands in tables of settings, whose triggers write the
- * record: so no function that changes a setting can forget it.  A function that acts on
- * jobs writes one row for all the jobs of a call.
+ * Settings are in tables whose triggers write the record, so no function that changes a
+ * setting can forget it.  A function that acts on jobs writes one row for all the jobs of a
+ * call.
  */
 
 create or replace function rota._audit(

@@ -9,8 +9,8 @@
  *     {"kind": "quadratic",   "base_seconds": 10}                           10s 40s 90s
  *     {"kind": "list",        "delay_seconds": [60, 300, 1800, 7200]}       the last repeats
  *
- * "jitter" (default 0.2) spreads each delay by so much to both sides, so that jobs which
- * failed together do not come back together.  "cap_seconds" (default a day) is a true
+ * "jitter" (default 0.2) spreads each delay by that share in both directions, so that jobs
+ * that failed together are not retried together.  "cap_seconds" (default a day) is a true
  * maximum: the middle of the spread is held below it, rather than half of the jobs cut to it.
  *
  * _check_backoff() is strict, because a person reads its answer.  _backoff() accepts anything

@@ -1,9 +1,9 @@
 /*
  * base/clock.sql -- the one clock.
  *
- * Every time that rota writes or compares comes from rota.now(), so no clock of a worker or
- * a web server ever decides anything.  It is the wall clock and not the start of the
- * transaction: a lease taken at the end of a long transaction must not be born expired.
+ * Every time that rota writes or compares comes from rota.now(), so the clocks of
+ * workers and web servers never decide anything.  It is the wall clock and not the start of
+ * the transaction: a lease taken at the end of a long transaction must not already be expired.
  *
  * It is declared stable although the wall clock moves: then `run_at <= rota.now()` is an
  * index condition.  A statement that needs one instant for all its rows reads it once.

@@ -1,10 +1,10 @@
 /*
  * base/configured.sql -- whether anything is set for a queue, a job type or for roles.
  *
- * Most jobs are plain: no setting exists for their queue and their type.  Settings stand in six
- * tables (queues, job_types, limits, fair_queues, pauses, queue_grants), and to ask all costs
- * more than to write a job.  So triggers of these tables keep a list of the names that
- * something is set for, and a call reads the tables only of names in that list.
+ * Most jobs are plain: no setting exists for their queue and their type.  Settings are in six
+ * tables (queues, job_types, limits, fair_queues, pauses, queue_grants), and reading all of
+ * them costs more than writing a job.  So triggers of these tables keep a list of the names
+ * that have settings, and a call reads the tables only for names in that list.
  *
  * A grant stands there with its role, so that it costs only the members of that role: others
  * skip its name, but for those that have set a role and are known by two.

@@ -1,8 +1,8 @@
 /*
- * base/counted.sql -- until when all that ended is in the statistics.
+ * base/counted.sql -- until when ended jobs are in the statistics.
  *
- * Maintenance counts what ended from the history (maintenance/statistics.sql).  Retention and
- * retry_job(), which take rows out of the history, ask here which rows are counted.
+ * Maintenance counts ended jobs in the history (maintenance/statistics.sql).  Retention and
+ * retry_job(), which take rows out of the history, check here which rows are counted.
  */
 
 create or replace function rota._counted_until()

@@ -2,22 +2,22 @@
  * base/ids.sql -- ids of jobs that are given once, in many databases and after a promotion.
  *
  * The lower ten bits of an id are the number of the database that gave it, where that has one:
- * its sequence then goes in steps of 1024.  So ids of many databases never meet, and each tells
- * where its job was enqueued.  The sequence alone keeps the number.
+ * its sequence then goes in steps of 1024.  So ids of many databases never collide, and each
+ * shows where its job was enqueued.  The sequence alone keeps the number.
  *
- * A standby that is promoted may not have heard of the last ids that the old primary gave, to
- * jobs that workers or callers know of.  So on a new timeline the sequence leaps over more than
- * can have been lost before it gives the first id.  A session stays on one timeline from its
- * first write on, hence each looks once and remembers that; what it remembers may be lost.
+ * A promoted standby may lack the last ids that the old primary gave to jobs that workers or
+ * callers know.  So on a new timeline the sequence skips more ids than can have been lost
+ * before it gives the first one.  A session stays on one timeline from its first write on, so
+ * each checks once and remembers that; the session may lose that memory.
  *
- * No transaction can undo what is done to a sequence.  So the timeline of the last leap is kept
- * in one, and the lock of the leap is given back at once and not at the commit: the first
- * session after a promotion may leave its transaction open, and delays no other one.
+ * No transaction can undo a change of a sequence.  So a sequence keeps the timeline of the last
+ * skip, and the skip releases its lock at once and not at the commit: the first session after
+ * a promotion may leave its transaction open, and delays no other one.
  *
  * Only set_database_number() needs a lock that producers wait for.  It waits for the lock in
- * turns of 100 ms, between which producers go on.  Once it has the lock, its transaction may be
- * idle for a second, after which the server ends the session: an operator that forgets to
- * commit holds up the producers for no longer, and sets no number.
+ * turns of 100 ms, between which producers continue.  Once it has the lock, its transaction
+ * may be idle for a second, after which the server ends the session: an operator that forgets
+ * to commit holds up the producers for no longer, and sets no number.
  */
 
 create or replace function rota.set_database_number(number integer)

@@ -1,7 +1,7 @@
 /*
  * base/moving.sql -- whether a queue moves, and where a job went.
  *
- * Asked only where something is set for the queue (base/configured.sql) or a job is not here.
+ * Called only if the queue has settings (base/configured.sql) or a job is not here.
  */
 
 /* Refuse to make, in a queue that moves from here or has moved, what cannot go with it. */

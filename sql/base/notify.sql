@@ -2,8 +2,8 @@
  * base/notify.sql -- wake waiting workers, and no other session.
  *
  * NOTIFY takes a lock of the whole cluster at each commit, so it is sent only while a worker
- * waits.  A waiting worker says so by advisory locks of its session: no row is written, and a
- * worker that dies disappears by itself.  A queue has three kinds of locks:
+ * waits.  A waiting worker shows that by advisory locks of its session: it writes no row, and
+ * the locks of a worker that dies disappear with it.  A queue has three kinds of locks:
  *
  *   idle lock       Every waiting worker holds it shared.  A transaction that makes a job
  *                   claimable tries to take it alone: if that succeeds no worker waits, and
@@ -16,8 +16,9 @@
  * The queue without a name stands for all of them: a pending check notifies any worker.
  * A session that waits for the result of a job holds two more, of all such and of the job.
  *
- * Nothing is right or wrong by these locks.  Held by mistake, one costs a NOTIFY too many;
- * lost, a job waits for the next poll.  maintenance/wakeups.sql is the workers' side.
+ * Correctness does not depend on these locks.  A lock held by mistake costs one NOTIFY too
+ * many; if a lock is lost, a job waits for the next poll.  maintenance/wakeups.sql is the
+ * workers' side.
  */
 
 /* Notify up to max_slots waiting workers of a queue, by name or key, unless one polls. */

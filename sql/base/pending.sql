@@ -1,11 +1,11 @@
 /*
  * base/pending.sql -- leave a check for maintenance.
  *
- * What one transaction makes possible it opens itself.  But two open transactions do not see
- * each other: a job ends while another comes in that waits for it.  Then the one that comes in,
- * or the one that could not lock what it would have opened, adds a check in its own
- * transaction; maintenance does it after the commit, when both are to be seen
- * (maintenance/pending.sql).  To add one is an insert, which never waits.
+ * A transaction itself makes ready the jobs that it unblocks.  But two open transactions do
+ * not see each other: one ends a job while the other enqueues a job that waits for it.  Then
+ * the enqueuing transaction, or one that could not lock the job that it would have unblocked,
+ * adds a check; maintenance does the check after the commit, when both are visible
+ * (maintenance/pending.sql).  Adding one is an insert, which never waits.
  */
 
 /* Leave a check of each subject, due at once unless a time is given; never waits. */

@@ -1,17 +1,17 @@
 /*
  * base/queue_rights.sql -- whether the caller may use a queue.
  *
- * grant_queue() (access/queue_grants.sql) confines a role to some queues.  A call asks first
- * whether its own caller is confined at all, which is one scan of a small table, and looks at
- * queues of jobs only if he is.
+ * grant_queue() (access/queue_grants.sql) confines a role to some queues.  A call first
+ * checks whether its caller is confined at all, which is one scan of a small table, and looks
+ * at queues of jobs only if so.
  *
  * A function that runs with its owner's rights does not see who called it as current_user.
- * The caller is the role that he has set, and else the one that he came as.  He can set only a
- * role that he is a member of; but that of all workers is one too, so a caller that sets a role
- * which is confined to nothing is still confined as the one that he came as.
+ * The caller is the role set by `set role`, else the session user.  A caller can set only a
+ * role that it is a member of; but the role of all workers is one too, so a caller that sets
+ * an unconfined role is still confined as its session user is.
  *
- * A job of another queue is for a confined worker not there: RT001.  The work that his tick()
- * does is for all queues, since recovery must not depend on which workers are there.
+ * For a confined worker a job of another queue does not exist: RT001.  Its tick() works for
+ * all queues, since recovery must not depend on which workers are running.
  */
 
 /* The queues in which the caller may do this; null for all.  Most callers are confined to

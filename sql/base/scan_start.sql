@@ -2,14 +2,14 @@
  * base/scan_start.sql -- begin a scan where the last one found something.
  *
  * While a session holds an old snapshot (a report, a dump, a forgotten transaction) vacuum
- * cannot remove what is done, and the dead index entries of all rows that went by stay in front
- * of the first live one.  So a session remembers where that was, and the next scan begins
- * there.  A row before that place, whose transaction committed late or that was moved by hand,
- * is found by a full scan, from the start of the index: after 2 seconds at the latest, and so
- * that they take at most a twentieth of the time.  What a scan takes is told by the index
- * entries that it walked, of which PostgreSQL keeps count, and not by a clock, which goes on
- * while a busy machine does something else.  Nothing but speed rests on what is remembered: it
- * may be lost, wrong, or another's, as behind a pooler.
+ * cannot remove dead rows, and the dead index entries of all past rows stay in front of the
+ * first live one.  So a session remembers where that was, and the next scan begins there.  A
+ * full scan, from the start of the index, finds a row before that place, whose transaction
+ * committed late or that was moved by hand: after 2 seconds at the latest, and so that full
+ * scans take at most a twentieth of the time.  The cost of a scan is the number of index
+ * entries that it walked, which PostgreSQL counts, and not a clock, which continues while a
+ * busy machine does something else.  Only speed depends on what is remembered: it may be lost,
+ * wrong, or another session's, as behind a pooler.
  *
  * The first word of a name says what is scanned and has sixteen settings of its own, so that
  * one kind of scan never drives out the memory of another.

@@ -2,7 +2,7 @@
  * base/version.sql -- the version of the installed code.
  *
  * A literal in a function that each install replays: it cannot be lost by a dump, and it
- * cannot disagree with the code beside it.  Which changes of tables ran is in upgrade_log.
+ * cannot disagree with the code next to it.  Which changes of tables ran is in upgrade_log.
  */
 
 create or replace function rota.version()

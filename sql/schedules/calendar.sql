@@ -1,10 +1,10 @@
 /*
  * schedules/calendar.sql -- the next time that a wall clock shows what a schedule names.
  *
- * Here are no zones: what a clock on the wall shows is a timestamp without one, and every day
- * has 24 hours.  A month is turned into the set of its days that match, the day into the next
- * time in it.  The cost goes with the months looked at and never with the minutes in between;
- * and 40 years hold every form of every month, so the search has an end.
+ * There are no zones here: a wall clock shows a timestamp without one, and every day has 24
+ * hours.  The search turns a month into the set of its matching days, and a day into the next
+ * matching time.  The cost grows with the months searched and never with the minutes between;
+ * 40 years contain every form of every month, so the search ends.
  */
 
 /* The first match at or after *wall*, which is a whole second; null beyond the year 9998. */

@@ -1,17 +1,17 @@
 /*
- * schedules/definitions.sql -- put a schedule in, change it, stop it.
+ * schedules/definitions.sql -- add a schedule, change it, stop it.
  *
- * A definition says what there shall be, so schedule_job() is given all of it and may be called
- * by every deploy and by many at once: what is so already is not written again.
+ * A definition is declarative: schedule_job() gets all of it, and every deployment may call
+ * it, also many at once: it does not rewrite an unchanged definition.
  *
- * Whatever changes a definition locks its row, and so does a tick that enqueues its jobs: a
- * change comes wholly before or wholly after that.  It first enqueues what the definition, as
- * it was, had due, so that a late tick loses nothing by it.
+ * A change of a definition locks its row, and so does a tick that enqueues its jobs: the
+ * change comes wholly before or wholly after the tick.  It first enqueues the jobs that the
+ * old definition had due, so that a late tick loses none of them.
  *
- * A program whose code has schedules beside it names itself as their source.  So it finds those
- * that its code has no more, and takes no schedule of another program for its own.
+ * A program that declares schedules in its code names itself as their source.  So it finds
+ * those that its code no longer has, and leaves schedules of other programs alone.
  *
- * Of `after 10 minutes` the end of the last job decides.  While that is live nothing is
+ * For `after 10 minutes` the end of the last job decides.  While that job is live nothing is
  * planned; a call that leaves it so adds a check, since the job may be about to end.
  */
 

@@ -4,15 +4,16 @@
  * The wall clock of the zone decides.  Twice a year it is moved, and then:
  *
  *   - a job of fixed time (neither its minute nor its hour begins with a star) whose time is
- *     skipped runs at the first instant after the gap, and one whose time comes twice runs the
+ *     skipped runs at the first instant after the gap, and one whose time occurs twice runs the
  *     first time only: such a job runs once on every day that it names;
- *   - any other follows the clock: what is skipped is skipped, what comes twice runs twice.
+ *   - any other follows the clock: it skips a skipped time, and runs twice at one that occurs
+ *     twice.
  *
- * `every` counts seconds from its anchor and sees no clock at all.
+ * `every` counts seconds from its anchor and ignores the wall clock.
  *
- * Nothing here reads the TimeZone of the session, and nothing counts on an earlier run: each
- * answer is found from the text, the zone and one instant.  What is added to an instant is
- * seconds, for a day of an interval is one of the session's zone.
+ * Nothing here reads the TimeZone of the session, and nothing depends on an earlier run: each
+ * answer follows from the text, the zone and one instant.  Only seconds are added to an
+ * instant, since a day of an interval is a day in the session's zone.
  */
 
 create or replace function rota.next_run(

@@ -3,15 +3,15 @@
  *
  * A tick locks definitions that are due and that no other session has locked, makes the jobs
  * that each has due, and advances it to its next planned time, all in one transaction.  So any
- * number of ticks may run at once.  That a planned time makes at most one job rests on none of
- * this: it has one row in occurrences, and only the transaction that inserted that row makes
- * the job.
+ * number of ticks may run at once.  That a planned time makes at most one job does not
+ * depend on this: it has one row in occurrences, and only the transaction that inserted that
+ * row makes the job.
  *
- * A late tick sees all planned times that have passed since the last one.  What becomes of them
- * is in catch_up alone, so two databases that were late alike do the same.
+ * A late tick sees all planned times that have passed since the last one.  Only catch_up
+ * decides what happens to them, so two databases that were equally late do the same.
  *
- * Many definitions have the same few times.  These are found out once for each batch, and the
- * rows of a batch are written together.  If that fails, the definitions are tried one by one;
+ * Many definitions have the same few times.  A tick computes these once for each batch, and
+ * writes the rows of a batch together.  If that fails, the definitions are tried one by one;
  * one whose own values make it fail is disabled, with the error in it, and any other stays due.
  */
 

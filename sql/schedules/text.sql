@@ -1,5 +1,5 @@
 /*
- * schedules/text.sql -- read a schedule text.
+ * schedules/text.sql -- parse a schedule text.
  *
  * Five fields as Debian's cron reads them: minute, hour, day of month, month, weekday; or six,
  * with the second in front.  Each field becomes a set of bits, bit n for the value n, so that
@@ -7,11 +7,11 @@
  * values: of the days 32 (L, the last) and 33 (LW, the last from Monday to Friday); of the
  * weekdays 7 * n + d for the nth weekday d of a month, with n = 6 for the last one.
  *
- * Two rules of cron are not what one would guess, and are kept.  Day of month and weekday must
+ * Two surprising rules of cron are kept.  Day of month and weekday must
  * both match if one of them begins with a star, else either is enough.  And a job whose minute
  * and hour both begin without one is of fixed time, which matters when clocks change.
  *
- * Besides there are `every 10 minutes`, counted from a fixed point, and `after 10 minutes`,
+ * There are also `every 10 minutes`, counted from a fixed point, and `after 10 minutes`,
  * counted from the end of the last run.
  */
 

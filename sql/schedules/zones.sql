@@ -1,10 +1,10 @@
 /*
  * schedules/zones.sql -- from the wall clock of a zone to instants, exact where clocks change.
  *
- * `at time zone` knows what any instant looks like on the wall, and for that it is used.  The
- * other way it has to guess twice a year: a wall time that is skipped has no instant, one that
- * comes twice has two, and its guesses are not cron's.  So the change itself is looked for, by
- * halving, and what is asked for is measured against it.
+ * `at time zone` knows the wall time of any instant, and is used for that.  In the other
+ * direction it has to guess twice a year: a skipped wall time has no instant, one that occurs
+ * twice has two, and its guesses are not cron's.  So these functions find the change itself, by
+ * bisection, and compare the wall time with it.
  *
  * Since 1970 no clock was moved by more than a day, and none twice within a week.
  */

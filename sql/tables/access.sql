@@ -1,9 +1,9 @@
 /*
  * tables/access.sql -- the queues to which a role is confined.
  *
- * A role that is named here for an access has that access in these queues only, and so has
- * every member of it.  A right that is taken back stays as a row: otherwise the
- * last one taken back would open all queues.
+ * A role that is named here for an access has that access only in these queues, and so has
+ * every member of it.  A revoked right stays as a row: otherwise revoking the last one would
+ * open all queues.
  */
 
 create table rota.queue_grants (
@@ -23,4 +23,4 @@ comment on table rota.queue_grants is
     'or see them (observer); a role without a row may in all.';
 comment on column rota.queue_grants.queue is 'A queue, or * for all of them.';
 comment on column rota.queue_grants.revoked_at is
-    'Since when the right is taken back; the role stays confined to its other queues.';
+    'Since when the right is revoked; the role stays confined to its other queues.';

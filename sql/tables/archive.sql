@@ -1,5 +1,5 @@
 /*
- * tables/archive.sql -- where retention puts what it takes away.
+ * tables/archive.sql -- where retention moves old rows.
  */
 
 create table rota.archive (
@@ -11,5 +11,5 @@ create table rota.archive (
 );
 
 comment on table rota.archive is
-    'Where retention puts the history that it takes away, if so set.';
+    'Where retention moves the history instead of deleting it, if set.';
 comment on column rota.archive.schema is 'A schema of the owner of rota.';

@@ -2,7 +2,7 @@
  * tables/audit.sql -- what operators did.
  *
  * One row for each act: on one job or many, on a setting, a pause, a schedule or an effect.
- * The row is written in the transaction of the act, so that there is none without the other.
+ * The transaction of the act writes the row, so neither exists without the other.
  */
 
 create table rota.audit_log (

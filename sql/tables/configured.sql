@@ -1,7 +1,7 @@
 /*
- * tables/configured.sql -- the names that something is set for.
+ * tables/configured.sql -- the names that have settings.
  *
- * base/configured.sql tells what it is for.  A grant is never deleted, only taken back.
+ * See base/configured.sql.  A grant is never deleted, only revoked.
  */
 
 create table rota.configured_names (

@@ -2,9 +2,9 @@
  * tables/effects.sql -- the once-only ledger.
  *
  * One row says that something outside of the database, such as a mail, is about to happen or
- * has happened.  The primary key is what makes it once: of two that want to write the same row
- * one does, whatever jobs they run.  completed_at tells the two states apart: until it is set,
- * only the holder of that lease knows whether the effect has happened.
+ * has happened.  The primary key makes it happen once: of two sessions that want to write the
+ * same row one succeeds, whatever jobs they run.  completed_at distinguishes the two states:
+ * until it is set, only the holder of that lease knows whether the effect has happened.
  */
 
 create table rota.effects (

@@ -3,9 +3,9 @@
  *
  * The first partitions of the history, and the timeline on which ids begin.
  *
- * Where all tables of the database are published, as for a stream of its changes, the server
- * refuses to change or delete rows that nothing identifies: of those without a key it is all of
- * them.  It costs only where such a stream is written.
+ * If all tables of the database are published, as for logical replication, the server refuses
+ * to change or delete rows without a replica identity: for tables without a key the whole row
+ * serves.  It costs only if there is such a publication.
  */
 
 do $$

@@ -1,17 +1,17 @@
 /*
  * tables/history.sql -- the history.
  *
- * A job that has ended moves here and never changes again, except by retry_job().  What ends
- * well is most of it and is kept for days: it lies in partitions of one day each, so that
- * purging a day is one drop and not a million deletes.  What died is little and is kept for
- * months: were it in the same partitions, each day would have to stay for the sake of a few
- * rows.  So status comes first, and the day within it.
+ * A job that has ended moves here and never changes again, except by retry_job().  Most jobs
+ * end well and are kept for days: they are in partitions of one day each, so that purging a
+ * day is one drop and not a million deletes.  Dead jobs are few and are kept for months: in
+ * the same partitions, each day would have to stay for a few rows.  So the partitions are by
+ * status first, then by day.
  *
- * Failed attempts are kept for months, all alike, so they lie in partitions of one week: a
- * query by job reads fourteen of them and not a hundred, each of which it has to lock.
+ * Failed attempts are all kept for months, so they are in partitions of one week: a query by
+ * job reads fourteen of them and not a hundred, each of which it has to lock.
  *
  * tick() makes partitions ahead.  If there was no tick, rows go to the default partition: a
- * missing partition never refuses one.
+ * missing partition never causes an error.
  */
 
 create table rota.finished_jobs (
@@ -80,7 +80,7 @@ comment on column rota.finished_jobs.result is 'What finish_job() was given.';
 comment on column rota.finished_jobs.ended_by is
     'The transaction that wrote the row, by which the statistics find rows that commit late.';
 comment on column rota.finished_jobs.discarded_at is
-    'When an operator discarded this dead job, so that nothing reports it any more.';
+    'When an operator discarded this dead job, so that nothing reports it any longer.';
 comment on table rota.finished_jobs_done is 'Succeeded and cancelled jobs, a partition a day.';
 comment on table rota.finished_jobs_done_default is 'Where a day has no partition.';
 comment on table rota.finished_jobs_dead is 'Dead jobs.';

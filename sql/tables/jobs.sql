@@ -1,13 +1,12 @@
 /*
  * tables/jobs.sql -- the live tables.
  *
- * jobs holds only what is still to be done; the moment a job ends it moves to finished_jobs.
- * So jobs stays small however long the history is, and every question about work to do is
- * cheap.  That every row is in a state in which some scan finds it, and a running one has a
- * deadline, is a CHECK: so none waits for ever.  PostgreSQL reads the text of each CHECK again
- * for every statement that writes, which costs as much as the write of an index entry: so jobs
- * has this one, in few words, and all else is left to the functions, which take it as an
- * argument.
+ * jobs has only live jobs; the moment a job ends it moves to finished_jobs.  So jobs stays
+ * small however long the history is, and every query about work to do is cheap.  A CHECK says
+ * that every row is in a state in which some scan finds it, and that a running one has a
+ * deadline: so none waits forever.  PostgreSQL parses each CHECK again for every statement
+ * that writes, which costs as much as writing an index entry: so jobs has only this one, kept
+ * short, and the functions check everything else as arguments.
  */
 
 create table rota.jobs (
@@ -127,18 +126,20 @@ create index jobs_definition_idx on rota.jobs (definition) where definition is n
 comment on table rota.jobs is
     'Live jobs: blocked, queued, running, or failed and waiting for a retry.';
 comment on column rota.jobs.priority is 'Lower runs first.';
-comment on column rota.jobs.run_at is 'Not before this time; for a failed job its next try.';
+comment on column rota.jobs.run_at is
+    'Not before this time; for a failed job its next attempt.';
 comment on column rota.jobs.lease is 'Length of a lease of this job; null means the queue''s.';
 comment on column rota.jobs.time_limit is 'Of an attempt; null means the queue''s.';
 comment on column rota.jobs.expires_at is 'No attempt begins then or later; null means never.';
 comment on column rota.jobs.headers is
-    'Texts that go with the job through all attempts, such as a trace; null means none.';
+    'Texts that stay with the job through all attempts, such as a trace; null means none.';
 comment on column rota.jobs.backoff is 'Retry rule of this job; null means the queue''s.';
 comment on column rota.jobs.idempotency_key is
     'Unique among live jobs of one type, or runs of one pipeline; null means no key.';
 comment on column rota.jobs.ordering_key is
     'Jobs of one key run one at a time, in the order of their ids; null means no key.';
-comment on column rota.jobs.skip_dead is 'Whether its key goes on if this job is dead.';
+comment on column rota.jobs.skip_dead is
+    'Whether its key continues if this job is dead.';
 comment on column rota.jobs.if_parent_dead is
     'What happens to the job if a job that it waits for is dead: cancel, run or wait.';
 comment on column rota.jobs.limit_key is
@@ -146,20 +147,24 @@ comment on column rota.jobs.limit_key is
 comment on column rota.jobs.own_lane is 'Null where the lane is the priority.';
 comment on column rota.jobs.own_place is 'Null where the place in the lane is run_at.';
 comment on column rota.jobs.hold is
-    'Why a waiting job is kept out of its lane: the name of a full limit, time, or expired; '
-    'else null.';
+    'Why a waiting job is held outside of its lane: the name of a full limit, time, or '
+    'expired; else null.';
 comment on column rota.jobs.opened_for is
     'The limit that let the waiting job into its lane to take a free slot; else null.';
-comment on column rota.jobs.held_limits is 'The limits that the running job holds a slot of.';
-comment on column rota.jobs.stage_input is 'Result of the stage before this one.';
+comment on column rota.jobs.held_limits is
+    'The limits of which the running job holds a slot.';
+comment on column rota.jobs.stage_input is
+    'Result of the previous stage.';
 comment on column rota.jobs.definition is 'The schedule that made the job; null for others.';
-comment on column rota.jobs.scheduled_for is 'The planned time of its schedule that it is for.';
+comment on column rota.jobs.scheduled_for is
+    'The planned time of its schedule that the job is for.';
 comment on column rota.jobs.attempts is 'Claims so far that were not given back.';
 comment on column rota.jobs.lease_token is
     'The fence: grows with each claim for the whole life of the job, and never goes back.';
-comment on column rota.jobs.overdue_at is 'When its time limit is over; null if it has none.';
+comment on column rota.jobs.overdue_at is
+    'When its time limit expires; null if it has none.';
 comment on column rota.jobs.rerun_payload is
-    'Payload of the run that follows this one; null if none was asked for.';
+    'Payload of the run that follows this one; null if none was requested.';
 comment on column rota.jobs.last_error is 'Text of the last failure, at most 1000 characters.';
 
 create table rota.idempotency_keys (
@@ -180,7 +185,7 @@ create table rota.idempotency_keys (
 create index idempotency_keys_expires_at_idx on rota.idempotency_keys (expires_at);
 
 comment on table rota.idempotency_keys is
-    'Keys that mean something beyond the life of their job: unique for a time, or versioned.';
+    'Keys that outlive their job: unique for a time, or versioned.';
 comment on column rota.idempotency_keys.key_scope is
     'The job type that the key belongs to, or the word pipeline, a space and its name.';
 comment on column rota.idempotency_keys.unique_until is
@@ -220,7 +225,8 @@ create table rota.queues (
 comment on table rota.queues is
     'Settings of queues that differ from the defaults; a queue needs no row to be used.';
 comment on column rota.queues.lease is 'Null means 1 minute.';
-comment on column rota.queues.time_limit is 'Where the job does not say it; null means none.';
+comment on column rota.queues.time_limit is
+    'For jobs without their own; null means none.';
 comment on column rota.queues.max_attempts is 'Null means 10.';
 comment on column rota.queues.backoff is 'Null means exponential, 1 to 30 minutes.';
 comment on column rota.queues.keep_finished is
@@ -229,7 +235,7 @@ comment on column rota.queues.keep_dead is 'How long dead jobs are kept; null me
 comment on column rota.queues.ageing is
     'A waiting job gains one priority each time this has passed; null means never.';
 comment on column rota.queues.expires_after is
-    'How long after its time a new job may start that does not say it; null means for ever.';
+    'How long after its time a new job without its own expiry may start; null means forever.';
 
 create table rota.job_types (
     job_type text collate "C" not null,
@@ -245,7 +251,7 @@ create table rota.job_types (
 );
 
 comment on table rota.job_types is
-    'Defaults of new jobs of a type, which go before those of their queue.';
+    'Defaults of new jobs of a type, which override those of their queue.';
 comment on column rota.job_types.time_limit is 'Null means that of the queue.';
 comment on column rota.job_types.expires_after is 'Null means that of the queue.';
 
@@ -270,7 +276,7 @@ comment on table rota.pauses is
 comment on column rota.pauses.queue is 'Null means all queues.';
 comment on column rota.pauses.job_type is 'Null means all types.';
 comment on column rota.pauses.set_by is
-    'Whether an operator paused it, or a breaker because too much of it failed.';
+    'Whether an operator paused it, or a breaker because too many jobs failed.';
 comment on column rota.pauses.until is 'When the pause ends; null means when it is resumed.';
 
 create table rota.workers (
@@ -292,10 +298,10 @@ comment on table rota.workers is
     'Workers and when they were last seen, for people to read; no decision depends on it.';
 comment on column rota.workers.job_types is 'What it has handlers for; null means all types.';
 comment on column rota.workers.concurrency is
-    'How many jobs it runs at a time; null if it has not said it.';
+    'How many jobs it runs at a time; null if it has not reported that.';
 comment on column rota.workers.backend_pid is
-    'The process of the server that it reported by: where that is gone, so is the worker, '
-    'unless it is just connecting again.';
+    'The server process by which it reported: if that is gone, so is the worker, unless it is '
+    'reconnecting.';
 
 -- A worker that leaves takes its row along; when workers came, deploys are told by these.
 create table rota.worker_starts (
@@ -320,7 +326,7 @@ comment on table rota.maintenance is
     'When each part of the maintenance was last done or, for retention, last found something '
     'to do, and by whom.';
 comment on column rota.maintenance.has_more is
-    'For retention: it reached its bound, and the next tick continues at once.';
+    'For retention: it reached its limit, and the next tick continues at once.';
 
 create table rota.upgrade_log (
     id integer primary key,

@@ -1,24 +1,24 @@
 /*
- * tables/limits.sql -- limits, and what is left of them.
+ * tables/limits.sql -- limits, and their free capacity.
  *
  * limits: what an operator has set.
  *
  * limit_slots: a row for each free slot of a limit in use, such as 'key customer:8' of the
  * class customer:*.  A claim deletes the oldest rows that no other session has locked, and the
- * end of a job inserts new ones; nothing is ever updated, so no session waits, and dead rows
- * lie in front of a place that each session remembers.
+ * end of a job inserts new ones; no row is ever updated, so no session waits, and dead
+ * rows are in front of a place that each session remembers.
  *
  * limit_parts: which parts of the capacity of a limit have been issued as slots.  The slots of
  * all parts are the free ones and those that running jobs hold (jobs.held_limits); so the sum
- * can be proved at any time.  Parts from 0 on are issued by claims, of keys with a class and of
- * limits above 10,000.  Part -1 is what set_limit() and maintenance have issued or taken back.
- * Part -2 is negative: what is in use by jobs whose rows do not say so yet.
+ * can be checked at any time.  Parts from 0 on are issued by claims, of keys with a class and
+ * of limits above 10,000.  Part -1 is what set_limit() and maintenance have issued or taken
+ * back.  Part -2 is negative: slots in use by jobs whose rows do not show it yet.
  *
  * limit_starts: how many jobs started under a rate, by spans of time (cells).  Later spans are
  * later rows.
  *
- * fair_queues: the queues in which keys have waited.  There jobs without a key are given a
- * place as well, as if they had one key in common.
+ * fair_queues: the queues in which keys have waited.  There jobs without a key get a
+ * place too, as if they shared one key.
  */
 
 create table rota.limits (
@@ -48,7 +48,8 @@ create table rota.limits (
 create unique index limits_queue_idx on rota.limits (queue) where queue is not null;
 create unique index limits_job_type_idx on rota.limits (job_type) where job_type is not null;
 
-comment on table rota.limits is 'How much may run at once or start in a time, as set.';
+comment on table rota.limits is
+    'How much may run at once or start per period, as set.';
 comment on column rota.limits.limit_key is
     'A key, or customer:* (no other colon) for each key that begins with customer: and has no '
     'row of its own.';

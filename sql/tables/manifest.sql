@@ -1,7 +1,7 @@
 /*
  * tables/manifest.sql -- what the install has made, as it made it.
  *
- * operations/drift.sql compares it with what is there.
+ * operations/drift.sql compares it with the current state.
  */
 
 create table rota.manifest (

@@ -1,9 +1,9 @@
 /*
  * tables/moves.sql -- queues that move to another database.
  *
- * maintenance/moves.sql tells how.  A job that moves is in one place of these at a time: a row
- * of jobs here, a row of moved_jobs here, a row of jobs there; and while it is sent it may
- * be in the last two, of which only the one there is ever claimed.
+ * See maintenance/moves.sql.  A moving job is in one of these places at a time: a row of jobs
+ * here, a row of moved_jobs here, a row of jobs there; and while it is sent it may be in the
+ * last two, of which workers only ever claim the one there.
  */
 
 create table rota.queue_moves (
@@ -26,8 +26,8 @@ create table rota.queue_moves (
 comment on table rota.queue_moves is 'Queues that move from here, or to here, or have.';
 comment on column rota.queue_moves.move_id is 'An id of the database that the queue leaves.';
 comment on column rota.queue_moves.state is
-    'Settling once nothing of the queue was left: what comes later goes with a new id; settled '
-    'when the other database knows it.';
+    'Settling once none of its jobs were left: later jobs move with a new id; settled when the '
+    'other database knows it.';
 comment on column rota.queue_moves.has_found is 'Whether this pass has found any job.';
 comment on column rota.queue_moves.horizon is
     'The first transaction that cannot have missed that the queue moves.';
@@ -46,8 +46,8 @@ create index moved_jobs_on_their_way_idx on rota.moved_jobs (move_id, job_id)
     where new_job_id is null;
 
 comment on table rota.moved_jobs is
-    'Where jobs are going, and where they went, for 90 days, or until they came back.';
+    'Where jobs move, and where they have moved, for 90 days, or until they return.';
 comment on column rota.moved_jobs.new_job_id is
-    'The job there, mostly it kept its id; null until it is known to be there.';
+    'The job there, usually with the same id; null until it is known to be there.';
 comment on column rota.moved_jobs.job is
-    'While it is on its way, the row of jobs that it was, with its effects.';
+    'While it is in transit, its former row of jobs, with its effects.';

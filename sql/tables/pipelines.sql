@@ -2,13 +2,13 @@
  * tables/pipelines.sql -- the stages of pipelines.
  *
  * pipeline_stages: a row is never deleted.  A stage that a new definition leaves out is
- * retired: no run enters it any more, but the runs that are in it still find here where they
- * go on to.  So a pipeline can be defined anew at any moment, and no run is lost by it or has
- * to be waited for.
+ * retired: no run enters it any longer, but the runs that are in it still find their next stage
+ * here.  So a pipeline can be redefined at any moment, without losing a run or waiting for
+ * one.
  *
  * stage_runs: a row for each time that a job has left a stage, written by the transaction that
- * takes the job out of it.  The job itself is one row of jobs, which knows of the stage that it
- * is in and of no other.
+ * takes the job out of it.  The job itself is one row of jobs, which knows only its
+ * current stage.
  */
 
 create table rota.pipeline_stages (

@@ -1,10 +1,9 @@
 /*
- * tables/receipts.sql -- which jobs of other databases have come in.
+ * tables/receipts.sql -- which jobs of other databases have arrived.
  *
- * The row is written by the transaction that takes the job, so a job that is sent again, by a
- * forwarder that does not know that it arrived, is not taken again.  An id alone does not tell
- * it: a source that was restored from a dump gives ids for the second time, and with its queue
- * a job may come again.
+ * The transaction that takes the job writes the row, so a forwarder that does not know that
+ * the job arrived, and sends it again, does no harm.  An id alone does not identify it: a
+ * source that was restored from a dump reuses ids, and a job may come back with its queue.
  */
 
 create table rota.receipts (

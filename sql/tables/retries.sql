@@ -1,5 +1,5 @@
 /*
- * tables/retries.sql -- what failures of a kind lead to, as operators have set it.
+ * tables/retries.sql -- what failures of a kind cause, as operators have set it.
  */
 
 create table rota.retry_rules (
@@ -16,7 +16,8 @@ create table rota.retry_rules (
     constraint retry_rules_given_check check (is_fatal or num_nonnulls(retry_in, pause_for) > 0)
 );
 
-comment on table rota.retry_rules is 'What a failure with an error of a type leads to.';
+comment on table rota.retry_rules is
+    'What a failure with an error of a type causes.';
 comment on column rota.retry_rules.job_type is 'A job type, or * for all.';
 comment on column rota.retry_rules.queue is 'A queue, or * for all.';
 comment on column rota.retry_rules.retry_in is 'In place of the backoff; or null.';
@@ -47,20 +48,22 @@ create table rota.breakers (
 );
 
 comment on table rota.breakers is
-    'Job types that are paused by themselves when they fail too often, and how it stands.';
+    'Job types that are paused automatically when they fail too often, and their state.';
 comment on column rota.breakers.max_failures is
-    'So many failures in a row open it; null means that none do.';
+    'This many failures in a row open it; null means that none do.';
 comment on column rota.breakers.failed_percent is
-    'So many failures of a hundred attempts in a span open it; null means that none do.';
-comment on column rota.breakers.min_attempts is 'Of fewer attempts no share is taken.';
+    'This many failures of a hundred attempts in a span open it; null means that none do.';
+comment on column rota.breakers.min_attempts is
+    'With fewer attempts the share does not count.';
 comment on column rota.breakers.error_type is 'Only such errors count; null means all.';
-comment on column rota.breakers.probes is 'So many have to succeed before all may run again.';
+comment on column rota.breakers.probes is
+    'This many have to succeed before all may run again.';
 comment on column rota.breakers.counts_from is 'Attempts that began before do not count.';
 comment on column rota.breakers.times_opened is 'In a row; the pause doubles each time.';
 comment on column rota.breakers.retry_at is
-    'When it tries again, or since when it does; null while it is closed and all may run.';
+    'When it probes, or since when it has; null while it is closed and all may run.';
 comment on column rota.breakers.probed_at is
-    'Since when jobs are let through to try; null while it is closed, or open.';
+    'Since when jobs run as probes; null while it is closed, or open.';
 
 create table rota.retry_budgets (
     queue text collate "C" not null,
@@ -77,8 +80,8 @@ create table rota.retry_budgets (
 
 comment on table rota.retry_budgets is 'How many retries of a queue may begin.';
 comment on column rota.retry_budgets.per_minute is
-    'So many in a minute in any case; null where the budget was taken away.';
+    'This many per minute in any case; null if the budget was removed.';
 comment on column rota.retry_budgets.percent is
-    'So many more for a hundred first attempts that ended in the last minute.';
+    'This many more per hundred first attempts that ended in the last minute.';
 comment on column rota.retry_budgets.tokens is
-    'So many could begin at filled_at; what is more than ten seconds'' worth does not count.';
+    'This many could begin at filled_at; more than ten seconds'' worth does not count.';

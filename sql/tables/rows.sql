@@ -1,8 +1,8 @@
 /*
- * tables/rows.sql -- the rows without which maintenance does not know where it stands.
+ * tables/rows.sql -- the rows in which maintenance keeps its state.
  *
- * A copy of the schema alone has none of them, as `pg_dump --schema-only` makes it; so each
- * install makes those that are missing.
+ * A copy of only the schema, as `pg_dump --schema-only` makes it, has none of them; so each
+ * install creates the missing ones.
  */
 
 insert into rota.upgrade_log (id, name) values (0, 'fresh install') on conflict do nothing;

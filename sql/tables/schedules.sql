@@ -1,13 +1,13 @@
 /*
- * tables/schedules.sql -- schedules: which jobs there shall be, and when.
+ * tables/schedules.sql -- schedules: which jobs to make, and when.
  *
- * A definition is a row, with the time of its next run in it.  Nothing but this row decides
- * what is due: every tick, however late and however often, finds the same.
+ * A definition is a row, with the time of its next run in it.  Only this row decides what is
+ * due: every tick, however late and however often, finds the same.
  *
- * occurrences: one row for each planned time that a tick has dealt with.  Its key guarantees at
+ * occurrences: one row for each planned time that a tick has processed.  Its key guarantees at
  * most one job for a planned time, whatever the clock does and whichever session ticks; and it
- * says what became of a planned time without a job.  Retention deletes rows; from then on
- * last_run_at, which never goes back, stands for them.
+ * records the outcome of a planned time without a job.  Retention deletes rows; from then on
+ * last_run_at, which never goes back, replaces them.
  */
 
 create table rota.job_definitions (

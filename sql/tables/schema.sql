@@ -2,7 +2,7 @@
  * tables/schema.sql -- the one schema that holds everything.
  *
  * A plain create: if another role made a schema of this name beforehand, the install must stop
- * rather than put functions that run with the owner's rights among foreign objects.
+ * rather than put functions that run with the owner's rights among another role's objects.
  */
 
 create schema rota;

@@ -5,9 +5,9 @@
  * days.  They outlive the jobs that they count.  Times are counted in buckets, each a
  * tenth longer than the one before it, so that any percentile is known within 5 %.
  *
- * How maintenance counts each end once is told in maintenance/statistics.sql, which alone
- * writes these tables; only what takes jobs out of the history early leaves rows in
- * restored_ends.
+ * maintenance/statistics.sql explains how maintenance counts each end once, and it alone
+ * writes these tables, except that functions that take jobs out of the history early leave
+ * rows in restored_ends.
  */
 
 create table rota.job_stats (
@@ -32,7 +32,7 @@ create table rota.job_stats (
 );
 
 comment on table rota.job_stats is
-    'Ended attempts and jobs by minute, hour or day of UTC, queue, job type and outcome.';
+    'Ended attempts and jobs by minute, hour or day in UTC, queue, job type and outcome.';
 comment on column rota.job_stats.outcome is
     'succeeded, dead or cancelled for jobs, and for stages of pipelines; failed for attempts.';
 comment on column rota.job_stats.wait_buckets is
@@ -53,7 +53,8 @@ create unique index stats_progress_one_row_idx on rota.stats_progress ((true));
 
 comment on table rota.stats_progress is 'How far the statistics have come; one row.';
 comment on column rota.stats_progress.counted_until is
-    'What ended until then is counted, but for what transactions of late_xids ended.';
+    'Jobs that ended until then are counted, except those that transactions of late_xids '
+    'ended.';
 comment on column rota.stats_progress.complete_until is
     'Everything that ended until then is counted, whatever commits late.';
 comment on column rota.stats_progress.open_xids is
@@ -72,7 +73,7 @@ comment on table rota.late_xids is
     'Transactions that ended jobs, or let some wait for others, after this time and went on '
     'for long, to be counted after their end.';
 comment on column rota.late_xids.until is
-    'Where the counting of its rows ends; null while the transaction is open.';
+    'Where counting its rows ends; null while the transaction is open.';
 
 create table rota.restored_ends (
     queue text not null,
@@ -117,4 +118,4 @@ create unique index count_progress_one_row_idx on rota.count_progress ((true));
 
 comment on table rota.count_progress is 'How far the round of counting has come; one row.';
 comment on column rota.count_progress.began_at is
-    'When the round began that is under way; null between two.';
+    'When the current round began; null between two.';

@@ -1,17 +1,17 @@
 /*
  * tables/waiting.sql -- what a job waits for besides its time.
  *
- * dependencies: a row for each job that another one waits for.  It goes when the parent
- * succeeds; whether a child is free is then a question of whether it has a row left, and no
- * counter can be wrong.
+ * dependencies: a row for each job that another one waits for.  It is deleted when the parent
+ * succeeds; a child without rows is free, and there is no counter that could be wrong.
  *
- * halted_keys: an ordering key whose next job is dead.  Without the row the jobs behind go on.
+ * halted_keys: an ordering key whose next job is dead.  Without the row the jobs behind it
+ * continue.
  *
  * key_starts: where the search for the live jobs of an ordering key begins, while the index
- * entries of many that have ended are in front of them.  The newest row of a key counts.
+ * entries of many ended jobs are in front of them.  The newest row of a key counts.
  *
- * pending_checks: what maintenance has to look at again once it is committed, because two
- * transactions may have missed each other.  A check is only ever added, which never waits.
+ * pending_checks: what maintenance has to check once it is committed, because two transactions
+ * may have missed each other.  A check is only ever added, which never waits.
  */
 
 create table rota.dependencies (
@@ -49,7 +49,7 @@ create table rota.key_starts (
 create index key_starts_written_at_idx on rota.key_starts (written_at);
 
 comment on table rota.key_starts is
-    'From which id on the live jobs of an ordering key are looked for; the newest row counts.';
+    'From which id on to search the live jobs of an ordering key; the newest row counts.';
 comment on column rota.key_starts.first_id is
     'The key had no live job with a lower id, and has not had a head with one since.';
 
@@ -78,8 +78,7 @@ create index pending_checks_updated_at_idx on rota.pending_checks (updated_at)
     where due_at > '-infinity';
 
 comment on table rota.pending_checks is
-    'What maintenance has to look at again, because a transaction that made it possible could '
-    'not see what another did.';
+    'What maintenance has to check, because a transaction could not see what another one did.';
 comment on column rota.pending_checks.subject is
     'By kind: an ordering key, a job''s id, a parent''s id, or the name of a limit, a schedule '
     'or a pause, or error type, job type and queue of a failure; behind an id the position '

@@ -9,13 +9,13 @@
  *     \endif
  *
  * The file ends with its own row for upgrade_log.  A fresh install creates the tables as they
- * are now and writes the rows of all steps.  What is out of order before the steps is not taken
- * for right after them (operations/drift.sql): a step that mends such an object deletes its row
- * of the manifest.  There are no steps yet.
+ * are now and writes the rows of all steps.  An object that differs from the manifest before
+ * the steps still counts as different after them (operations/drift.sql): a step that repairs
+ * it deletes its row of the manifest.  There are no steps yet.
  *
  * Before them the check below makes sure that the schema found is rota's and the installer's,
- * and of a version that these steps start from.  Older files than what is installed are refused
- * by refuse_downgrade.sql, since only they know that they are older.
+ * and of a version that these steps start from.  refuse_downgrade.sql refuses files older than
+ * the installed version, since only they know that they are older.
  */
 
 do $$

@@ -2,8 +2,8 @@
  * upgrades/refuse_downgrade.sql -- no older functions over newer tables.
  *
  * The functions of an older version may not know a column, or a rule, that jobs already rely
- * on.  Who has to go back all the same says so, and gets the older functions over the tables
- * as they are: steps only ever add to tables, and none is taken back.
+ * on.  To go back anyway, a caller says so, and gets the older functions over the unchanged
+ * tables: steps only ever add to tables, and none is undone.
  */
 
 do $$

@@ -1,8 +1,8 @@
 /*
- * upgrades/refuse_others.sql -- let nothing of others go with the schema rota.
+ * upgrades/refuse_others.sql -- refuse to drop objects of others with the schema rota.
  *
- * To drop a schema drops all that hangs on what is in it, without a word: a view for a
- * dashboard, the default of a column, a trigger.  So who has such things takes them away first.
+ * Dropping a schema silently drops all objects that depend on it: a view for a dashboard, the
+ * default of a column, a trigger.  So their owners have to remove them first.
  */
 
 do $$
