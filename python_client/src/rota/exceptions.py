@@ -78,7 +78,7 @@ class JobNotFoundError(RotaError):
 
 
 class LeaseLostError(RotaError):
-    """The lease token is no longer the newest: another worker owns the job by now."""
+    """The lease token is no longer the newest: another worker now owns the job."""
 
     sqlstate = "RT002"
 
@@ -144,25 +144,25 @@ class KeyNotHaltedError(RotaError):
 
 
 class JobNotBlockedError(RotaError):
-    """The job is not blocked, so it can wait for no more jobs."""
+    """The job is not blocked, so it cannot wait for more jobs."""
 
     sqlstate = "RT013"
 
 
 class RunInProgressError(RotaError):
-    """The run of the pipeline is under way."""
+    """The run of the pipeline is in progress."""
 
     sqlstate = "RT014"
 
 
 class NoDatabaseNumberError(RotaError):
-    """The database has no number, so its jobs cannot travel."""
+    """The database has no number, so its jobs cannot go to other databases."""
 
     sqlstate = "RT015"
 
 
 class JobMovedError(RotaError):
-    """The job or queue is in another database, or on its way to it."""
+    """The job or queue is in another database, or in transit to it."""
 
     sqlstate = "RT016"
     detail: str | None = None
@@ -180,7 +180,7 @@ class InvalidArgumentError(RotaError, ValueError):
 
 
 class NotGrantedError(RotaError, psycopg.errors.InsufficientPrivilege):
-    """The role may not do this; the message says which statement lets it."""
+    """The role may not do this; the message names the statement that lets it."""
 
     sqlstate = "42501"  # type: ignore[misc]  # which psycopg has in the instance
 
@@ -194,7 +194,7 @@ class Snooze(Exception):
 
 
 class RetryIn(Exception):
-    """Fail the attempt and try again after *delay* (seconds or timedelta)."""
+    """Fail the attempt and retry after *delay* (seconds or timedelta)."""
 
     def __init__(self, delay: timedelta | float, reason: str = "the handler asked") -> None:
         super().__init__(reason)
@@ -202,7 +202,7 @@ class RetryIn(Exception):
 
 
 class FatalError(Exception):
-    """Fail the job for good: it is dead at once, whatever attempts are left."""
+    """Fail the job permanently: it is dead at once, whatever attempts are left."""
 
 
 class JobCancelled(Exception):

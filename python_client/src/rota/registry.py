@@ -50,7 +50,7 @@ class HandlerDecorator(Protocol):
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """The arguments of ``schedule_job()`` that a schedule beside the code can have."""
+    """The arguments of ``schedule_job()`` that a schedule in the code can have."""
 
     time_zone: str
     queue: str
@@ -172,7 +172,7 @@ class Registry:
         payload: Mapping[str, Any] | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> Callable[[S], S]:
-        """Let ``rota schedule sync`` put in a schedule for the decorated task or handler.
+        """Let ``rota schedule sync`` add a schedule for the decorated task or handler.
 
             @registry.schedule("0 2 * * *", time_zone="Europe/Warsaw")
             @registry.task()
@@ -260,7 +260,7 @@ class Registry:
         return function
 
     def on_end(self, function: E) -> E:
-        """Call the decorated function when an attempt has ended and the database knows.
+        """Call the decorated function when the database has stored how an attempt ended.
 
             @registry.on_end
             def tell(job: rota.Job | rota.AsyncJob, end: rota.JobEnd) -> None:

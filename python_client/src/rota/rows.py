@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueuedJob:
-    """A job that was enqueued, or that was already there under the same key."""
+    """A job that was enqueued, or that already existed with the same key."""
 
     ordinal: int
     job_id: int
@@ -96,7 +96,7 @@ class FinishedJob(NamedTuple):
 
 
 class ForwardJob(NamedTuple):
-    """A job that travels; *job* is the text of what is to be enqueued in another database."""
+    """A job for another database; *job* is the text to enqueue there."""
 
     job_id: int
     lease_token: int
@@ -105,7 +105,7 @@ class ForwardJob(NamedTuple):
 
 
 class ReceivedJob(NamedTuple):
-    """What became of a job that was sent: its id here, or why it was refused."""
+    """The outcome of a sent job: its id here, or why it was refused."""
 
     ordinal: int
     job_id: int | None
@@ -174,7 +174,7 @@ class EndedJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedJob:
-    """What became of a failed job: ``failed`` with its next run, ``dead`` or ``cancelled``."""
+    """The outcome of a failed job: ``failed`` with its next run, ``dead`` or ``cancelled``."""
 
     status: str
     run_at: datetime | None
@@ -182,7 +182,7 @@ class FailedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedJob:
-    """Whether a job was given back; None where its row is locked just now: ask again."""
+    """Whether a job was given back; None if its row is locked: try again."""
 
     job_id: int
     is_released: bool | None
@@ -198,7 +198,7 @@ class EffectResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """How long the lease runs now, and why the job is to be stopped.
+    """How long the lease lasts now, and why the job should stop.
 
     Somebody asked to cancel it, or it *is_overdue*: over its time limit.
     """
@@ -221,7 +221,7 @@ class JobHeartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleChange:
-    """What became of a schedule: created, changed or unchanged; and when it runs next."""
+    """Whether a schedule was created, changed or unchanged; and when it runs next."""
 
     outcome: str
     next_run_at: datetime | None
@@ -229,7 +229,7 @@ class ScheduleChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpcomingRun:
-    """A run to come, and what the wall clock shows then.
+    """An upcoming run, and what the wall clock shows then.
 
     *clock_change* is ``moved`` (its time is skipped that day), ``first`` or ``second`` (it
     comes twice), or None.
@@ -243,7 +243,7 @@ class UpcomingRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickReport:
-    """What one tick did; None for what failed and will be tried again.
+    """What one tick did; None for parts that failed and will be retried.
 
     *was_skipped* says that another tick was running, and *has_more* that there is more to do
     now: tick again at once.
@@ -282,7 +282,7 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActReport:
-    """What one call of `act_on_jobs` did; *next_after_id* is None when all jobs were looked at.
+    """What one call of `act_on_jobs` did; *next_after_id* is None after the last job.
 
     A conflict has the ``job_id`` and the ``reason`` why nothing was done to it.
     """
@@ -327,7 +327,7 @@ class UntakenJobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How many rows were held against a promise, and how many break it, such as *example*."""
+    """How many rows were checked for a promise, and how many break it, such as *example*."""
 
     promise: str
     examined: int
@@ -378,7 +378,7 @@ class JobCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RisingFailure:
-    """What failed in the last 10 minutes, and in such a time of the day before."""
+    """What failed in the last 10 minutes, and in such a period of the day before."""
 
     queue: str
     job_type: str

@@ -74,7 +74,7 @@ class AsyncClient:
         headers: Mapping[str, str] | Unset | None = UNSET,
         expires_after: timedelta | Unset | None = UNSET,
     ) -> rows.EnqueuedJob:
-        """Add a job in the caller's transaction; say its id and whether it is new."""
+        """Add a job in the caller's transaction; return its id and whether it is new."""
         job = given(
             {
                 "job_type": job_type,
@@ -254,7 +254,7 @@ class AsyncClient:
         return move_id
 
     async def end_queue_move(self, queue: str) -> None:
-        """End the move of a queue, once nothing of it is left, or before any job has left."""
+        """End the move of a queue, once none of its jobs are left, or before any has left."""
         await self._value("end_queue_move", queue=queue)
 
     async def queue_move_status(self, queue: str) -> rows.MoveStatus | None:
@@ -269,7 +269,7 @@ class AsyncClient:
     async def take_moves(
         self, move_id: int, max_jobs: int | Unset = UNSET, max_bytes: int | Unset = UNSET
     ) -> rows.TakenMoves | None:
-        """Return what is to be sent of a move, to be ended in the same transaction.
+        """Return the next jobs of a move to send, to be ended in the same transaction.
 
         None while another mover is at it.
         """
@@ -313,7 +313,7 @@ class AsyncClient:
         )
 
     async def define_pipeline(self, pipeline: str, stages: Sequence[Mapping[str, Any]]) -> None:
-        """Set the stages of a pipeline, each a mapping of what a stage is."""
+        """Set the stages of a pipeline, each a mapping."""
         array = Jsonb([to_job(stage) for stage in stages])
         await self._value("define_pipeline", pipeline=pipeline, stages=array)
 
@@ -395,7 +395,7 @@ class AsyncClient:
         result: Any | Unset = UNSET,
         next_stage: str | Unset | None = UNSET,
     ) -> str:
-        """End a job well; say ``finished`` or ``already_finished``."""
+        """End a job as succeeded; return ``finished`` or ``already_finished``."""
         value: str = await self._value(
             "finish_job",
             job_id=job_id,
@@ -412,7 +412,7 @@ class AsyncClient:
         results: Sequence[Any] | Jsonb | Unset | None = UNSET,
         next_stages: Sequence[str | None] | Unset | None = UNSET,
     ) -> list[rows.FinishedJob]:
-        """End many jobs well; one row for each, in the order given."""
+        """End many jobs as succeeded; one row for each, in the order given."""
         return await self._rows(
             rows.FinishedJob,
             "finish_jobs",
@@ -474,7 +474,7 @@ class AsyncClient:
         retry_in: timedelta | Unset | None = UNSET,
         fatal: bool | Unset = UNSET,
     ) -> rows.FailedJob:
-        """Record a failure; say whether the job is tried again, and when."""
+        """Record a failure; return whether the job is retried, and when."""
         return await self._row(
             rows.FailedJob,
             "fail_job",
@@ -490,7 +490,7 @@ class AsyncClient:
     async def snooze_job(
         self, job_id: int, lease_token: int, delay: timedelta
     ) -> datetime | None:
-        """Put a job off without using an attempt; None if it was cancelled by request."""
+        """Defer a job without using an attempt; None if it was cancelled by request."""
         value: datetime | None = await self._value(
             "snooze_job", job_id=job_id, lease_token=lease_token, delay=delay
         )
@@ -537,7 +537,7 @@ class AsyncClient:
         percent: float | Decimal,
         message: str | Unset | None = UNSET,
     ) -> None:
-        """Say how far a running job is."""
+        """Record how far a running job is."""
         await self._value(
             "set_progress",
             job_id=job_id,
@@ -555,7 +555,7 @@ class AsyncClient:
         if_unknown: str | Unset = UNSET,
         keep: timedelta | Unset = UNSET,
     ) -> bool:
-        """Record that a job is about to cause an effect; say whether it is to."""
+        """Record that a job is about to cause an effect; return whether it should."""
         value: bool = await self._value(
             "record_effect",
             scope=scope,
@@ -575,7 +575,7 @@ class AsyncClient:
         lease_token: int,
         result: Any | Unset = UNSET,
     ) -> str:
-        """Say that an effect has happened; say ``completed`` or ``already_completed``."""
+        """Record that an effect happened; return ``completed`` or ``already_completed``."""
         value: str = await self._value(
             "complete_effect",
             scope=scope,
@@ -589,7 +589,7 @@ class AsyncClient:
     async def withdraw_effect(
         self, scope: str, key: str, job_id: int, lease_token: int
     ) -> None:
-        """Take back the record of an effect that certainly did not happen."""
+        """Withdraw the record of an effect that certainly did not happen."""
         await self._value(
             "withdraw_effect", scope=scope, key=key, job_id=job_id, lease_token=lease_token
         )
@@ -597,7 +597,7 @@ class AsyncClient:
     async def settle_effect(
         self, scope: str, key: str, outcome: str, result: Any | Unset = UNSET
     ) -> int:
-        """Say what became of an effect of which nobody knew; return the id of its job.
+        """Record the outcome of an unknown effect; return the id of its job.
 
         *outcome* is ``done``, or ``again``: then it is due again.
         """
@@ -611,7 +611,7 @@ class AsyncClient:
         return value
 
     async def effect_result(self, scope: str, key: str) -> rows.EffectResult | None:
-        """Return what is known of an effect, None if nobody has recorded it."""
+        """Return what is known of an effect, None if there is no record."""
         found = await self._rows(rows.EffectResult, "effect_result", scope=scope, key=key)
         return found[0] if found else None
 
@@ -639,7 +639,7 @@ class AsyncClient:
         time_limit: timedelta | Unset | None = UNSET,
         headers: Mapping[str, str] | Unset | None = UNSET,
     ) -> rows.ScheduleChange:
-        """Have a job made at each time of a schedule; say whether that is new, and when next.
+        """Make a job at each time of a schedule; return whether that is new, and the next time.
 
         What is not given is the default also for a schedule that is there already.
         """
@@ -669,16 +669,16 @@ class AsyncClient:
         )
 
     async def unschedule_job(self, name: str) -> None:
-        """Remove a schedule; the jobs that it has made stay."""
+        """Remove a schedule; its jobs stay."""
         await self._value("unschedule_job", name=name)
 
     async def enable_schedule(self, name: str) -> datetime | None:
-        """Let a disabled schedule make jobs again; say when the next is due."""
+        """Let a disabled schedule make jobs again; return its next time."""
         value: datetime | None = await self._value("enable_schedule", name=name)
         return value
 
     async def disable_schedule(self, name: str) -> None:
-        """Let a schedule make no more jobs."""
+        """Stop a schedule from making jobs."""
         await self._value("disable_schedule", name=name)
 
     async def run_schedule_now(self, name: str) -> int:
@@ -719,7 +719,7 @@ class AsyncClient:
         )
 
     async def describe_schedule(self, schedule: str) -> str:
-        """Say in English what a schedule text means."""
+        """Describe in English what a schedule text means."""
         value: str = await self._value("describe_schedule", schedule=schedule)
         return value
 
@@ -731,7 +731,7 @@ class AsyncClient:
         active: bool | Unset = UNSET,
         claimed: bool | Unset = UNSET,
     ) -> rows.Waiting:
-        """Let this session be notified of jobs; say where to listen, and when to look again."""
+        """Let this session be notified of jobs; return channels and when to poll again."""
         return await self._row(
             rows.Waiting,
             "wait_for_jobs",
@@ -743,7 +743,7 @@ class AsyncClient:
         )
 
     async def stop_waiting(self) -> None:
-        """Let this session be notified no more, and another worker instead."""
+        """Stop notifying this session, and notify another worker instead."""
         await self._value("stop_waiting")
 
     async def report_worker(
@@ -756,7 +756,7 @@ class AsyncClient:
         job_types: Sequence[str] | Unset | None = UNSET,
         concurrency: int | Unset | None = UNSET,
     ) -> None:
-        """Say that a worker is there, and what it takes."""
+        """Record that a worker is alive, and what it takes."""
         await self._value(
             "report_worker",
             worker=worker,
@@ -769,11 +769,11 @@ class AsyncClient:
         )
 
     async def deregister_worker(self, worker: str) -> None:
-        """Say that a worker has gone."""
+        """Record that a worker has left."""
         await self._value("deregister_worker", worker=worker)
 
     async def sweep_stale_leases(self, max_jobs: int | Unset = UNSET) -> int:
-        """Take jobs back from workers whose leases ran out; say how many."""
+        """Take jobs back from workers whose leases expired; return how many."""
         value: int = await self._value("sweep_stale_leases", max_jobs=max_jobs)
         return value
 
@@ -782,12 +782,12 @@ class AsyncClient:
         return await self._row(rows.TickReport, "tick")
 
     async def start_ticker(self, every: timedelta | Unset = UNSET) -> str:
-        """Let pg_cron tick; say what was set up."""
+        """Let pg_cron tick; return what was set up."""
         value: str = await self._value("start_ticker", every=every)
         return value
 
     async def stop_ticker(self) -> bool:
-        """Take away what `start_ticker` set up; say whether there was anything."""
+        """Remove what `start_ticker` set up; return whether there was anything."""
         value: bool = await self._value("stop_ticker")
         return value
 
@@ -796,26 +796,26 @@ class AsyncClient:
         job_id: int,
         force: bool | Unset = UNSET,
     ) -> str:
-        """Put a job back to be run now; say its new status."""
+        """Run a job again now; return its new status."""
         value: str = await self._value("retry_job", job_id=job_id, force=force)
         return value
 
     async def retry_with_dependants(self, job_id: int, force: bool | Unset = UNSET) -> int:
-        """Put a job back and what was cancelled because of it; say how many jobs."""
+        """Run a job again and restore those cancelled because of it; return how many."""
         value: int = await self._value("retry_with_dependants", job_id=job_id, force=force)
         return value
 
     async def restart_pipeline(self, job_id: int, stage: str) -> int:
-        """Let an ended run go on from a stage; return the id of its job."""
+        """Continue an ended run from a stage; return the id of its job."""
         value: int = await self._value("restart_pipeline", job_id=job_id, stage=stage)
         return value
 
     async def explain_job(self, job_id: int) -> list[rows.Reason]:
-        """Say why a job does not run, or how it runs or ended; the first reason decides."""
+        """Return why a job does not run, or how it runs or ended; the first reason decides."""
         return await self._rows(rows.Reason, "explain_job", job_id=job_id)
 
     async def doctor(self) -> list[rows.Finding]:
-        """Say what is wrong with the queue and the database under it, the worst first."""
+        """Return what is wrong with the queue and the database under it, the worst first."""
         return await self._rows(rows.Finding, "doctor")
 
     async def untaken_jobs(self, queues: Sequence[str]) -> list[rows.UntakenJobs]:
@@ -823,7 +823,7 @@ class AsyncClient:
         return await self._rows(rows.UntakenJobs, "untaken_jobs", queues=list(queues))
 
     async def verify(self, max_rows: int | Unset = UNSET) -> list[rows.Verdict]:
-        """Count the promises again on the newest rows of each kind."""
+        """Recount the promises on the newest rows of each kind."""
         return await self._rows(rows.Verdict, "verify", max_rows=max_rows)
 
     async def job_stats(
@@ -835,7 +835,7 @@ class AsyncClient:
         job_types: Sequence[str] | Unset | None = UNSET,
         group_by: Sequence[str] | Unset = UNSET,
     ) -> list[rows.JobStats]:
-        """Say how many jobs ended, how, and how long they waited and ran."""
+        """Return how many jobs ended, how, and how long they waited and ran."""
         return await self._rows(
             rows.JobStats,
             "job_stats",
@@ -848,11 +848,11 @@ class AsyncClient:
         )
 
     async def job_counts(self) -> list[rows.JobCount]:
-        """Say how many live and dead jobs there are."""
+        """Return how many live and dead jobs there are."""
         return await self._rows(rows.JobCount, "job_counts")
 
     async def rising_failures(self) -> list[rows.RisingFailure]:
-        """Say of which queues and job types more attempts fail than usual."""
+        """Return the queues and job types of which more attempts fail than usual."""
         return await self._rows(rows.RisingFailure, "rising_failures")
 
     async def fold_error(self, message: str) -> str:
@@ -866,7 +866,7 @@ class AsyncClient:
         return value
 
     async def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
-        """Cancel a job, or ask for it while it runs; say its status."""
+        """Cancel a job, or request that while it runs; return its status."""
         value: str = await self._value("cancel_job", job_id=job_id, reason=_text(reason))
         return value
 
@@ -880,7 +880,7 @@ class AsyncClient:
         run_at: datetime | Unset | None = UNSET,
         delay: timedelta | Unset | None = UNSET,
     ) -> datetime:
-        """Move the next run of a job; say when it is now."""
+        """Move the next run of a job; return its new time."""
         value: datetime = await self._value(
             "reschedule_job", job_id=job_id, run_at=run_at, delay=delay
         )
@@ -894,7 +894,7 @@ class AsyncClient:
         timeout: float | None = None,
         listen: bool = True,
     ) -> rows.JobResult:
-        """Return how a job ended, once it has; TimeoutError after so many seconds.
+        """Return how a job ended, once it has; TimeoutError after that many seconds.
 
         On a psycopg connection in autocommit it listens, and whoever ends the job notifies it;
         notifications for others that come meanwhile are lost.  On any other connection, on a
@@ -952,7 +952,7 @@ class AsyncClient:
         after_id: int | Unset = UNSET,
         dry_run: bool | Unset = UNSET,
     ) -> rows.ActReport:
-        """Do one thing to the jobs that a filter finds behind an id, a bounded number of them.
+        """Act on a bounded number of the jobs that match a filter and come after an id.
 
         Call it again with *after_id*, the *next_after_id* of the last call, until it is None.
         """
@@ -974,11 +974,11 @@ class AsyncClient:
         reason: str | Unset | None = UNSET,
         until: datetime | Unset | None = UNSET,
     ) -> None:
-        """Let no more jobs of a queue be claimed, until then or until it is resumed."""
+        """Stop claims of a queue, until this time or until it is resumed."""
         await self._value("pause_queue", queue=queue, reason=_text(reason), until=until)
 
     async def resume_queue(self, queue: str) -> None:
-        """Let the jobs of a queue be claimed again."""
+        """Resume claims of a queue."""
         await self._value("resume_queue", queue=queue)
 
     async def pause_type(
@@ -988,13 +988,13 @@ class AsyncClient:
         reason: str | Unset | None = UNSET,
         until: datetime | Unset | None = UNSET,
     ) -> None:
-        """Let no more jobs of a type be claimed, in one queue or in all."""
+        """Stop claims of a type, in one queue or in all."""
         await self._value(
             "pause_type", job_type=job_type, queue=queue, reason=_text(reason), until=until
         )
 
     async def resume_type(self, job_type: str, queue: str | Unset | None = UNSET) -> None:
-        """Let the jobs of a type be claimed again that was paused there."""
+        """Resume claims of a type that was paused there."""
         await self._value("resume_type", job_type=job_type, queue=queue)
 
     async def pause_all(
@@ -1002,11 +1002,11 @@ class AsyncClient:
         reason: str | Unset | None = UNSET,
         until: datetime | Unset | None = UNSET,
     ) -> None:
-        """Let no more jobs be claimed at all."""
+        """Stop all claims."""
         await self._value("pause_all", reason=_text(reason), until=until)
 
     async def resume_all(self) -> None:
-        """End what `pause_all` began; what is paused by itself stays so."""
+        """End what `pause_all` began; separate pauses stay."""
         await self._value("resume_all")
 
     async def set_queue(
@@ -1067,7 +1067,7 @@ class AsyncClient:
         weight: int | Unset | None = UNSET,
         reset: bool | Unset = UNSET,
     ) -> None:
-        """Limit what runs at once, or starts in a time, of a queue, a type or a key."""
+        """Limit how many jobs of a queue, type or key run at once, or start per period."""
         await self._value(
             "set_limit",
             queue=queue,
@@ -1095,7 +1095,7 @@ class AsyncClient:
         pause_for: timedelta | Unset | None = UNSET,
         reset: bool | Unset = UNSET,
     ) -> None:
-        """Say when jobs are tried again that fail with such an error, or that they are not."""
+        """Set when, or whether, to retry jobs that fail with such an error."""
         await self._value(
             "set_retry_rule",
             error_type=error_type,
@@ -1120,7 +1120,7 @@ class AsyncClient:
         probes: int | Unset = UNSET,
         reset: bool | Unset = UNSET,
     ) -> None:
-        """Let a job type be paused by itself when it fails too often, and tried again."""
+        """Pause a job type automatically when it fails too often, and probe it again."""
         await self._value(
             "set_breaker",
             job_type=job_type,
@@ -1136,7 +1136,7 @@ class AsyncClient:
         )
 
     async def resume_ordering_key(self, ordering_key: str) -> int:
-        """Let the jobs behind the dead one of an ordering key go on; return its id."""
+        """Continue an ordering key without its dead job; return the id of that job."""
         value: int = await self._value("resume_ordering_key", ordering_key=ordering_key)
         return value
 
@@ -1182,12 +1182,12 @@ class AsyncClient:
         )
 
     async def grant_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
-        """Let *role* work in a queue, and from then on in no other; false if it may already."""
+        """Let *role* work in a queue, and from then on in no other; false if it already may."""
         value: bool = await self._value("grant_queue", role=role, queue=queue, access=access)
         return value
 
     async def revoke_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
-        """Take back what `grant_queue` gave; false if there was nothing to take."""
+        """Revoke what `grant_queue` granted; false if there was nothing to revoke."""
         value: bool = await self._value("revoke_queue", role=role, queue=queue, access=access)
         return value
 
