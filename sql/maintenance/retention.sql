@@ -246,6 +246,7 @@ begin
     into v_keys, v_first, v_last using before, rota._from_micros(v_from), max_rows, subject;
     perform rota._keep_scan_from(v_scan, v_now, v_from is null, null, rota._micros(v_now),
         rota._micros(coalesce(v_last, before)), '1 hour');
+    if v_keys is null then return 0; end if;
     execute rota._removing(name, format(
         'delete from rota.%1$I as f where f.%3$I = any($1::%5$s[]) '
         'and f.%2$I between $2 and $3 and (%4$s)',
@@ -449,6 +450,7 @@ begin
     into v_rows, v_page using coalesce(v_page, 0), max_rows;
     perform rota._keep_scan_from(v_scan, v_now, v_is_full, null, rota._micros(v_now), v_page,
         '1 hour');
+    if v_rows is null then return 0; end if;
     -- @plpgsql_check_options: security_warnings = off
     execute rota._removing(
         (select c.relname::text from pg_class as c where c.oid = partition),
@@ -540,8 +542,10 @@ begin
         cross join lateral rota._old_partitions(t.name, t.days,
             (least(rota.now() - t.keep, rota._counted_until()) at time zone 'UTC')::date)
             as p (partition)
-        where not rota._is_waited_for(p.partition) limit 20
     loop
+        exit when v_dropped >= 20;
+        -- Not in the query, which would ask it of the partitions that stay, too.
+        continue when rota._is_waited_for(v_partition);
         begin
             if v_archive is null then
                 execute format('drop table %s', v_partition);

@@ -40,6 +40,7 @@ declare
     v_was_open xid[];
     v_open xid[];
     v_until timestamptz;
+    v_first timestamptz;
     v_to timestamptz;
     v_length interval;
     v_rows bigint;
@@ -82,8 +83,10 @@ begin
 
     v_until := case when v_open = '{}' then c_now else v_sampled_at end;
     while not has_more and v_counted_until < v_until loop
-        v_to := least(v_until, rota._first_uncounted(v_counted_until) + v_length);
-        v_rows := rota._count_between(v_counted_until, v_to);
+        v_first := rota._first_uncounted(v_counted_until);
+        v_to := least(v_until, v_first + v_length);
+        v_rows := case when v_first > v_to then 0
+            else rota._count_between(v_counted_until, v_to) end;
         v_length := case when v_rows < 2000 then least(v_length * 2, '1 hour')
             when v_rows > 20000 then greatest(v_length / 2, '1 second') else v_length end;
         rows_counted := rows_counted + v_rows;

@@ -441,9 +441,7 @@ MAINTENANCE = (
         "waited-for-dropped",
         "A day goes with a cancelled job for whose retry another one waits.",
         "sql/maintenance/test_retention.py",
-        sql(
-            "maintenance/retention", "where not rota._is_waited_for(p.partition) limit", "limit"
-        ),
+        sql("maintenance/retention", "continue when rota._is_waited_for(v_partition);", ""),
     ),
     mutant(
         "waited-for-purged",
