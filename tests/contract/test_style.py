@@ -51,22 +51,11 @@ def numbered(text: str, pattern: str, flags: re.RegexFlag = re.IGNORECASE) -> li
     return [f"{number}: {line}" for number, line in lines if re.search(pattern, line, flags)]
 
 
-def functions() -> list[tuple[str, re.Match[str]]]:
-    return [
-        (part.name, found) for part in PARTS for found in FUNCTION.finditer(part.read_text())
-    ]
-
-
 every_file = pytest.mark.parametrize(
     "path", PARTS + UPGRADES + MANIFESTS, ids=lambda path: path.relative_to(SQL).as_posix()
 )
 every_part = pytest.mark.parametrize(
     "path", PARTS, ids=lambda path: path.relative_to(SQL).as_posix()
-)
-every_function = pytest.mark.parametrize(
-    "found",
-    [found for _, found in functions()],
-    ids=[found["name"] for _, found in functions()],
 )
 
 
@@ -132,31 +121,33 @@ def test_every_function_is_seen_by_these_tests(path: Path) -> None:
     assert len(made) == len(FUNCTION.findall(path.read_text()))
 
 
-@every_function
-def test_a_function_can_be_replayed_and_is_pinned_if_public(found: re.Match[str]) -> None:
-    head = re.split(r"\s+as \$\$$", found["rest"], maxsplit=1, flags=re.MULTILINE)[0]
-    assert found["replace"]
-    assert found["name"].startswith("rota.")
-    if found["name"] in COMMITTING:
-        first = COMMITTING[found["name"]]
-        begins = re.findall(r"\b(?:begin|read committed;)\n +(.*)", found["rest"])
-        assert [line.startswith(first) for line in begins] == [True, True]
-        assert not re.search(r"\b(?:rollback|exception$)", found["rest"])
-    elif found["name"].startswith("rota._") and "returns trigger" not in found["rest"]:
-        # The public function that calls it has set owner and path, at a third of the cost.
-        assert "security definer" not in found["rest"]
-        assert "set search_path" not in found["rest"]
-    else:
-        assert " set search_path = pg_catalog, pg_temp" in head
-    assert "strict" not in code_of(found["rest"]).split("$$")[0]
+@every_part
+def test_functions_can_be_replayed_and_are_pinned_if_public(path: Path) -> None:
+    for found in FUNCTION.finditer(path.read_text()):
+        name = found["name"]
+        head = re.split(r"\s+as \$\$$", found["rest"], maxsplit=1, flags=re.MULTILINE)[0]
+        assert found["replace"], name
+        assert name.startswith("rota.")
+        if name in COMMITTING:
+            first = COMMITTING[name]
+            begins = re.findall(r"\b(?:begin|read committed;)\n +(.*)", found["rest"])
+            assert [line.startswith(first) for line in begins] == [True, True]
+            assert not re.search(r"\b(?:rollback|exception$)", found["rest"])
+        elif name.startswith("rota._") and "returns trigger" not in found["rest"]:
+            # The public function that calls it has set owner and path, at a third of the cost.
+            assert "security definer" not in found["rest"], name
+            assert "set search_path" not in found["rest"], name
+        else:
+            assert " set search_path = pg_catalog, pg_temp" in head, name
+        assert "strict" not in code_of(found["rest"]).split("$$")[0], name
 
 
-@every_function
-def test_arguments_have_plain_names(found: re.Match[str]) -> None:
-    arguments = re.split(r"\n(?:\)|   ) (?:returns|language) ", found["rest"])[0]
-
-    assert re.findall(r"\b(?:p|i|in|v)_\w+", arguments) == []
-    assert re.findall(r"^\s*_\w+", arguments, re.MULTILINE) == []
+@every_part
+def test_arguments_have_plain_names(path: Path) -> None:
+    for found in FUNCTION.finditer(path.read_text()):
+        arguments = re.split(r"\n(?:\)|   ) (?:returns|language) ", found["rest"])[0]
+        assert re.findall(r"\b(?:p|i|in|v)_\w+", arguments) == [], found["name"]
+        assert re.findall(r"^\s*_\w+", arguments, re.MULTILINE) == [], found["name"]
 
 
 def test_upgrades_change_tables_and_never_functions() -> None:
