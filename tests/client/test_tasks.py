@@ -291,58 +291,58 @@ def test_job_of_a_former_name_is_run_by_the_renamed_task(client: Client, drain: 
     assert send_receipt.job(3)["job_type"] == "send_receipt"
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize(
-    ("options", "raised", "status"),
-    [
-        ({}, ValueError, "failed"),
-        ({"give_up_on": ValueError}, ValueError, "dead"),
-        ({"give_up_on": (KeyError, ValueError)}, UnicodeError, "dead"),
-        ({"give_up_on": ValueError}, KeyError, "failed"),
-        ({"retry_on": ConnectionError}, ConnectionRefusedError, "failed"),
-        ({"retry_on": ConnectionError}, ValueError, "dead"),
-        (
-            {"retry_on": OSError, "give_up_on": ConnectionRefusedError},
-            ConnectionRefusedError,
-            "dead",
-        ),
-        ({"retry_on": ConnectionError}, rota.EffectInProgressError, "failed"),
-        ({"retry_on": ConnectionError}, lambda: rota.RetryIn(60), "failed"),
-        ({"retry_on": ConnectionError}, lambda: rota.Snooze(60), "queued"),
-        ({"retry_on": ConnectionError}, lambda: rota.FatalError("no"), "dead"),
-        ({}, lambda: ExceptionGroup("", [rota.FatalError("no")]), "dead"),
-        ({}, lambda: ExceptionGroup("", [ExceptionGroup("", [rota.Snooze(60)])]), "queued"),
-        ({}, lambda: ExceptionGroup("", [rota.Snooze(60), KeyError()]), "failed"),
-        ({"give_up_on": KeyError}, lambda: ExceptionGroup("", [KeyError()]), "dead"),
-        ({"retry_on": OSError}, lambda: ExceptionGroup("", [OSError()]), "failed"),
-    ],
-)
-def test_exceptions_that_are_tried_again_and_those_that_are_not(
-    client: Client,
-    job: Callable[[int], Row],
-    drain: Drain,
-    options: dict[str, Any],
-    raised: Callable[[], Exception],
-    status: str,
-    is_async: bool,
-) -> None:
-    registry = Registry()
-    backoff = {"kind": "fixed", "base_seconds": 3600}
+RAISED: list[tuple[dict[str, Any], Callable[[], Exception], str]] = [
+    ({}, ValueError, "failed"),
+    ({"give_up_on": ValueError}, ValueError, "dead"),
+    ({"give_up_on": (KeyError, ValueError)}, UnicodeError, "dead"),
+    ({"give_up_on": ValueError}, KeyError, "failed"),
+    ({"retry_on": ConnectionError}, ConnectionRefusedError, "failed"),
+    ({"retry_on": ConnectionError}, ValueError, "dead"),
+    (
+        {"retry_on": OSError, "give_up_on": ConnectionRefusedError},
+        ConnectionRefusedError,
+        "dead",
+    ),
+    ({"retry_on": ConnectionError}, rota.EffectInProgressError, "failed"),
+    ({"retry_on": ConnectionError}, lambda: rota.RetryIn(60), "failed"),
+    ({"retry_on": ConnectionError}, lambda: rota.Snooze(60), "queued"),
+    ({"retry_on": ConnectionError}, lambda: rota.FatalError("no"), "dead"),
+    ({}, lambda: ExceptionGroup("", [rota.FatalError("no")]), "dead"),
+    ({}, lambda: ExceptionGroup("", [ExceptionGroup("", [rota.Snooze(60)])]), "queued"),
+    ({}, lambda: ExceptionGroup("", [rota.Snooze(60), KeyError()]), "failed"),
+    ({"give_up_on": KeyError}, lambda: ExceptionGroup("", [KeyError()]), "dead"),
+    ({"retry_on": OSError}, lambda: ExceptionGroup("", [OSError()]), "failed"),
+]
 
+
+def _failing(raised: Callable[[], Exception], is_async: bool) -> Callable[[], Any]:
     def fail() -> None:
         raise raised()
 
     async def fail_async() -> None:
         raise raised()
 
-    fails = registry.task("fails", backoff=backoff, **options)(fail_async if is_async else fail)
-    job_id = fails.enqueue(client).job_id
+    return fail_async if is_async else fail
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_exceptions_that_are_tried_again_and_those_that_are_not(
+    client: Client, job: Callable[[int], Row], drain: Drain, is_async: bool
+) -> None:
+    registry = Registry()
+    backoff = {"kind": "fixed", "base_seconds": 3600}
+    ids = []
+    for number, (options, raised, _) in enumerate(RAISED):
+        task = registry.task(f"fails-{number}", backoff=backoff, **options)
+        ids.append(task(_failing(raised, is_async)).enqueue(client).job_id)
     drain(registry)
 
-    row = job(job_id)
-    assert row["status"] == status
-    if isinstance(raised, type) and issubclass(raised, ValueError):
-        assert row["error_type"] == raised.__name__
+    for job_id, case in zip(ids, RAISED, strict=True):
+        _, raised, status = case
+        row = job(job_id)
+        assert row["status"] == status, case
+        if isinstance(raised, type) and issubclass(raised, ValueError):
+            assert row["error_type"] == raised.__name__
 
 
 VALUES: list[tuple[Any, Any, Any]] = [
@@ -421,23 +421,25 @@ def test_two_keys_of_a_mapping_that_are_one_in_json_are_refused() -> None:
         Codec().encode({1: 1, "1": 2})
 
 
-@pytest.mark.parametrize(("kind", "value", "json"), VALUES)
 def test_value_is_json_in_the_payload_and_itself_in_the_function(
-    client: Client, drain: Drain, kind: Any, value: Any, json: Any
+    client: Client, drain: Drain
 ) -> None:
     registry = Registry()
+    taken: dict[int, Any] = {}
+    for number, (kind, value, json) in enumerate(VALUES):
 
-    def take(value: Any) -> None:
-        SEEN.append(value)
+        def take(value: Any, number: int = number) -> None:
+            taken[number] = value
 
-    take.__annotations__["value"] = kind
-    task = registry.task()(take)
-    assert task.job(value)["payload"] == {"value": json}
-    task.enqueue(client, value)
+        take.__annotations__["value"] = kind
+        task = registry.task(f"take-{number}")(take)
+        assert task.job(value)["payload"] == {"value": json}
+        task.enqueue(client, value)
     drain(registry)
 
-    assert SEEN[0] == value
-    assert type(SEEN[0]) is type(value) or kind is float
+    for number, (kind, value, _) in enumerate(VALUES):
+        assert taken[number] == value
+        assert type(taken[number]) is type(value) or kind is float
 
 
 def test_model_of_pydantic_goes_through_the_payload(client: Client, drain: Drain) -> None:

@@ -182,39 +182,34 @@ def test_a_handler_of_which_no_line_has_run_is_no_success(
     assert rows == [("dead", "TypeError")]
 
 
-@pytest.mark.parametrize(
-    ("returned", "expected"),
-    [
-        (rota.RetryIn(3600, "closed"), "failed"),
-        (rota.Snooze(3600), "queued"),
-        (rota.FatalError("never"), "dead"),
-        (ValueError("no"), "failed"),
-    ],
-    ids=repr,
-)
+RETURNED: list[tuple[BaseException, str]] = [
+    (rota.RetryIn(3600, "closed"), "failed"),
+    (rota.Snooze(3600), "queued"),
+    (rota.FatalError("never"), "dead"),
+    (ValueError("no"), "failed"),
+]
+
+
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_an_exception_that_is_returned_is_as_good_as_raised(
-    client: Client,
-    status: Status,
-    drain: Drain,
-    kind: str,
-    returned: BaseException,
-    expected: str,
+    client: Client, status: Status, drain: Drain, kind: str
 ) -> None:
     registry = Registry()
+    ids = []
+    for number, (returned, _) in enumerate(RETURNED):
 
-    @registry.handler("plain")
-    def plain(job: Job) -> object:
-        return returned
+        def plain(job: Job, returned: BaseException = returned) -> object:
+            return returned
 
-    @registry.handler("async")
-    async def in_loop(job: AsyncJob) -> object:
-        return returned
+        async def in_loop(job: AsyncJob, returned: BaseException = returned) -> object:
+            return returned
 
-    job_id = client.enqueue(kind).job_id
+        registry.add(f"return-{number}", plain if kind == "plain" else in_loop)
+        ids.append(client.enqueue(f"return-{number}").job_id)
     drain(registry)
 
-    assert status(job_id) == expected
+    for job_id, (returned, expected) in zip(ids, RETURNED, strict=True):
+        assert status(job_id) == expected, returned
 
 
 @pytest.mark.parametrize(("max_attempts", "level"), [(3, "WARNING"), (1, "ERROR")])
@@ -262,42 +257,42 @@ class UnprintableError(Exception):
         raise RuntimeError("not even this")
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (SystemExit(3), "failed"),
-        (StopIteration(), "failed"),
-        (KeyboardInterrupt(), "failed"),
-        (UnprintableError(), "failed"),
-        (asyncio.CancelledError(), "failed"),
-        (Exception("x" * 1_000_000), "failed"),
-        (rota.FatalError("never again"), "dead"),
-        (rota.RetryIn(timedelta.max), "failed"),
-        (rota.Snooze(timedelta.max), "failed"),
-        (rota.RetryIn(3600, "closed"), "failed"),
-        (rota.Snooze(3600), "queued"),
-        (rota.JobCancelled("of its own will"), "failed"),
-    ],
-    ids=repr,
-)
+RAISED: list[tuple[BaseException, str]] = [
+    (SystemExit(3), "failed"),
+    (StopIteration(), "failed"),
+    (KeyboardInterrupt(), "failed"),
+    (UnprintableError(), "failed"),
+    (asyncio.CancelledError(), "failed"),
+    (Exception("x" * 1_000_000), "failed"),
+    (rota.FatalError("never again"), "dead"),
+    (rota.RetryIn(timedelta.max), "failed"),
+    (rota.Snooze(timedelta.max), "failed"),
+    (rota.RetryIn(3600, "closed"), "failed"),
+    (rota.Snooze(3600), "queued"),
+    (rota.JobCancelled("of its own will"), "failed"),
+]
+
+
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_whatever_is_raised_ends_the_job(
-    client: Client, status: Status, drain: Drain, kind: str, error: BaseException, expected: str
+    client: Client, status: Status, drain: Drain, kind: str
 ) -> None:
     registry = Registry()
+    ids = []
+    for number, (error, _) in enumerate(RAISED):
 
-    @registry.handler("plain")
-    def plain(job: Job) -> None:
-        raise error
+        def plain(job: Job, error: BaseException = error) -> None:
+            raise error
 
-    @registry.handler("async")
-    async def in_loop(job: AsyncJob) -> None:
-        raise error
+        async def in_loop(job: AsyncJob, error: BaseException = error) -> None:
+            raise error
 
-    job_id = client.enqueue(kind).job_id
+        registry.add(f"raise-{number}", plain if kind == "plain" else in_loop)
+        ids.append(client.enqueue(f"raise-{number}").job_id)
     drain(registry)
 
-    assert status(job_id) == expected
+    for job_id, (error, expected) in zip(ids, RAISED, strict=True):
+        assert status(job_id) == expected, repr(error)[:100]
 
 
 def test_snooze_uses_no_attempt_and_retry_in_sets_the_time(
