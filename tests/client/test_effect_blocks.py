@@ -20,6 +20,8 @@ from rota import AsyncJob, Client, Effect, Job, Registry
 from support.clock import Clock
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 Drain = Callable[..., None]
 Status = Callable[[int], str]
 Body = Callable[[Any, Effect], None]
@@ -56,7 +58,6 @@ def _results(db: psycopg.Connection[Any]) -> list[Any]:
     return [r for (r,) in db.execute("select result from rota.finished_jobs order by id")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_effect_is_done_once_and_its_result_is_there_later(
     client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain, kind: str
@@ -241,7 +242,6 @@ def test_an_async_handler_cannot_wait_for_an_effect_in_its_loop(
     assert "context manager" in error[1]
 
 
-@pytest.mark.slow
 def test_a_cancelled_async_block_stays_unknown(
     client: Client, db: psycopg.Connection[Any], background: Callable[..., Any]
 ) -> None:
@@ -264,7 +264,6 @@ def test_a_cancelled_async_block_stays_unknown(
     assert db.execute("select status, attempts from rota.jobs").fetchone() == ("queued", 0)
 
 
-@pytest.mark.slow
 @pytest.mark.own_session
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_effect_is_completed_once_the_database_takes_writes_again(
@@ -377,7 +376,6 @@ class MailServer:
         return f"<{number}@example.com>"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("document", "job_type", "payload", "name"), EXAMPLES)
 def test_the_example_sends_its_mail_after_ten_minutes_without_a_server(
     document: str,
@@ -415,7 +413,6 @@ def test_the_example_sends_its_mail_after_ten_minutes_without_a_server(
     assert db.execute("select status from rota.finished_jobs").fetchall() == [("succeeded",)]
 
 
-@pytest.mark.slow
 def test_what_nobody_knows_is_listed_and_settled(
     client: Client,
     db: psycopg.Connection[Any],
@@ -454,7 +451,6 @@ def test_what_nobody_knows_is_listed_and_settled(
     assert "has no open record" in run("effects", "settle", "mail", "k", "--done", code=1)
 
 
-@pytest.mark.slow
 def test_what_is_known_to_be_done_is_settled_with_its_result(
     client: Client,
     db: psycopg.Connection[Any],

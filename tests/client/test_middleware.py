@@ -22,6 +22,8 @@ from rota.cli import main
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 Drain = Callable[..., None]
 Status = Callable[[int], str]
 AnyJob = Job | AsyncJob
@@ -371,7 +373,6 @@ def test_an_end_is_told_after_the_database_knows_of_it(
     assert statuses == [("succeeded",)]
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_behind_with_telling_starts_no_more_jobs(
     client: Client, dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

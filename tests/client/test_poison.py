@@ -16,6 +16,8 @@ from rota import Client, InvalidArgumentError, Job, Registry
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 Drain = Callable[..., None]
 Status = Callable[[int], str]
 Background = Callable[..., BackgroundWorker]
@@ -170,7 +172,6 @@ def test_a_thread_that_cannot_be_started_fails_its_job(
     assert status(job_id) == "failed"
 
 
-@pytest.mark.slow
 def test_an_end_that_cannot_be_put_down_keeps_no_lease(
     client: Client,
     background: Callable[..., BackgroundWorker],
@@ -236,7 +237,6 @@ def test_a_result_that_cannot_be_listed_is_dropped(
     assert status(job_id) == "succeeded"
 
 
-@pytest.mark.slow
 def test_a_locked_row_holds_up_neither_heartbeats_nor_endings(
     client: Client,
     db: psycopg.Connection[Any],
@@ -368,7 +368,6 @@ def test_a_moment_that_python_has_not_costs_no_job(
     assert seen[0] == 1
 
 
-@pytest.mark.slow
 def test_a_lost_lease_of_another_job_is_a_failure_of_this_one(
     client: Client, dsn: str, db: psycopg.Connection[Any], background: Background
 ) -> None:

@@ -16,6 +16,8 @@ from rota.__main__ import main
 from rota.cli.crontab import KEYS
 from support.clock import Clock
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., str]
 Db = psycopg.Connection[Any]
 Capsys = pytest.CaptureFixture[str]
@@ -160,7 +162,6 @@ def test_next_refuses(run: Run) -> None:
         assert run("schedule", "next", *words, code=code).startswith(f"rota: {message}")
 
 
-@pytest.mark.slow
 def test_add_says_what_it_did_and_what_comes(run: Run, clock: Clock) -> None:
     clock.set("2026-03-27 12:00+00")
     rows = (
@@ -241,7 +242,6 @@ def test_add_refuses(run: Run) -> None:
     assert caught.value.code == 2
 
 
-@pytest.mark.slow
 def test_list_tells_the_state_of_each(run: Run, db: Db, clock: Clock) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", *NIGHTLY)
@@ -276,7 +276,6 @@ def test_list_tells_the_state_of_each(run: Run, db: Db, clock: Clock) -> None:
     }
 
 
-@pytest.mark.slow
 def test_what_is_overdue_asks_who_ticks(run: Run, clock: Clock) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", *NIGHTLY)
@@ -293,7 +292,6 @@ def test_what_is_overdue_asks_who_ticks(run: Run, clock: Clock) -> None:
     assert printed.splitlines()[1] == "(overdue by 3 min: does anything tick?)"
 
 
-@pytest.mark.slow
 def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", *NIGHTLY)
@@ -323,7 +321,6 @@ def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
     assert [occurrence["outcome"] for occurrence in said["occurrences"]] == ["enqueued"]
 
 
-@pytest.mark.slow
 def test_show_tells_what_is_wrong_with_a_broken_text(run: Run, db: Db) -> None:
     run("schedule", "add", *NIGHTLY)
     db.execute(
@@ -354,7 +351,6 @@ def test_show_tells_the_start_that_every_counts_from(run: Run) -> None:
     assert "\nanchored_at " in run("schedule", "show", "poll")
 
 
-@pytest.mark.slow
 def test_list_tells_the_last_job_not_a_skipped_time(run: Run, db: Db, clock: Clock) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", "poll", "@hourly", "poll", "--overlap", "skip")
@@ -370,7 +366,6 @@ def test_list_tells_the_last_job_not_a_skipped_time(run: Run, db: Db, clock: Clo
     assert (forgotten[0]["last_run"], forgotten[0]["last_status"]) == (None, None)
 
 
-@pytest.mark.slow
 def test_disable_enable_remove(run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", *NIGHTLY)
@@ -392,7 +387,6 @@ def test_disable_enable_remove(run: Run, clock: Clock, monkeypatch: pytest.Monke
         assert "schedule 'x' not found" in run("schedule", *words, code=1)
 
 
-@pytest.mark.slow
 def test_disable_and_enable_take_several_or_all(run: Run, capsys: Capsys) -> None:
     for name in ("a", "b", "c"):
         run("schedule", "add", name, "@daily", "x")
@@ -413,7 +407,6 @@ def test_disable_and_enable_take_several_or_all(run: Run, capsys: Capsys) -> Non
         )
 
 
-@pytest.mark.slow
 def test_what_switches_and_removes_answers_in_json(run: Run, capsys: Capsys) -> None:
     run("schedule", "add", *NIGHTLY)
 
@@ -452,7 +445,6 @@ def test_run_prints_the_job(run: Run) -> None:
     assert again["job_id"] > int(job_id)
 
 
-@pytest.mark.slow
 def test_import_puts_in_every_line(run: Run, put: Run, db: Db, tmp_path: Path) -> None:
     (tmp_path / "jobs.cron").write_text(FILE)
 
@@ -527,7 +519,6 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.slow
 def test_import_refuses_all_for_one_bad_line(put: Run, run: Run) -> None:
     for line, reason in BAD_LINES:
         printed = put(f"@daily first\n\n{line}\n", code=1)

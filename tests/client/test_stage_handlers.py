@@ -13,6 +13,8 @@ import pytest
 import rota
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
 
+pytestmark = pytest.mark.slow
+
 Drain = Callable[..., None]
 BaseJob = Job | AsyncJob
 
@@ -57,7 +59,6 @@ def registry_of(handler: Callable[[BaseJob], object], kind: str) -> Registry:
 every_kind = pytest.mark.parametrize("kind", ["plain", "async"])
 
 
-@pytest.mark.slow
 @every_kind
 def test_handlers_see_their_stage_and_the_result_before(
     client: Client, drain: Drain, runs: Any, kind: str
@@ -100,7 +101,6 @@ def test_a_handler_chooses_the_next_stage(
     assert runs() == [(way, "succeeded")] * 3
 
 
-@pytest.mark.slow
 def test_transaction_goes_on_to_the_stage_with_its_writes(
     client: Client, db: psycopg.Connection[Any], drain: Drain, runs: Any
 ) -> None:

@@ -30,7 +30,7 @@ from sql.helpers import (
 Db = psycopg.Connection[Any]
 FORBIDDEN = "42501"
 
-pytestmark = pytest.mark.own_session
+pytestmark = [pytest.mark.own_session, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from sql.helpers import (
 
 Db = psycopg.Connection[Any]
 
-pytestmark = pytest.mark.own_session
+pytestmark = [pytest.mark.own_session, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -102,7 +102,6 @@ READ = (
 OF_ALL = {"ticker_health"}
 
 
-@pytest.mark.slow
 def test_a_confined_observer_sees_his_queues_only(db: Db, observers: tuple[Db, Db]) -> None:
     confined, free = observers
     ids = fill(db)
@@ -128,7 +127,6 @@ def test_a_confined_observer_sees_his_queues_only(db: Db, observers: tuple[Db, D
     assert {row[0] for row in rows(confined, "select queue from rota.job_counts()")} == {"a"}
 
 
-@pytest.mark.slow
 def test_what_a_confined_observer_asks_of_rows_is_not_asked_of_others(
     db: Db, observers: tuple[Db, Db]
 ) -> None:

@@ -51,6 +51,7 @@ def test_no_json_is_four_times_as_long_in_binary_form(read_only_db: Db, element:
     assert binary_form <= 4 * text_form + 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "told"),
     [(100_000, None), (200_000, "got 1488895"), (900_000, "got 14 MB in binary")],

@@ -11,6 +11,8 @@ import pytest
 from sql.helpers import call, enqueue, one, raises, refused, rows, run, scalar, settle, value
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 NOW = datetime(2026, 1, 12, tzinfo=UTC)
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from sql.helpers import call, claim, enqueue, owners, rows, run, running, scalar, value
 
+pytestmark = pytest.mark.slow
+
 SECOND = timedelta(seconds=1)
 
 
@@ -276,7 +278,6 @@ def test_claim_jobs_finds_what_was_committed_late_or_moved(db, connect, clock):
     assert ids(claim(db)) == [late_id]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
 def test_claim_jobs_does_not_walk_what_is_gone_under_a_held_snapshot(
     db, connect, clock, queues

@@ -10,6 +10,8 @@ from sql.maintenance.test_retention import end, tick_until_done
 from sql.operations.test_acts import act, dead
 from sql.operations.test_doctor import doctor
 
+pytestmark = pytest.mark.slow
+
 KEPT = """
     select count(*) from (
         select id from rota.finished_jobs

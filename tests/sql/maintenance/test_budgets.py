@@ -23,6 +23,8 @@ from sql.helpers import (
     value,
 )
 
+pytestmark = pytest.mark.slow
+
 MINUTE = timedelta(minutes=1)
 
 
@@ -103,7 +105,6 @@ def test_first_attempts_and_other_queues_go_on(db, clock):
     assert scalar(db, "select count(*) from rota.jobs where hold = 'retries default'") == 2
 
 
-@pytest.mark.slow
 def test_first_attempts_earn_a_share_of_retries(db, clock):
     clock.set("2026-01-01 00:00+00")
     budget(db, per_minute=1, percent=50)
@@ -274,7 +275,6 @@ def test_while_the_queue_is_paused_no_token_is_spent(db, clock):
     assert let_in(db) == [job_id]
 
 
-@pytest.mark.slow
 def test_a_thousand_kinds_do_not_keep_the_first_ones(db, clock):
     clock.set("2026-01-01 00:00+00")
     budget(db, per_minute=600)

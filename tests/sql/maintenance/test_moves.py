@@ -29,7 +29,7 @@ from sql.helpers import (
 from support.waiting import wait_until
 
 Db = psycopg.Connection[Any]
-pytestmark = pytest.mark.own_session
+pytestmark = [pytest.mark.own_session, pytest.mark.slow]
 
 
 @pytest.fixture

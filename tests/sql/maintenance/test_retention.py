@@ -21,6 +21,8 @@ from sql.helpers import (
     value,
 )
 
+pytestmark = pytest.mark.slow
+
 AHEAD = 7 + 2
 """So many days of the history and weeks of failed attempts have a partition ahead."""
 
@@ -132,7 +134,6 @@ def test_retain_keeps_parents_for_a_batch_that_nobody_sees_yet(db, connect, cloc
     assert {run(db, child).status for (child,) in children} == {"queued"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("status", ["succeeded", "cancelled", "dead"])
 def test_retain_keeps_a_queue_as_long_as_it_says(db, clock, status):
     start = clock.now()
@@ -174,7 +175,6 @@ def test_retain_purges_errors_and_workers(db, clock):
     assert scalar(db, "select count(*) from rota.job_errors") == 0
 
 
-@pytest.mark.slow
 def test_retain_makes_partitions_ahead_and_drops_those_behind(db, clock):
     now = clock.set("2031-03-01 12:00+00")
     made = partitions(db) + partitions(db, "job_errors")
@@ -223,7 +223,6 @@ def test_retain_makes_the_same_partitions_whatever_style_a_session_has(db, clock
     )
 
 
-@pytest.mark.slow
 def test_retain_keeps_a_dead_job_as_long_as_somebody_waits_for_its_retry(db, clock):
     value(db, "set_queue", queue="default", keep_dead="0", keep_finished="0")
     dead = running(db)
@@ -242,7 +241,6 @@ def test_retain_keeps_a_dead_job_as_long_as_somebody_waits_for_its_retry(db, clo
     assert [is_there(db, job.job_id) for job in (dead, stuck)] == [False, False]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("has_partition", [True, False])
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_retain_keeps_a_cancelled_job_as_long_as_one_waits_for_its_retry(
@@ -307,7 +305,6 @@ def test_a_new_installation_has_a_partition_for_today_and_a_week(db):
     assert partitions(db) == names(today, range(8))
 
 
-@pytest.mark.slow
 def test_retain_never_refuses_a_job_whose_partition_is_missing(db, clock):
     start = clock.advance("1000 days")
     jobs = [end(db, status) for status in ("succeeded", "cancelled", "dead")]
@@ -325,7 +322,6 @@ def test_retain_never_refuses_a_job_whose_partition_is_missing(db, clock):
     assert [is_there(db, job_id) for job_id in jobs] == [False, False, True, False]
 
 
-@pytest.mark.slow
 def test_retain_deletes_a_bounded_amount(db, clock):
     clock.set("2031-03-01 12:00+00")
     end(db, "dead")
@@ -492,7 +488,6 @@ def test_tick_that_just_reached_its_bound_says_that_there_is_no_more(db, clock):
     assert (did.keys_deleted, did.has_more) == (1000, False)
 
 
-@pytest.mark.slow
 def test_retain_goes_on_at_once_in_whatever_session(db, connect, clock):
     clock.set("2031-03-01 12:00+00")
     one(db, "tick")
@@ -524,7 +519,6 @@ def test_retain_leaves_what_others_hold_and_does_not_say_that_it_is_more(db, con
     assert one(db, "tick").keys_deleted == 1
 
 
-@pytest.mark.slow
 def test_retain_is_not_kept_from_its_work_by_a_tick_that_stays_open(db, connect, clock):
     """A ticks in a transaction and forgets it; B ticks on, soon with less thrift."""
     clock.set("2031-03-01 12:00+00")
@@ -587,7 +581,6 @@ def test_a_purge_begins_where_the_last_one_ended(db):
     assert [key for (key,) in left] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.slow
 def test_a_purge_that_has_no_room_left_remembers_no_place(db, clock):
     """Each tick but the last spends its rows on a queue that keeps nothing."""
     clock.set("2031-03-01 12:00+00")
@@ -630,7 +623,6 @@ def test_a_purge_starts_over_when_the_clock_was_set_back(db, clock):
     assert value(db, "_purge", kind="keys", max_rows=1000) == 10
 
 
-@pytest.mark.slow
 def test_queues_that_keep_less_are_purged_among_those_that_keep_long(db, clock):
     start = clock.set("2031-03-01 12:00+00")
     value(db, "set_queue", queue="long", keep_finished="30 days")

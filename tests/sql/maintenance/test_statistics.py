@@ -24,6 +24,8 @@ from sql.helpers import (
 )
 from support.clock import Clock
 
+pytestmark = pytest.mark.slow
+
 NOON = "2026-01-12 12:00:00+00"
 
 
@@ -101,7 +103,6 @@ def test_no_attempt_has_waited_before_its_job_was_there(db, clock, how):
     assert [row.longest_wait for row in waits] == [timedelta()]
 
 
-@pytest.mark.slow
 def test_nothing_is_counted_twice_however_often_one_ticks(db, clock):
     clock.set(NOON)
     for _ in range(5):
@@ -133,7 +134,6 @@ def test_stages_of_a_pipeline_are_counted_each_and_once(db, clock):
     }
 
 
-@pytest.mark.slow
 def test_who_commits_late_is_counted_once_and_holds_nobody_up(db, connect, clock):
     """A transaction ends a job and goes on, while others end theirs and ticks go by."""
     clock.set(NOON)
@@ -188,7 +188,6 @@ def test_who_rolls_back_late_is_not_counted(db, connect, clock):
     assert rows(db, "select from rota.late_xids") == []
 
 
-@pytest.mark.slow
 def test_a_late_end_comes_to_hours_and_days_that_are_added_up(db, connect, clock):
     clock.set(NOON)
     late, early = (running(db, job_type=name) for name in ("late", "early"))
@@ -378,7 +377,6 @@ def test_percentiles_are_within_five_per_cent(db, clock, spread):
         assert average == pytest.approx(sum(times) / 1000, rel=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", ["minute", "hour", "day", "total"])
 @pytest.mark.parametrize("since", ["2026-01-12 12:20+00", "2026-01-11 05:00+00"])
 def test_job_stats_adds_up_the_same_from_all_steps(db, clock, step, since):
@@ -403,7 +401,6 @@ def test_job_stats_adds_up_the_same_from_all_steps(db, clock, step, since):
     assert {(row.queue, row.job_type) for row in by_type} <= {("default", None)}
 
 
-@pytest.mark.slow
 def test_the_hour_and_day_that_go_on_are_added_up_to_where_they_have_come(db, clock):
     clock.set("2026-01-12 13:58:00+00")
     for after in ("1 minute", "2 minutes", "5 minutes", "3 minutes", "1 minute"):
@@ -485,7 +482,6 @@ def test_job_stats_refuses_what_it_does_not_know(db):
         call(db, "job_stats", group_by=["worker"])
 
 
-@pytest.mark.slow
 def test_a_tick_counts_a_bounded_stretch_and_says_that_there_is_more(db, clock):
     clock.set(NOON)
     db.execute(

@@ -357,6 +357,7 @@ def note_ticks(db: Db, answer: str = "0") -> None:
     )
 
 
+@pytest.mark.slow
 def test_tick_loop_ticks_at_each_multiple_until_the_time_is_over(db):
     note_ticks(db)
     db.execute("set default_transaction_isolation = 'serializable'")

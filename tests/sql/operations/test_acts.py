@@ -25,6 +25,8 @@ from sql.helpers import (
     value,
 )
 
+pytestmark = pytest.mark.slow
+
 HOUR = timedelta(hours=1)
 
 

@@ -25,6 +25,8 @@ from sql.helpers import (
 from sql.operations.test_explain import ME, die, owner_sees_sessions
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _ticked(db):
@@ -81,7 +83,6 @@ def test_a_check_that_fails_stops_no_other(db):
     assert any(row.evidence.startswith("table effects is missing") for row in rows_found)
 
 
-@pytest.mark.slow
 def test_nobody_ticks(db, clock):
     clock.set(last_tick(db))
     clock.advance("5 minutes")
@@ -123,7 +124,6 @@ def test_a_lease_that_nobody_takes_back(db, clock):
     assert doctor(db) == []
 
 
-@pytest.mark.slow
 @pytest.mark.own_session
 def test_a_worker_that_was_killed(db, connect):
     other = connect()
@@ -235,7 +235,6 @@ def test_a_queue_that_is_late_tells_what_keeps_it(db, connect):
     assert job_id in {job.job_id for job in claim(db, max_jobs=2)}
 
 
-@pytest.mark.slow
 def test_a_limit_of_nothing(db):
     for subject in ({"queue": "q'1"}, {"job_type": "t"}, {"limit_key": "c:*"}):
         subject = {name: text.replace("'", "-") for name, text in subject.items()}
@@ -279,7 +278,6 @@ def test_dead_jobs_of_one_error(db):
     assert only(db).evidence.split(", the last")[0] == second.evidence.split(", the last")[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how_many", [5, 1003])
 def test_the_remedy_of_dead_jobs_is_of_that_group_and_stops_at_none(db, how_many):
     error = "row 1 of $do$ 'a\\b' \x1b[31m\nwas \x9b bad"
@@ -361,7 +359,6 @@ def test_no_worker_is_there_at_all(db):
     assert row.evidence.endswith("--queue default")
 
 
-@pytest.mark.slow
 def test_dead_rows_that_nobody_vacuums_and_statistics_that_are_stale(db):
     db.execute("alter table rota.workers set (autovacuum_enabled = off)")
     db.execute(
@@ -427,7 +424,6 @@ def test_schedules_that_a_clock_was_ahead_of(db, clock):
     assert one(db, "tick").jobs_enqueued == 2
 
 
-@pytest.mark.slow
 def test_schedules_that_are_late_or_disabled_by_an_error(db, clock):
     clock.set("2026-01-01 00:00:00+00")
     settle(db)
@@ -489,7 +485,6 @@ def test_rows_without_a_partition(db):
     cure(db)
 
 
-@pytest.mark.slow
 @pytest.mark.own_session
 def test_a_listener_that_does_not_read(db, connect):
     listener = connect(autocommit=False)
@@ -592,7 +587,6 @@ def test_an_attempt_is_over_its_time_limit(db, clock):
     assert "running_jobs" not in {found.finding for found in doctor(db)}
 
 
-@pytest.mark.slow
 def test_an_index_is_much_larger_than_what_is_in_it(db):
     db.execute(
         "insert into rota.idempotency_keys (idempotency_key, key_scope, expires_at)"

@@ -27,6 +27,8 @@ from sql.helpers import (
 )
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 ME = {"worker": "w", "host": "h", "pid": 7, "version": "1.0", "queues": ["default"]}
 
 
@@ -292,7 +294,6 @@ def test_a_rate_says_when_the_next_may_start(db, clock):
     assert [job.job_id for job in claim(db)] == [job_id]
 
 
-@pytest.mark.slow
 def test_a_job_that_was_held_by_what_is_over_needs_a_tick(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     value(db, "pause_type", job_type="x", until=now + timedelta(minutes=1))
@@ -560,7 +561,6 @@ def test_a_running_job_tells_its_time_limit(db, clock):
     assert "its time limit expired 10 s ago" in first(db, queues.job_id).explanation
 
 
-@pytest.mark.slow
 def test_a_job_that_runs_much_longer_than_others_of_its_type(db, clock):
     clock.set("2026-01-01 00:00+00")
     usual = running(db)

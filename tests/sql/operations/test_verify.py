@@ -22,6 +22,8 @@ from sql.helpers import (
 )
 from sql.operations.test_explain import die
 
+pytestmark = pytest.mark.slow
+
 
 def broken(db, **arguments):
     return [row for row in call(db, "verify", **arguments) if row.violations]
@@ -142,7 +144,6 @@ def test_every_promise_is_tested_here(db):
     assert {next(t for t in tested if p.startswith(t)) for p in promises} == tested
 
 
-@pytest.mark.slow
 @pytest.mark.own_session
 def test_what_is_under_way_is_no_violation(db, connect):
     """Workers, producers and maintenance at full load, while everything is counted again."""

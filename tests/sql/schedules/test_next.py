@@ -303,6 +303,7 @@ def test_upcoming_runs_are_each_the_next_of_the_one_before(read_only_db):
             assert one < other == following
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule",
     ["*/7 * * * *", "@yearly", "* * * * * *", "*/5 0-3 0 * * *", "30 2 * * *",

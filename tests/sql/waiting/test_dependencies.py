@@ -261,6 +261,7 @@ def test_retry_with_dependants_is_refused_as_retry_job_is(db):
         value(db, "retry_with_dependants", job_id=10**12)
 
 
+@pytest.mark.slow
 def test_no_more_dependants_are_counted_than_a_thousand(db):
     parent = enqueue(db)
     jobs = [{"job_type": "t", "depends_on": [parent]} for _ in range(1100)]

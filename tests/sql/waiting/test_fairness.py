@@ -21,6 +21,8 @@ from sql.helpers import (
     value,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def places(db: Db) -> dict[int, datetime]:
     return {row.id: row.own_place for row in rows(db, "select id, own_place from rota.jobs")}

@@ -8,6 +8,8 @@ from psycopg.types.json import Jsonb
 from sql.helpers import call, claim, one, rows, run, scalar, settle, value
 from sql.waiting.test_order import claimed, finish, ordered
 
+pytestmark = pytest.mark.slow
+
 STARTS = "select first_id from rota.key_starts order by id"
 
 

@@ -9,6 +9,8 @@ from psycopg.types.json import Jsonb
 
 from sql.helpers import call, claim, enqueue, one, owner, owners, rows, scalar, value
 
+pytestmark = pytest.mark.slow
+
 RECOUNT = """
 select l.limit_name, l.max_running, coalesce(p.slots, 0) as issued,
     coalesce(f.free, 0) as free, coalesce(h.held, 0) as held
@@ -160,7 +162,6 @@ def test_two_limits_give_back_what_only_one_of_them_had_room_for(db):
     recount(db)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(10, 4), (4, 10), (100, 7), (3, 300), (9, 0)])
 def test_no_more_than_the_new_setting_start_after_a_change(db, clock, before, after):
     clock.set("2026-01-12 10:00+00")
@@ -196,7 +197,6 @@ WAYS_OUT = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_recount_after_anything(db, seed):
     chance = random.Random(seed)
@@ -272,7 +272,6 @@ def test_checks_open_no_more_than_can_start(db, kind, max_running):
     recount(db)
 
 
-@pytest.mark.slow
 def test_new_jobs_of_many_keys_do_not_stand_in_front_of_others(db):
     limit(db, limit_key="c:*", max_running=1)
     scalar(

@@ -235,6 +235,7 @@ def test_a_rerun_goes_to_the_end_of_its_line(db):
     assert job.payload == {"v": 2}
 
 
+@pytest.mark.slow
 def test_many_blocked_jobs_keep_no_other_waiting(db):
     db.execute(
         "insert into rota.jobs (queue, job_type, payload, priority, max_attempts, ordering_key,"

@@ -20,6 +20,8 @@ from sql.helpers import (
     value,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def leave(db, kind, subject, due_at="-infinity"):
     db.execute(
