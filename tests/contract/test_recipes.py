@@ -123,11 +123,16 @@ def test_the_worker_of_another_language_is_the_one_that_is_tested() -> None:
     assert shown == (ROOT / "tests/contract/node/worker.mjs").read_text()
 
 
+@pytest.fixture(scope="module")
+def told() -> str:
+    """What the command says of itself."""
+    return subprocess.check_output([sys.executable, "-m", "rota", "--help"], text=True)
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_links_and_commands_of_a_recipe_exist(page: str) -> None:
+def test_links_and_commands_of_a_recipe_exist(page: str, told: str) -> None:
     text = (DOCS / page).read_text()
     prose = BLOCK.sub("", text)
-    told = subprocess.check_output([sys.executable, "-m", "rota", "--help"], text=True)
 
     links = re.findall(r"\]\(([^)#:]+)[^):]*\)", prose)
     commands = set(re.findall(r"(?:^\$|`)\s*rota ([a-z]+)", text, re.MULTILINE))
