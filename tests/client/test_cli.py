@@ -949,7 +949,7 @@ def test_job_tells_its_story(run: Callable[..., str], client: Client) -> None:
     assert shown.startswith(
         f"job {parent}, load in queue default, is dead\n\ndead  it is dead:"
     )
-    story = shown.partition("what happened\n")[2].partition("\n\n")[0].splitlines()
+    story = shown.partition("history\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split("  ", 1)[1] for line in story] == [
         "enqueued",
         "attempt 1 began on w",
