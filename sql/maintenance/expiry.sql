@@ -7,60 +7,16 @@
  * as at a dead one.  That is so for every job that waits, also for its retry, for others or for
  * a limit; one that runs may come to its end.
  *
- * Each call ends a bounded number and goes past rows that others have locked.  If one cannot be
- * ended the others are, one by one.  The scan begins where the last one ended
- * (base/scan_start.sql).
+ * Each call ends a bounded number, as a sweep does (maintenance/sweep.sql), and goes past rows
+ * that others have locked.  The scan begins where the last one ended (base/scan_start.sql).
  */
 
 create or replace function rota._expire_jobs(max_jobs integer)
     returns integer language plpgsql set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
     set enable_sort = off as $$
-declare
-    v_job_id bigint;
-    v_ids bigint[];
-    v_ended integer := 0;
 begin
-    if not rota._has_expired() then return 0; end if;
-    begin
-        v_ids := rota._lock_expired(max_jobs);
-        perform rota._cancel_jobs(v_ids, null, have_expired => true);
-        return cardinality(v_ids);
-    exception
-        when others then
-            raise warning 'expiry falls back to one job at a time: %', sqlerrm;
-    end;
-
-    -- More than are wanted: those that cannot be ended must not fill the call.
-    foreach v_job_id in array rota._lock_expired(10 * max_jobs) loop
-        exit when v_ended >= max_jobs;
-        begin
-            perform rota._cancel_jobs(array[v_job_id], null, have_expired => true);
-            v_ended := v_ended + 1;
-        exception
-            when others then
-                raise warning 'job % cannot be ended as expired: %', v_job_id, sqlerrm;
-        end;
-    end loop;
-    return v_ended;
-end $$;
-
-/* Lock the first waiting jobs that have expired. */
-create or replace function rota._lock_expired(max_jobs integer)
-    returns bigint[] language plpgsql as $$
--- It locks rows, which plpgsql_check does not see in an array.
--- @plpgsql_check_options: performance_warnings = off
-declare
-    v_now constant timestamptz := rota.now();
-begin
-    return array(
-        select j.id from rota.jobs as j
-        where j.locked_until is null and j.expires_at <= v_now
-          and j.expires_at >= rota._from_micros(rota._scan_from('expired', v_now))
-        -- By both columns: the server does not see that the first is the same for all.
-        order by j.locked_until, j.expires_at limit _lock_expired.max_jobs
-        for update skip locked
-    );
+    return case when rota._has_expired() then rota._end_late('expiry', max_jobs) else 0 end;
 end $$;
 
 /* Whether a job waits that has expired; remembers where the first one is. */

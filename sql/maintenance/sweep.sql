@@ -10,7 +10,7 @@
  *
  * One row that cannot be swept must not keep the others.  All are first tried together; if
  * that fails they are tried one by one, each in its own subtransaction, and the bad one stays
- * with a warning; up to ten times as many are looked at, so that bad ones do not fill the call.
+ * with a warning.  So it is with jobs that have expired (maintenance/expiry.sql).
  *
  * In the first seconds of a server nothing is swept.  The leases that ended while it was away
  * say nothing of their workers, which come back with what they have ended meanwhile.
@@ -25,49 +25,62 @@ create or replace function rota.sweep_stale_leases(max_jobs integer default 1000
     set enable_bitmapscan = off set enable_sort = off as $$
 begin
     perform rota._check_number('max_jobs', max_jobs, 1, 10000);
-    begin
-        return rota._sweep(max_jobs, false);
-    exception when others then
-        raise warning 'sweep falls back to one job at a time: %', sqlerrm;
-        return rota._sweep(max_jobs, true);
-    end;
+    return case when rota._has_stale_leases() then rota._end_late('sweep', max_jobs) else 0 end;
 end $$;
 
 comment on function rota.sweep_stale_leases is
     'Fail up to max_jobs running jobs whose lease has expired, with error_type lease_expired, '
     'or time_limit if that had expired too, and return how many; raises 22023.';
 
-create or replace function rota._sweep(max_jobs integer, is_one_by_one boolean)
+/* Sweep jobs, or end those that have expired, together; where that fails, one by one: more are
+ * looked at then, so that those that cannot be ended do not fill the call. */
+create or replace function rota._end_late(kind text, max_jobs integer)
     returns integer language plpgsql as $$
 declare
-    v_now constant timestamptz := rota.now();
-    v_job rota.jobs;
-    v_swept integer := 0;
+    v_job_id bigint;
+    v_ended integer := 0;
 begin
-    if not rota._has_stale_leases() then return 0; end if;
-    for v_job in
-        select j.* from rota.jobs as j
-        where j.status = 'running' and j.locked_until < v_now
-          and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
-        order by j.locked_until
-        limit _sweep.max_jobs * case when _sweep.is_one_by_one then 10 else 1 end
-        for update skip locked
-    loop
-        exit when v_swept = max_jobs;
-        if not is_one_by_one then
-            perform rota._sweep_one(v_job);
-            v_swept := v_swept + 1;
-            continue;
-        end if;
+    begin
+        return rota._end_these(kind, rota._lock_late(kind, max_jobs));
+    exception when others then
+        raise warning '% falls back to one job at a time: %', kind, sqlerrm;
+    end;
 
+    foreach v_job_id in array rota._lock_late(kind, 10 * max_jobs) loop
+        exit when v_ended >= max_jobs;
         begin
-            perform rota._sweep_one(v_job);
-            v_swept := v_swept + 1;
+            v_ended := v_ended + rota._end_these(kind, array[v_job_id]);
         exception when others then
-            raise warning 'job % cannot be swept: %', v_job.id, sqlerrm;
+            raise warning '% of job % failed and will be tried again: %', kind, v_job_id,
+                sqlerrm;
         end;
     end loop;
-    return v_swept;
+    return v_ended;
+end $$;
+
+/* Lock the first jobs whose lease has ended, or that wait and have expired. */
+create or replace function rota._lock_late(kind text, max_jobs integer)
+    returns bigint[] language plpgsql as $$
+-- It locks rows, which plpgsql_check does not see in an array.
+-- @plpgsql_check_options: performance_warnings = off
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    if kind = 'sweep' then
+        return array(
+            select j.id from rota.jobs as j
+            where j.status = 'running' and j.locked_until < v_now
+              and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
+            order by j.locked_until limit _lock_late.max_jobs for update skip locked
+        );
+    end if;
+    return array(
+        select j.id from rota.jobs as j
+        where j.locked_until is null and j.expires_at <= v_now
+          and j.expires_at >= rota._from_micros(rota._scan_from('expired', v_now))
+        -- By both columns: the server does not see that the first is the same for all.
+        order by j.locked_until, j.expires_at limit _lock_late.max_jobs for update skip locked
+    );
 end $$;
 
 /* Whether a lease has ended; remembers where the first one is, or that none is left from before
@@ -105,36 +118,43 @@ begin
     ));
 end $$;
 
-/* The lease ended through no fault of the job's code, as far as is known, and the job has
- * waited for that end: so it is tried again about a second later.  Where the attempt before it
- * ended in the same way, the job may be what kills its workers, and the backoff holds.  What an
- * operator has set for such failures goes before both. */
-create or replace function rota._sweep_one(job rota.jobs)
-    returns void language plpgsql as $$
-declare
-    v_is_overdue constant boolean := coalesce(job.overdue_at <= rota.now(), false);
-    v_policy constant jsonb := coalesce(job.backoff,
-        (select q.backoff from rota.queues as q where q.queue = job.queue));
+/* End these jobs, which the caller has locked, and return how many.  A lease ended through no
+ * fault of the job's code, as far as is known, and the job has waited for that end: so it is
+ * tried again about a second later.  Where the attempt before it ended in the same way, the job
+ * may be what kills its workers, and the backoff holds.  What an operator has set for such
+ * failures goes before both. */
+create or replace function rota._end_these(kind text, job_ids bigint[])
+    returns integer language plpgsql as $$
 begin
-    perform rota._fail_running(
-        array[job.id], array[job.lease_token],
-        array[case
-            when v_is_overdue
-            then format('time limit: %s did not end the job within %s', job.locked_by,
-                job.overdue_at - job.started_at)
-            else format(
-                'lease expired: %s neither finished the job nor sent a heartbeat before %s',
-                job.locked_by, job.locked_until)
-        end],
-        array[case when v_is_overdue then 'time_limit' else 'lease_expired' end],
-        array[null::text],
-        array[case when not v_is_overdue
-                and job.error_type is distinct from 'lease_expired'
-                and (rota._retry_rule('lease_expired', job.job_type, job.queue)).retry_in
-                    is null then least(
-            rota._backoff(coalesce(v_policy, '{}') || '{"kind": "fixed", "base_seconds": 1}',
-                1),
-            rota._backoff(v_policy, job.attempts))
-        end],
-        array[false]);
+    if kind = 'sweep' then
+        perform rota._fail_running(array_agg(s.id), array_agg(s.lease_token),
+            array_agg(case
+                when s.is_overdue
+                then format('time limit: %s did not end the job within %s', s.locked_by,
+                    s.overdue_at - s.started_at)
+                else format(
+                    'lease expired: %s neither finished the job nor sent a heartbeat before %s',
+                    s.locked_by, s.locked_until)
+            end),
+            array_agg(case when s.is_overdue then 'time_limit' else 'lease_expired' end),
+            null,
+            array_agg(case when not s.is_overdue
+                    and s.error_type is distinct from 'lease_expired'
+                    and (rota._retry_rule('lease_expired', s.job_type, s.queue)).retry_in
+                        is null then least(
+                rota._backoff(
+                    coalesce(s.policy, '{}') || '{"kind": "fixed", "base_seconds": 1}', 1),
+                rota._backoff(s.policy, s.attempts))
+            end),
+            null)
+        from (
+            select j.*, coalesce(j.overdue_at <= rota.now(), false) as is_overdue,
+                coalesce(j.backoff, (
+                    select q.backoff from rota.queues as q where q.queue = j.queue)) as policy
+            from rota.jobs as j where j.id = any(_end_these.job_ids)
+        ) as s;
+    else
+        perform rota._cancel_jobs(job_ids, null, have_expired => true);
+    end if;
+    return cardinality(job_ids);
 end $$;

@@ -351,7 +351,7 @@ def test_statuses_are_literals_where_a_partial_index_depends_on_them() -> None:
         "_hold_paused",
         "_check_pause",
         "_let_probes",
-        "_sweep",
+        "_lock_late",
     ):
         conditions = re.findall(
             r"\bj\.status\b(?! *=? *'running',)(?: in \([^)]*\)| = any\(\w+\)| *\S+ *\S*)",

@@ -105,7 +105,7 @@ CLAIMS = (
         "A job that expires while it runs is taken from its worker.",
         "sql/maintenance/test_expiry.py",
         sql(
-            "maintenance/expiry",
+            "maintenance/sweep",
             "where j.locked_until is null and j.expires_at <= v_now and "
             "j.expires_at >= rota._from_micros(rota._scan_from('expired', v_now))",
             "where j.expires_at <= v_now and "

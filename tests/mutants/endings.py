@@ -255,12 +255,12 @@ begin
         sql(
             "maintenance/sweep",
             """\
-        where j.status = 'running' and j.locked_until < v_now
-          and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
+            where j.status = 'running' and j.locked_until < v_now
+              and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
 """,
             """\
-        where j.status = 'running'
-          and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
+            where j.status = 'running'
+              and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
 """,
         ),
     ),
@@ -271,12 +271,12 @@ begin
         sql(
             "maintenance/sweep",
             """\
-        where j.status = 'running' and j.locked_until < v_now
-          and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
+            where j.status = 'running' and j.locked_until < v_now
+              and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
 """,
             """\
-        where j.status = 'running' and j.locked_until <= v_now
-          and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
+            where j.status = 'running' and j.locked_until <= v_now
+              and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
 """,
         ),
         sql(
@@ -315,13 +315,21 @@ begin
         "sweep-without-lock",
         "A heartbeat that comes while the sweep looks saves the job no more.",
         "races/test_ending.py",
-        sql("maintenance/sweep", "        for update skip locked\n", ""),
+        sql(
+            "maintenance/sweep",
+            "order by j.locked_until limit _lock_late.max_jobs for update skip locked",
+            "order by j.locked_until limit _lock_late.max_jobs",
+        ),
     ),
     mutant(
         "sweep-waits",
         "The sweep waits for a row that somebody holds, and all others with it.",
         "sql/maintenance/test_sweep.py races/test_ending.py",
-        sql("maintenance/sweep", "for update skip locked", "for update"),
+        sql(
+            "maintenance/sweep",
+            "order by j.locked_until limit _lock_late.max_jobs for update skip locked",
+            "order by j.locked_until limit _lock_late.max_jobs for update",
+        ),
     ),
     mutant(
         "sweep-stops-at-a-bad-row",
@@ -329,8 +337,8 @@ begin
         "sql/maintenance/test_sweep.py sql/maintenance/test_tick.py",
         sql(
             "maintenance/sweep",
-            "return rota._sweep(sweep_stale_leases.max_jobs, true);",
-            "return 0;",
+            "    foreach v_job_id in array",
+            "    return 0;\n    foreach v_job_id in array",
         ),
     ),
     mutant(

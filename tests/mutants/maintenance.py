@@ -232,8 +232,8 @@ MAINTENANCE = (
         "sql/jobs/test_retries.py",
         sql(
             "maintenance/sweep",
-            "(rota._retry_rule('lease_expired', job.job_type, job.queue)).retry_in\n"
-            "                    is null",
+            "(rota._retry_rule('lease_expired', s.job_type, s.queue)).retry_in\n"
+            "                        is null",
             "true",
         ),
     ),

@@ -22,7 +22,7 @@ AGAIN = """\
 update rota.finished_jobs as f
     set status = 'dead'
     where f.id = (select max(l.id) from rota.finished_jobs as l);
-    return v_swept;"""
+    return cardinality(job_ids);"""
 # The promise that is broken, and what is replaced in which function.
 MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
     "two claims take the same row": (
@@ -34,7 +34,7 @@ MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
     ),
     "a lease is swept before its end": (
         "I1",
-        [("_sweep", "and j.locked_until < v_now", "and j.locked_until < v_now + '0.3 s'")],
+        [("_lock_late", "and j.locked_until < v_now", "and j.locked_until < v_now + '0.3 s'")],
     ),
     "a token that goes back": ("I2", [("claim_jobs", GROWING, "4711 - j.attempts)")]),
     "anybody may finish": ("I3", [("_archive_jobs", TOKEN, "")]),
@@ -96,7 +96,10 @@ MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
             ),
         ],
     ),
-    "a job that is changed when it has ended": ("I8", [("_sweep", "return v_swept;", AGAIN)]),
+    "a job that is changed when it has ended": (
+        "I8",
+        [("_end_these", "return cardinality(job_ids);", AGAIN)],
+    ),
     "an error of its own": ("I12", [("_raise_lost", "'RT002'", "'RT099'")]),
 }
 FORGET = "truncate rota.jobs, rota.finished_jobs, rota.job_errors"

@@ -44,7 +44,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_give_back", "j.attempts - 1 else", "j.attempts else")
     ],
     "a lease that ends a moment too early": [
-        ("_sweep", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
+        ("_lock_late", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
         ("_has_stale_leases", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
     ],
     "a cancel that nobody minds": [("_fail_running", CANCELLED, "if false then")],
