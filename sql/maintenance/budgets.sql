@@ -135,22 +135,22 @@ begin
     );
 end $$;
 
-/* The job types and priorities of the retries of a queue that are held, up to 100 of these. */
-create or replace function rota._kinds_of_retries(queue text)
+/* The job types and lanes of the jobs of a queue that are held for this, up to 100 of these. */
+create or replace function rota._held_lanes(hold text, queue text)
     returns table (job_type text, lane smallint) language plpgsql stable as $$
 begin
     return query
     with recursive kinds (job_type, lane, number) as (
         (select j.job_type, coalesce(j.own_lane, j.priority), 1 from rota.jobs as j
-        where j.hold = 'retries ' || _kinds_of_retries.queue and j.hold <> 'time'
-          and j.queue = _kinds_of_retries.queue and j.status in ('queued', 'failed')
+        where j.hold = _held_lanes.hold and j.hold <> 'time'
+          and j.queue = _held_lanes.queue and j.status in ('queued', 'failed')
         order by j.job_type, coalesce(j.own_lane, j.priority) limit 1)
         union all
         select n.job_type, n.lane, k.number + 1 from kinds as k
         cross join lateral (
             select j.job_type, coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
-            where j.hold = 'retries ' || _kinds_of_retries.queue and j.hold <> 'time'
-              and j.queue = _kinds_of_retries.queue and j.status in ('queued', 'failed')
+            where j.hold = _held_lanes.hold and j.hold <> 'time'
+              and j.queue = _held_lanes.queue and j.status in ('queued', 'failed')
               and (j.job_type, coalesce(j.own_lane, j.priority)) > (k.job_type, k.lane)
             order by j.job_type, coalesce(j.own_lane, j.priority) limit 1
         ) as n
@@ -164,7 +164,8 @@ create or replace function rota._first_retries(queue text, max_jobs integer)
     returns bigint[] language plpgsql stable as $$
 begin
     return array(
-        select d.id from rota._kinds_of_retries(_first_retries.queue) as k
+        select d.id
+        from rota._held_lanes('retries ' || _first_retries.queue, _first_retries.queue) as k
         cross join lateral (
             select j.id, j.run_at from rota.jobs as j
             where j.hold = 'retries ' || _first_retries.queue and j.hold <> 'time'

@@ -319,7 +319,7 @@ declare
         ) as l
         where l.queue = any(_next_due_at.queues)),
         (select min(f.run_at) from rota.retry_budgets as b
-        cross join lateral rota._kinds_of_retries(b.queue) as k
+        cross join lateral rota._held_lanes('retries ' || b.queue, b.queue) as k
         cross join lateral (
             select j.run_at from rota.jobs as j
             where j.hold = 'retries ' || b.queue and j.hold <> 'time'

@@ -124,24 +124,10 @@ declare
     c_max_ahead constant integer := 1000;
     c_budget constant rota.retry_budgets := (
         select b from rota.retry_budgets as b where b.queue = job.queue);
-    v_state record; v_ahead bigint; v_wait interval;
+    v_state record; v_ahead integer; v_wait interval;
 begin
     v_state := rota._budget_state(c_budget);
-    v_ahead := (
-        select count(*)
-        from (
-            select from rota._kinds_of_retries(job.queue) as k
-            cross join lateral (
-                select from rota.jobs as j
-                where j.hold = job.hold and j.hold <> 'time' and j.queue = job.queue
-                  and j.job_type = k.job_type and coalesce(j.own_lane, j.priority) = k.lane
-                  and j.status in ('queued', 'failed')
-                  and (coalesce(j.own_place, j.run_at), j.id) < (job.run_at, job.id)
-                limit c_max_ahead
-            ) as a
-            limit c_max_ahead
-        ) as a
-    );
+    v_ahead := rota._held_before(job, c_max_ahead);
     v_wait := make_interval(
         secs => greatest(0, v_ahead + 1 - v_state.tokens) / v_state.per_minute * 60);
     return query
@@ -150,7 +136,7 @@ begin
             'attempts), %s before it, so this one is ready in about %s, at %s',
             rota._span(rota.now() - job.run_at), job.queue,
             round(v_state.per_minute::numeric, 1), c_budget.per_minute, c_budget.percent,
-            rota._jobs_words(v_ahead::integer, c_max_ahead), rota._span(v_wait),
+            rota._jobs_words(v_ahead, c_max_ahead), rota._span(v_wait),
             rota._moment(rota.now() + v_wait)),
         format('select rota.retry_job(%s);', job.id)
     where v_wait > interval '1 second';
@@ -158,6 +144,34 @@ begin
     select 'needs_tick', format('its retry has been due for %s, and the next tick makes it '
         'ready', rota._span(rota.now() - job.run_at)), 'select * from rota.tick();'
     where v_wait <= interval '1 second';
+end $$;
+
+/* How many of its queue are held as it is, and come before it; up to so many.  Retries are let
+ * in by their times alone, and other jobs lane by lane. */
+create or replace function rota._held_before(job rota.jobs, max_jobs integer)
+    returns integer language plpgsql stable as $$
+declare
+    -- Not in the collation of its column, in which no index finds the queue.
+    c_hold constant text := job.hold;
+    c_lane constant smallint := case
+        when c_hold not like 'retries %' then coalesce(job.own_lane, job.priority) end;
+begin
+    return (
+        select count(*)::integer
+        from (
+            select from rota._held_lanes(c_hold, job.queue) as k
+            cross join lateral (
+                select from rota.jobs as j
+                where j.hold = c_hold and j.hold <> 'time' and j.queue = job.queue
+                  and j.job_type = k.job_type and coalesce(j.own_lane, j.priority) = k.lane
+                  and j.status in ('queued', 'failed')
+                  and (coalesce(j.own_place, j.run_at), j.id) < (case when k.lane < c_lane
+                    then 'infinity' else coalesce(job.own_place, job.run_at) end, job.id)
+                limit _held_before.max_jobs
+            ) as a
+            where (k.lane > c_lane) is not true limit _held_before.max_jobs
+        ) as b
+    );
 end $$;
 
 /* Another transaction has locked the row: claims pass over it.  A claim locks the rows that it
@@ -420,46 +434,28 @@ declare
     v_ahead integer; v_ended record;
 begin
     if job.run_at > c_now or job.hold <> coalesce(c_limit, '') then return; end if;
-    v_ahead := (
+    v_ahead := case when c_limit is not null then rota._held_before(job, c_max) else (
         select count(*)::integer
         from (
             -- The lanes before its own and its own by themselves: a comparison of all three at
             -- once reads its lane to the end.
             (select from rota.jobs as j
-            where c_limit is null and j.queue = job.queue and j.hold is null
+            where j.queue = job.queue and j.hold is null
               and j.status in ('queued', 'failed')
               and coalesce(j.own_lane, j.priority) < c_lane and j.run_at <= c_now
             limit c_max)
             union all
             (select from rota.jobs as j
-            where c_limit is null and j.queue = job.queue and j.hold is null
+            where j.queue = job.queue and j.hold is null
               and j.status in ('queued', 'failed')
               and coalesce(j.own_lane, j.priority) = c_lane
               and (coalesce(j.own_place, j.run_at), j.id)
                 < (coalesce(job.own_place, job.run_at), job.id)
               and j.run_at <= c_now
             limit c_max)
-            union all
-            (select from rota._held_kinds(c_limit, 20) as k
-            cross join lateral (
-                (select from rota.jobs as j
-                where j.hold = c_limit and j.hold <> 'time'
-                  and j.status in ('queued', 'failed') and j.queue = k.queue
-                  and j.job_type = k.job_type and coalesce(j.own_lane, j.priority) < c_lane
-                limit c_max)
-                union all
-                (select from rota.jobs as j
-                where j.hold = c_limit and j.hold <> 'time'
-                  and j.status in ('queued', 'failed') and j.queue = k.queue
-                  and j.job_type = k.job_type and coalesce(j.own_lane, j.priority) = c_lane
-                  and (coalesce(j.own_place, j.run_at), j.id)
-                    < (coalesce(job.own_place, job.run_at), job.id)
-                limit c_max)
-            ) as o
-            where c_limit is not null and k.queue = job.queue limit c_max)
             limit c_max
         ) as a
-    );
+    ) end;
     select count(*) filter (where c_limit is null or c_limit = any(f.names)) as jobs,
         c_now - min(f.finished_at) as span
     into v_ended

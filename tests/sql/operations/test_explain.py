@@ -513,6 +513,21 @@ def test_a_place_among_those_that_wait_for_a_limit_is_counted_and_timed(db, cloc
     )
 
 
+def test_a_place_is_counted_however_many_other_queues_wait_for_the_limit(db):
+    value(db, "set_limit", limit_key="k", max_running=1)
+    settle(db)
+    for number in range(21):
+        enqueue(db, queue=f"q{number}", limit_key="k")
+    *_, last = [enqueue(db, queue="z", limit_key="k") for _ in range(2)]
+    db.execute("update rota.jobs set hold = 'key k'")
+
+    *_, place = explain(db, last)
+
+    assert place.explanation.startswith(
+        "1 job is before it in queue z, waiting for limit key k"
+    )
+
+
 def end_of(db, job):
     value(db, "finish_job", **owner(job))
 
