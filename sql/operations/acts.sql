@@ -63,8 +63,7 @@ begin
         changed := 0;
         conflicts := v_missing || (
             select s.conflicts
-            from rota._sort_out(act, v_ids[:max_jobs],
-                rota._known_for_act(v_ids[:max_jobs], true), v_arguments) as s
+            from rota._sort_out(act, v_ids[:max_jobs], v_arguments, true) as s
         );
         return next;
         return;
@@ -96,20 +95,32 @@ comment on function rota.act_on_jobs is
     'and how many were changed, which were not and why, the first ten, and the id to continue '
     'after, null at the end; raises 22023.';
 
-/* What each act takes, and of which statuses jobs may be. */
+/* Of each act the arguments that it takes, the statuses that jobs may have, and those that are
+ * looked for without a word of the caller, where these are not the same. */
+create or replace function rota._acts()
+    returns table (act text, takes text[], statuses text[], by_default text[])
+    language sql immutable as $$
+    select a.act, a.takes::text[], a.statuses::text[], a.by_default::text[]
+    from (values ('retry', '{payload,merge,max_attempts,force,keep_run_at}',
+            '{failed,dead,queued,blocked,cancelled,succeeded,running}', '{failed,dead}'),
+        ('cancel', '{reason}', '{blocked,queued,failed,running}', null),
+        ('discard', '{}', '{dead}', null),
+        ('reschedule', '{run_at,delay}', '{blocked,queued,failed}', null),
+        ('set_priority', '{priority}', '{blocked,queued,failed,running}', null),
+        ('move', '{queue}', '{blocked,queued,failed}', null),
+        ('purge', '{}', '{succeeded,cancelled,dead}', '{succeeded,cancelled}'),
+        -- Who wants something erased hears of what runs.
+        ('erase', '{}', '{blocked,queued,failed,succeeded,dead,cancelled}',
+            '{blocked,queued,failed,running,succeeded,dead,cancelled}')
+    ) as a (act, takes, statuses, by_default);
+$$;
+
+/* The statuses of jobs that an act can be done to. */
 create or replace function rota._act_statuses(act text, arguments jsonb)
     returns text[] language sql immutable as $$
-    select case act
-        when 'retry' then '{failed,dead,queued,blocked,cancelled,succeeded}'::text[]
-            || case when arguments @> '{"force": true}' then '{running}'::text[] end
-        when 'cancel' then '{blocked,queued,failed,running}'
-        when 'discard' then '{dead}'
-        when 'reschedule' then '{blocked,queued,failed}'
-        when 'set_priority' then '{blocked,queued,failed,running}'
-        when 'move' then '{blocked,queued,failed}'
-        when 'purge' then '{succeeded,cancelled,dead}'
-        when 'erase' then '{blocked,queued,failed,succeeded,dead,cancelled}'
-    end;
+    select case when a.act = 'retry' and not arguments @> '{"force": true}'
+        then array_remove(a.statuses, 'running') else a.statuses end
+    from rota._acts() as a where a.act = _act_statuses.act;
 $$;
 
 /* The arguments of an act, checked. */
@@ -118,19 +129,11 @@ create or replace function rota._check_act(act text, arguments jsonb)
 declare
     v_known text[]; v_name text;
 begin
-    perform rota._check_choice('act', act,
-        '{retry,cancel,discard,reschedule,set_priority,move,purge,erase}');
+    perform rota._check_choice('act', act, array(select a.act from rota._acts() as a));
     if jsonb_typeof(arguments) is distinct from 'object' then
         perform rota._refuse('arguments', 'must be an object');
     end if;
-    v_known := case act
-        when 'retry' then '{payload,merge,max_attempts,force,keep_run_at}'::text[]
-        when 'cancel' then '{reason}'
-        when 'reschedule' then '{run_at,delay}'
-        when 'set_priority' then '{priority}'
-        when 'move' then '{queue}'
-        else '{}'
-    end;
+    v_known := (select a.takes from rota._acts() as a where a.act = _check_act.act);
     select k.name into v_name from jsonb_object_keys(arguments) as k (name)
     where k.name <> all(v_known) limit 1;
     if found then
@@ -253,11 +256,10 @@ begin
         rota._check_interval('filter.' || e.key, (e.value #>> '{}')::interval, '0', '100 years')
     from jsonb_each(_check_filter.filter) as e where e.key in ('older_than', 'newer_than');
     return filter || jsonb_build_object('status', coalesce(v_statuses, case
-        when filter ? 'ids' or act = 'erase'
+        when filter ? 'ids'
             then '{blocked,queued,failed,running,succeeded,dead,cancelled}'::text[]
-        when act = 'retry' then '{failed,dead}'
-        when act = 'purge' then '{succeeded,cancelled}'
-        else c_statuses
+        else coalesce((select a.by_default from rota._acts() as a
+            where a.act = _check_filter.act), c_statuses)
     end));
 end $$;
 
@@ -373,25 +375,10 @@ create or replace function rota._act(
     out before jsonb
 ) language plpgsql as $$
 declare
-    -- What the act replaces by a value that is the same for all.
-    c_replaced constant text := case act
-        when 'move' then 'queue'
-        when 'set_priority' then 'priority'
-        when 'reschedule' then 'run_at'
-        when 'retry' then case when arguments ? 'max_attempts' then 'max_attempts' end
-    end;
-    c_locked constant jsonb := rota._known_for_act(job_ids, false);
     v_payload jsonb; v_planned jsonb;
 begin
-    select s.done, s.conflicts into done, conflicts
-    from rota._sort_out(act, job_ids, c_locked, arguments) as s;
-    before := (
-        select coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('status',
-            l.job -> 'status', coalesce(c_replaced, 'status'),
-            l.job -> coalesce(c_replaced, 'status'))) order by i.id), '[]')
-        from unnest(done) as i (id)
-        cross join lateral (select c_locked -> i.id::text as job) as l
-    );
+    select s.done, s.conflicts, s.before into done, conflicts, before
+    from rota._sort_out(act, job_ids, arguments, false) as s;
     if done = '{}' then return; end if;
 
     case act
@@ -435,14 +422,23 @@ begin
     end case;
 end $$;
 
-/* What there is to know of these jobs for an act, of those that no other session has locked.  A
- * dry run locks none itself: it reads once which transactions hold rows; where several hold one
- * row together, xmax is none of them, and it is not told. */
-create or replace function rota._known_for_act(job_ids bigint[], dry_run boolean)
-    returns jsonb language plpgsql as $$
+/* To which of these jobs an act can be done, what they are before it, and why it cannot be done
+ * to the others, such as those that another session has locked.  A dry run locks none itself:
+ * it reads once which transactions hold rows; where several hold one row together, xmax is none
+ * of them, and it is not told. */
+create or replace function rota._sort_out(
+    act text, job_ids bigint[], arguments jsonb, dry_run boolean, out done bigint[],
+    out conflicts jsonb, out before jsonb
+) language plpgsql as $$
 declare
     v_holders xid[] := '{}'::xid[];
     v_ids bigint[] := job_ids;
+    -- What the act replaces by a value that is the same for all.
+    c_replaced constant text := coalesce((
+        select k.name from jsonb_object_keys(_sort_out.arguments) as k (name)
+        where k.name in ('queue', 'priority', 'run_at', 'max_attempts')), 'status');
+    v_known jsonb;
+    v_refused jsonb;
 begin
     if dry_run then
         v_holders := array(
@@ -452,14 +448,14 @@ begin
         );
     else
         v_ids := array(
-            select j.id from rota.jobs as j where j.id = any(_known_for_act.job_ids)
+            select j.id from rota.jobs as j where j.id = any(_sort_out.job_ids)
             for update skip locked
         ) || array(
-            select f.id from rota.finished_jobs as f where f.id = any(_known_for_act.job_ids)
+            select f.id from rota.finished_jobs as f where f.id = any(_sort_out.job_ids)
             for update skip locked
         );
     end if;
-    return (
+    v_known := (
         select coalesce(jsonb_object_agg(k.id, to_jsonb(k)), '{}')
         from (
             select l.*, min(l.id) over (partition by l.key, l.key_scope) as first_of_key
@@ -478,27 +474,23 @@ begin
             ) as l
         ) as k
     );
-end $$;
-
-/* To which of these jobs an act can be done, and why not to the others. */
-create or replace function rota._sort_out(
-    act text, job_ids bigint[], known jsonb, arguments jsonb, out done bigint[],
-    out conflicts jsonb
-) language plpgsql stable as $$
-declare
-    v_refused jsonb;
-begin
     select coalesce(jsonb_object_agg(i.id, c.conflict)
         filter (where c.conflict is not null), '{}')
     into v_refused from unnest(_sort_out.job_ids) as i (id)
     cross join lateral (
-        select rota._conflict(act, i.id, known -> i.id::text, arguments) as conflict
+        select rota._conflict(act, i.id, v_known -> i.id::text, arguments) as conflict
     ) as c;
     done := array(select i.id from unnest(_sort_out.job_ids) as i (id)
         where not v_refused ? i.id::text order by i.id);
     conflicts := (
         select coalesce(jsonb_agg(r.value order by r.key::bigint), '[]')
         from jsonb_each(v_refused) as r
+    );
+    before := (
+        select coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('status',
+            l.job -> 'status', c_replaced, l.job -> c_replaced)) order by i.id), '[]')
+        from unnest(done) as i (id)
+        cross join lateral (select v_known -> i.id::text as job) as l
     );
 end $$;
 
@@ -599,11 +591,8 @@ begin
     then
         v_reason := 'it was erased: without another payload it cannot run';
     elsif act = 'retry' and locked ->> 'key' is not null then
-        v_key_job := coalesce((
-            select j.id from rota.jobs as j
-            where j.idempotency_key = locked ->> 'key'
-              and coalesce('pipeline ' || j.pipeline, j.job_type) = locked ->> 'key_scope'
-        ), nullif((locked ->> 'first_of_key')::bigint, job_id));
+        v_key_job := coalesce(rota._find_keyed(locked ->> 'key', locked ->> 'key_scope'),
+            nullif((locked ->> 'first_of_key')::bigint, job_id));
         v_reason := format('its idempotency_key is taken by job %s', v_key_job);
         if v_key_job is null then v_reason := null; end if;
     elsif act = 'purge' and (exists (
