@@ -577,7 +577,7 @@ declare
 begin
     if locked is null then
         v_xmax := (select j.xmax from rota.jobs as j where j.id = _conflict.job_id);
-        v_pid := (select h.pid from rota._row_holder(v_xmax, 'rota.jobs') as h);
+        v_pid := (select h.pid from rota._row_holder(v_xmax) as h);
         v_reason := case when v_pid is not null then 'locked by ' || rota._session_words(v_pid)
             else 'locked, or in another status by now' end;
     elsif locked ->> 'status' <> all(rota._act_statuses(act, arguments)) then

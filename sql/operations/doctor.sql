@@ -360,32 +360,16 @@ $$;
 /* Those that are not shown are only counted. */
 create or replace function rota._examine_ordering_keys()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    select 'warning', case when h.place <= 20 then format('ordering key %L has been halted for '
-            '%s by job %s%s',
-            h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id,
-            case
-                when f.id is null
-                    then ', which retention has removed: the jobs behind it can only continue '
-                        'without it'
-                else ', which is dead: ' || rota._error_words(f.error_type, f.last_error)
-                    || coalesce('; ' || rota._key_words(f.id), '')
-            end) end,
-        case
-            when h.place > 20 then null
-            when f.id is not null then rota._retry_statement(f.id)
-            else format('select rota.resume_ordering_key(%s);', rota._literal(h.ordering_key))
-        end
-    from (
-        select i.*, row_number() over (order by i.halted_since) as place
+    with halted as (
+        select i.ordering_key, row_number() over (order by i.halted_since) as place
         from (
-            select k.ordering_key, k.job_id, k.halted_since
-            from rota.halted_keys as k limit 1000
+            select k.ordering_key, k.halted_since from rota.halted_keys as k limit 1000
         ) as i
-    ) as h
-    left join lateral (
-        select i.id, i.error_type, i.last_error from rota.finished_jobs_dead as i
-        where i.id = h.job_id and h.place <= 20 limit 1
-    ) as f on true
+    )
+    select 'warning', w.words, w.remedy from halted as h
+    left join rota._halt_words(array(
+        select s.ordering_key from halted as s where s.place <= 20
+    )) as w on w.ordering_key = h.ordering_key
     order by h.place;
 $$;
 

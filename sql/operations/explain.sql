@@ -179,7 +179,7 @@ end $$;
 create or replace function rota._explain_lock(row_xmax xid)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 begin
-    if not exists (select from rota._row_holder(_explain_lock.row_xmax, 'rota.jobs')) then
+    if not exists (select from rota._row_holder(_explain_lock.row_xmax)) then
         return;
     end if;
     perform pg_sleep(0.1);
@@ -188,7 +188,7 @@ begin
                 rota._session_words(h.pid))),
         coalesce('rollback prepared ' || rota._literal(h.gid) || ';',
             format('select pg_terminate_backend(%s);', h.pid))
-    from rota._row_holder(_explain_lock.row_xmax, 'rota.jobs') as h;
+    from rota._row_holder(_explain_lock.row_xmax) as h;
 end $$;
 
 /* Which limits it counts for have no room, or hold it although they have. */
@@ -339,22 +339,8 @@ declare
 begin
     if job.ordering_key is null then return; end if;
     return query
-    select 'key_halted', format('its ordering key %L has been halted for %s by job %s, which '
-            'is %s%s', h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id,
-            case when f.id is null then 'removed by retention'
-                else 'dead: ' || rota._error_words(f.error_type, f.last_error) end,
-            ', and ' || rota._key_words(h.job_id)),
-        case
-            when f.id is not null then rota._retry_statement(h.job_id)
-            else format('select rota.resume_ordering_key(%s);', rota._literal(h.ordering_key))
-        end
-    from rota.halted_keys as h
-    left join lateral (
-        select i.id, r.error_type, r.last_error from rota.finished_jobs as i
-        -- Of a job of another queue a confined observer does not see the error.
-        left join rota.job_runs as r on r.id = i.id where i.id = h.job_id limit 1
-    ) as f on true
-    where h.ordering_key = job.ordering_key
+    select 'key_halted', 'its ' || w.words, w.remedy
+    from rota._halt_words(array[job.ordering_key]) as w
     union all
     select 'key_halted', format('or let the others run without job %s', h.job_id),
         format('select rota.resume_ordering_key(%s);', rota._literal(h.ordering_key))
@@ -588,10 +574,7 @@ create or replace function rota._explain_ticks()
             'place keep waiting; start a worker, or rota tick --loop',
             rota._span(t.lag)),
         'select * from rota.tick();'
-    from (
-        select rota.now() - coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as lag
-        from rota.maintenance as u join rota.upgrade_log as i on i.id = 0 where u.task = 'tick'
-    ) as t
+    from rota.ticker_health as t
     -- While there is nothing to do, a tick is recorded every five.
     where t.lag > interval '6 minutes';
 $$;

@@ -312,18 +312,19 @@ comment on view rota.unknown_effects is
 
 create or replace view rota.ticker_health as
 select nullif(u.done_at, '-infinity') as last_tick_at, u.done_by as last_tick_by,
-    n.now - coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as lag, d.schedules_overdue,
-    n.now - d.next_run_at as oldest_overdue, b.schedules_broken
+    n.now - coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as lag, (
+        select count(*) from rota.job_definitions as o
+        where o.next_run_at < n.now - interval '1 minute'
+    ) as schedules_overdue, (
+        select n.now - min(o.next_run_at) from rota.job_definitions as o
+        where o.next_run_at < n.now - interval '1 minute'
+    ) as oldest_overdue, (
+        select count(*) from rota.job_definitions as o
+        where not o.is_enabled and o.disabled_by is null
+    ) as schedules_broken
+-- Each count by itself: who asks for the lag alone has none.
 from rota.maintenance as u join rota.upgrade_log as i on i.id = 0
 cross join (select rota.now() as now) as n
-cross join lateral (
-    select count(*) as schedules_overdue, min(o.next_run_at) as next_run_at
-    from rota.job_definitions as o where o.next_run_at < n.now - interval '1 minute'
-) as d
-cross join lateral (
-    select count(*) as schedules_broken from rota.job_definitions as o
-    where not o.is_enabled and o.disabled_by is null
-) as b
 where u.task = 'tick';
 
 comment on view rota.ticker_health is

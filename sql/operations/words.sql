@@ -139,14 +139,8 @@ $$;
 /* The live job that has the idempotency key of an ended one; null where none has it. */
 create or replace function rota._key_holder(ended_id bigint)
     returns bigint language sql stable as $$
-    select j.id
-    from (
-        select f.idempotency_key, f.pipeline, f.job_type from rota.finished_jobs as f
-        where f.id = _key_holder.ended_id limit 1
-    ) as e
-    join rota.jobs as j on j.idempotency_key = e.idempotency_key
-      and coalesce('pipeline ' || j.pipeline, j.job_type)
-        = coalesce('pipeline ' || e.pipeline, e.job_type);
+    select rota._find_keyed(f.idempotency_key, coalesce('pipeline ' || f.pipeline, f.job_type))
+    from rota.finished_jobs as f where f.id = _key_holder.ended_id limit 1;
 $$;
 
 /* That a live job has the key of an ended one, and what follows; null where none has it. */
@@ -181,6 +175,31 @@ create or replace function rota._retry_statement(
     ) as c (holder, call)
     left join rota.jobs as h on h.id = c.holder;
 $$;
+
+/* That ordering keys are halted, by which jobs, and the statements that let theirs go on. */
+create or replace function rota._halt_words(ordering_keys text[])
+    returns table (ordering_key text, words text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select h.ordering_key, format('ordering key %L has been halted for %s by job %s, which %s',
+            h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id, case
+                when f.id is null
+                    then 'retention has removed: the jobs behind it can only continue without it'
+                else 'is dead: ' || rota._error_words(f.error_type, f.last_error)
+                    || coalesce('; ' || rota._key_words(f.id), '')
+            end),
+        case
+            when f.id is not null then rota._retry_statement(f.id)
+            else format('select rota.resume_ordering_key(%s);', rota._literal(h.ordering_key))
+        end
+    from rota.halted_keys as h
+    left join lateral (
+        select i.id, r.error_type, r.last_error from rota.finished_jobs as i
+        -- Of a job of another queue a confined observer does not see the error.
+        left join rota.job_runs as r on r.id = i.id where i.id = h.job_id limit 1
+    ) as f on true
+    where h.ordering_key = any(_halt_words.ordering_keys);
+end $$;
 
 /* At most five of these, and how many more there are. */
 create or replace function rota._list(names text[])
@@ -248,11 +267,10 @@ create or replace function rota._hung_words(queue text, job_type text, started_a
       and r.runs_for > coalesce(10 * l.longest, interval '1 hour');
 $$;
 
-/* The process, or the prepared transaction, that holds the lock on a row of a table, told by
- * the xmax of the row; no row where no session does.  To try the lock would tell that it is
- * held, and keep others from the row meanwhile.  Where several hold it, xmax is a number of the
- * set. */
-create or replace function rota._row_holder(row_xmax xid, locked_table regclass)
+/* The process, or the prepared transaction, that holds the lock on the row of a live job, told
+ * by its xmax; no row where no session does.  To try the lock would tell that it is held, and
+ * keep others from the row meanwhile.  Where several hold it, xmax is a number of the set. */
+create or replace function rota._row_holder(row_xmax xid)
     returns table (pid integer, gid text) language plpgsql stable as $$
 declare
     v_holders xid[] := array[row_xmax];
@@ -264,7 +282,7 @@ begin
         where l.locktype = 'transactionid' and l.granted and l.transactionid = any(v_holders)
           and l.virtualtransaction = any(array(
             select t.virtualtransaction from pg_locks as t
-            where t.relation = _row_holder.locked_table and t.locktype = 'relation'
+            where t.relation = 'rota.jobs'::regclass and t.locktype = 'relation'
               and t.database = (select d.oid from pg_database as d
                 where d.datname = current_database())
               and t.mode in ('RowShareLock', 'RowExclusiveLock')
