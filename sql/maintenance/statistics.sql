@@ -27,6 +27,26 @@
  * 30 and days for 400.
  */
 
+/* Each end of a job, of an attempt that failed, and of a stage; part is what the index of its
+ * table by time begins with, the queue or the pipeline. */
+create or replace view rota._ends as
+select f.id as job_id, f.queue as part, f.queue, f.job_type, f.status as outcome,
+    f.finished_at as ended_at, f.ended_by,
+    case when f.locked_by is not null then f.started_at - greatest(f.run_at, f.created_at) end
+        as waited,
+    case when f.locked_by is not null then f.finished_at - f.started_at end as ran
+from rota.finished_jobs as f where f.pipeline is null
+union all
+select e.job_id, '', e.queue, e.job_type, 'failed', e.failed_at, e.ended_by,
+    e.started_at - e.run_at, e.failed_at - e.started_at
+from rota.job_errors as e
+union all
+-- Of several attempts the latest has not waited since the job came to its stage.
+select s.job_id, s.pipeline, s.queue, s.job_type, s.status, s.finished_at, s.ended_by,
+    case when s.worker is not null and s.attempts = 1 then s.started_at - s.queued_at end,
+    case when s.worker is not null then s.finished_at - s.started_at end
+from rota.stage_runs as s;
+
 /* Count what ended; returns how many rows, and whether more can be counted at once. */
 create or replace function rota._count_ends(is_alone boolean)
     returns table (rows_counted bigint, has_more boolean) language plpgsql
@@ -209,33 +229,20 @@ create or replace function rota._count_between(
 ) returns bigint language plpgsql as $$
 declare
     c_late constant xid[] := array(select l.xid from rota.late_xids as l where l.until is null);
-    c_queues constant text[] := array(select rota._history_queues());
-    c_pipelines constant text[] := array(
-        select distinct s.pipeline from rota.pipeline_stages as s);
+    c_parts constant text[] := array(
+        select ''
+        union all
+        select rota._history_queues()
+        union all
+        select distinct s.pipeline from rota.pipeline_stages as s
+    );
     v_added rota.job_stats[];
 begin
     with ends as (
-        select f.queue, f.job_type, f.status as outcome, f.finished_at as ended_at, f.ended_by,
-            case when f.locked_by is not null
-                then f.started_at - greatest(f.run_at, f.created_at) end as waited,
-            case when f.locked_by is not null then f.finished_at - f.started_at end as ran
-        from unnest(c_queues) as q (queue) join rota.finished_jobs as f on f.queue = q.queue
-          and f.finished_at > _count_between.since and f.finished_at <= _count_between.until
-          and f.pipeline is null
-        union all
-        select e.queue, e.job_type, 'failed', e.failed_at, e.ended_by, e.started_at - e.run_at,
-            e.failed_at - e.started_at
-        from rota.job_errors as e
-        where e.failed_at > _count_between.since and e.failed_at <= _count_between.until
-        union all
-        -- Of several attempts the latest has not waited since the job came to its stage.
-        select s.queue, s.job_type, s.status, s.finished_at, s.ended_by,
-            case when s.worker is not null and s.attempts = 1
-                then s.started_at - s.queued_at end,
-            case when s.worker is not null then s.finished_at - s.started_at end
-        from unnest(c_pipelines) as p (pipeline)
-        join rota.stage_runs as s on s.pipeline = p.pipeline
-          and s.finished_at > _count_between.since and s.finished_at <= _count_between.until
+        select e.queue, e.job_type, e.outcome, e.ended_at, e.ended_by, e.waited, e.ran
+        from rota._ends as e
+        where e.part = any(c_parts)
+          and e.ended_at > _count_between.since and e.ended_at <= _count_between.until
         union all
         select r.queue, r.job_type, r.status, r.finished_at, r.ended_by, r.waited, r.ran
         from rota.restored_ends as r

@@ -652,42 +652,18 @@ end $$;
 /* Delete ended jobs and what is told of their attempts, as retention does: to an archive. */
 create or replace function rota._purge_ended(job_ids bigint[])
     returns void language plpgsql as $$
-declare
-    c_counted_until constant timestamptz := rota._counted_until();
 begin
     perform rota._archive_rows('job_errors', 'job_id', job_ids),
         rota._archive_rows('stage_runs', 'job_id', job_ids),
         rota._archive_rows('finished_jobs', 'id', job_ids);
     -- What was not counted yet still will be (maintenance/statistics.sql).
-    with errors as (
-        delete from rota.job_errors as e where e.job_id = any(_purge_ended.job_ids)
-        returning e.queue, e.job_type, 'failed' as status, e.started_at - e.run_at as waited,
-            e.failed_at - e.started_at as ran, e.failed_at as finished_at, e.ended_by
-    ),
-    stages as (
-        delete from rota.stage_runs as r where r.job_id = any(_purge_ended.job_ids)
-        returning r.queue, r.job_type, r.status, null::interval as waited,
-            r.finished_at - r.started_at as ran, r.finished_at, r.ended_by
-    ),
-    jobs as (
-        delete from rota.finished_jobs as f where f.id = any(_purge_ended.job_ids)
-        returning f.pipeline, f.queue, f.job_type, f.status,
-            case when f.locked_by is not null
-                then f.started_at - greatest(f.run_at, f.created_at) end as waited,
-            case when f.locked_by is not null then f.finished_at - f.started_at end as ran,
-            f.finished_at, f.ended_by
-    )
     insert into rota.restored_ends (queue, job_type, status, waited, ran, finished_at, ended_by)
-    select u.*
-    from (
-        select e.* from errors as e
-        union all
-        select r.* from stages as r
-        union all
-        select f.queue, f.job_type, f.status, f.waited, f.ran, f.finished_at, f.ended_by
-        from jobs as f where f.pipeline is null
-    ) as u
-    where u.finished_at > c_counted_until;
+    select e.queue, e.job_type, e.outcome, e.waited, e.ran, e.ended_at, e.ended_by
+    from rota._ends as e
+    where e.job_id = any(_purge_ended.job_ids) and e.ended_at > rota._counted_until();
+    delete from rota.job_errors as e where e.job_id = any(_purge_ended.job_ids);
+    delete from rota.stage_runs as r where r.job_id = any(_purge_ended.job_ids);
+    delete from rota.finished_jobs as f where f.id = any(_purge_ended.job_ids);
 end $$;
 
 /* Erase personal data from jobs: payload, result, headers, keys, and the texts of errors and

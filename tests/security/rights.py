@@ -126,6 +126,7 @@ _READS = """
     job_definitions       .       .         x         x
     job_errors            .       .         x         x
     job_runs              .       .         x         x
+    _ends                 .       .         .         .
     _runs                 .       .         .         .
     _visible_dead         .       .         .         .
     _visible_runs         .       .         .         .

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from sql.helpers import (
     Db,
@@ -279,6 +280,23 @@ def test_what_is_retried_after_it_was_counted_is_counted_once(db, clock):
 
     assert totals(db) == {"dead": 1, "failed": 1}
     assert rows(db, "select from rota.restored_ends") == []
+
+
+def test_what_is_purged_before_it_was_counted_is_counted_as_it_was(db, clock):
+    clock.set(NOON)
+    stages = [{"stage": "a", "job_type": "x"}]
+    value(db, "define_pipeline", pipeline="p", stages=Jsonb(stages))
+    value(db, "start_pipeline", pipeline="p")
+    clock.advance("10 s")
+    (job,) = claim(db)
+    clock.advance("5 s")
+    one(db, "finish_job", **owner(job))
+    assert one(db, "act_on_jobs", act="purge", filter={"ids": [job.job_id]}).changed == 1
+
+    look(db, clock)
+
+    query = "select outcome, total_wait, total_run from rota.job_stats where step = 'minute'"
+    assert rows(db, query) == [("succeeded", timedelta(seconds=10), timedelta(seconds=5))]
 
 
 def test_retention_takes_nothing_that_is_not_counted(db, connect, clock):
