@@ -24,7 +24,7 @@ create or replace function rota.next_run(
 declare
     v_after constant timestamptz := coalesce(after, rota.now());
 begin
-    perform rota._check_time_zone('time_zone', time_zone);
+    perform rota._check_time_zone(time_zone);
     perform rota._check_run_at('after', v_after);
     if starts_at is not null then perform rota._check_run_at('starts_at', starts_at); end if;
     return rota._next_occurrence(rota._parse_schedule(schedule), time_zone,
@@ -54,7 +54,7 @@ begin
     perform rota._check_run_at('after', v_after);
 
     if name is null then
-        perform rota._check_time_zone('time_zone', time_zone);
+        perform rota._check_time_zone(time_zone);
         v_definition := jsonb_populate_record(v_definition, jsonb_build_object('schedule',
             schedule, 'time_zone', time_zone, 'anchored_at', v_after));
     else

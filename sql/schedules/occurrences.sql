@@ -66,7 +66,7 @@ begin
             begin
                 v_enqueued := v_enqueued + rota._enqueue_due(array[v_name], due, 1);
             exception when others then
-                perform rota._disable_broken(v_name, sqlstate, sqlerrm);
+                if not rota._disable_if_broken(v_name, sqlstate, sqlerrm) then raise; end if;
             end;
         exception when others then
             raise warning 'schedule % stays due: %', v_name, sqlerrm;
@@ -75,21 +75,18 @@ begin
     return v_enqueued;
 end $$;
 
-/* Disable a definition whose own values make it fail, and which the caller has locked; any
- * other error may pass. */
-create or replace function rota._disable_broken(name text, code text, problem text)
-    returns void language plpgsql as $$
+/* Disable a definition whose own values make it fail, and which the caller has locked; false
+ * where it is another error, which may pass. */
+create or replace function rota._disable_if_broken(name text, code text, problem text)
+    returns boolean language plpgsql as $$
 begin
-    if left(code, 2) not in ('22', '23', '42', '54', 'RT') then
-        raise warning 'schedule % failed and will be tried again: %', name, problem;
-        return;
-    end if;
-
+    if left(code, 2) not in ('22', '23', '42', '54', 'RT') then return false; end if;
     update rota.job_definitions as d
     set is_enabled = false, disabled_at = rota.now(), disabled_by = null,
-        last_error = left(_disable_broken.problem, 1000), next_run_at = null
-    where d.name = _disable_broken.name;
+        last_error = left(_disable_if_broken.problem, 1000), next_run_at = null
+    where d.name = _disable_if_broken.name;
     raise warning 'schedule % is disabled: %', name, problem;
+    return true;
 end $$;
 
 /* Enqueue what a definition that is about to change has due, and return what it is then. */
@@ -103,8 +100,7 @@ begin
     begin
         perform rota._enqueue_due(array[definition.name], v_now, 1);
     exception when others then
-        if left(sqlstate, 2) not in ('22', '23', '42', '54', 'RT') then raise; end if;
-        perform rota._disable_broken(definition.name, sqlstate, sqlerrm);
+        if not rota._disable_if_broken(definition.name, sqlstate, sqlerrm) then raise; end if;
     end;
     select d.* into definition from rota.job_definitions as d where d.name = definition.name;
     return definition;

@@ -56,7 +56,7 @@ end $$;
  * abbreviations, which are fixed offsets and come first, and texts such as FOO+3, which mean
  * something else than they seem to; those two have no slash, or a digit.  Nor those that count
  * leap seconds, which no clock on a wall does. */
-create or replace function rota._check_time_zone(argument text, time_zone text)
+create or replace function rota._check_time_zone(time_zone text)
     returns void language plpgsql stable as $$
 begin
     if time_zone in ('UTC', 'GMT') then
@@ -77,6 +77,6 @@ begin
         end;
     end if;
 
-    perform rota._refuse(argument, format('must be a name such as Europe/Warsaw or UTC, got %s',
-        coalesce(quote_literal(left(time_zone, 80)), 'null')));
+    perform rota._refuse('time_zone', format('must be a name such as Europe/Warsaw or UTC, '
+        'got %s', coalesce(quote_literal(left(time_zone, 80)), 'null')));
 end $$;
