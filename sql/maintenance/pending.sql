@@ -49,11 +49,11 @@ begin
 end $$;
 
 /* Whether a check is due that may be done, now or after the end of this transaction. */
-create or replace function rota._has_checks(with_own boolean)
+create or replace function rota._has_checks()
     returns boolean language plpgsql as $$
 begin
     return current_setting('transaction_isolation') = 'read committed'
-      and rota._due_checks(1, with_own) <> '{}';
+      and rota._due_checks(1, with_own => true) <> '{}';
 end $$;
 
 /* Whether a call is alone in its transaction, or in a procedure that has committed since its

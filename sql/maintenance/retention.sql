@@ -112,15 +112,14 @@ begin
     return next;
 end $$;
 
-/* Record a tick, unless one was recorded lately; returns whether it was due.  Lately is five
- * minutes where there was nothing to do for a minute, so that an idle database is not written
- * to.  A tick that is not alone may hold the row for long, and so leaves it to others longer.
- * A row that another session holds stays as it is, and the tick is due. */
-create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
-    returns boolean language plpgsql as $$
+/* Whether a tick is to be recorded: unless one was lately.  Lately is five minutes where there
+ * was nothing to do for a minute, so that an idle database is not written to.  A tick that is
+ * not alone may hold the row for long, and so leaves it to others longer. */
+create or replace function rota._is_tick_due(is_alone boolean, is_busy boolean)
+    returns boolean language plpgsql stable as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_is_idle constant boolean := not _record_tick.is_busy and not exists (
+    v_is_idle constant boolean := not is_busy and not exists (
         select from rota.maintenance as u
         where u.task = 'retention' and u.done_at between v_now - interval '1 minute' and v_now
     );
@@ -131,15 +130,20 @@ declare
         else '30 seconds'
     end;
 begin
-    if exists (
+    return not exists (
         select from rota.maintenance as u
         where u.task = 'tick' and u.done_at between v_since and v_now
-    ) then
-        return false;
-    end if;
+    );
+end $$;
 
+/* Record a tick if that is due, and return whether it was.  A row that another session holds
+ * stays as it is, and the tick is due. */
+create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
+    returns boolean language plpgsql as $$
+begin
+    if not rota._is_tick_due(is_alone, is_busy) then return false; end if;
     update rota.maintenance as u
-    set done_at = v_now,
+    set done_at = rota.now(),
         done_by = format('%s as %s',
             -- A background worker has no name of an application, but a type.
             coalesce(nullif(current_setting('application_name'), ''), (
@@ -378,14 +382,19 @@ exception when others then
     return v_deleted;
 end $$;
 
-/* What is partitioned by time: by so many days, so many partitions ahead, kept so long. */
-create or replace function rota._partitioned_tables()
-    returns table (name text, time_column text, days integer, ahead integer, keep interval)
-    language sql stable as $$
-    select 'finished_jobs_done', 'finished_at', 1, 7, rota._horizon()
-    union all
-    select 'job_errors', 'failed_at', 7, 2, greatest(interval '90 days',
-        (select max(q.keep_dead) from rota.queues as q));
+/* What is partitioned by time: by so many days, with so many partitions ahead, and the time
+ * before which it is purged. */
+create or replace function rota._partitioned()
+    returns table (
+        name text, time_column text, days integer, ahead integer, before timestamptz
+    ) language sql stable as $$
+    select t.name, t.time_column, t.days, t.ahead,
+        least(rota.now() - t.keep, rota._counted_until())
+    from (values
+        ('finished_jobs_done', 'finished_at', 1, 7, rota._horizon()),
+        ('job_errors', 'failed_at', 7, 2, greatest(interval '90 days',
+            (select max(q.keep_dead) from rota.queues as q)))
+    ) as t (name, time_column, days, ahead, keep);
 $$;
 
 /* The partitions of a table that lie wholly before this day, oldest first. */
@@ -409,8 +418,8 @@ declare
     v_partition regclass;
     v_deleted integer;
 begin
-    select t.time_column, t.days, least(rota.now() - t.keep, rota._counted_until()) as before
-    into v_table from rota._partitioned_tables() as t where t.name = _purge_partitions.parent;
+    select t.* into v_table from rota._partitioned() as t
+    where t.name = _purge_partitions.parent;
     v_deleted := rota._purge_rows(parent || '_default', v_table.time_column, v_table.before,
         max_rows, c_unneeded);
 
@@ -471,7 +480,7 @@ declare
     v_is_large boolean;
     v_created integer := 0;
 begin
-    for v_table in select t.* from rota._partitioned_tables() as t loop
+    for v_table in select t.* from rota._partitioned() as t loop
         -- Attaching a partition reads the default one under a lock that endings wait for.
         execute format('select count(*) > 100000 from (select from rota.%I as f limit 100001) '
             'as f', v_table.name || '_default') into v_is_large;
@@ -538,10 +547,9 @@ declare
     v_dropped integer := 0;
 begin
     for v_parent, v_partition in
-        select t.name, p.partition from rota._partitioned_tables() as t
+        select t.name, p.partition from rota._partitioned() as t
         cross join lateral rota._old_partitions(t.name, t.days,
-            (least(rota.now() - t.keep, rota._counted_until()) at time zone 'UTC')::date)
-            as p (partition)
+            (t.before at time zone 'UTC')::date) as p (partition)
     loop
         exit when v_dropped >= 20;
         -- Not in the query, which would ask it of the partitions that stay, too.

@@ -98,7 +98,7 @@ begin
         or checks_done >= 1000 and rota._has_later_due()
         -- What was done may have led to more, which can be done after the commit.
         or greatest(jobs_swept, jobs_expired, jobs_enqueued, checks_done) > 0
-        and rota._has_checks(with_own => true),
+        and rota._has_checks(),
         false);
     return next;
 end $$;
@@ -120,7 +120,7 @@ declare
 begin
     if rota._has_stale_leases() or rota._has_expired() or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
-    ) or rota._has_checks(true) or rota._has_later_due() or exists (select from rota.breakers)
+    ) or rota._has_checks() or rota._has_later_due() or exists (select from rota.breakers)
       or exists (
         select from rota.retry_budgets as b where rota._first_retries(b.queue, 1) <> '{}'
     ) then
@@ -128,12 +128,9 @@ begin
     end if;
     if patient and not rota._is_full_scan_due(rota._scan_start('patient')::bigint, v_now) then
         return false;
-    elsif rota._has_uncounted(true) or rota._has_count_due() or exists (
-        select from rota.maintenance as u join rota.maintenance as r on r.task = 'retention'
-        where u.task = 'tick'
-          and (r.has_more or u.done_at not between v_now - case
-              when r.done_at between v_now - interval '1 minute' and v_now
-              then interval '10 seconds' else '5 minutes' end and v_now)
+    elsif rota._has_uncounted(true) or rota._has_count_due() or rota._is_tick_due(true, false)
+      or exists (
+        select from rota.maintenance as m where m.task = 'retention' and m.has_more
     ) then
         return true;
     elsif patient then

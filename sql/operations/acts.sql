@@ -620,10 +620,7 @@ begin
     if not arguments ?| '{payload,merge,max_attempts}'::text[] then return null; end if;
     if arguments ?| '{payload,merge}'::text[] then
         with runs as materialized (
-            select j.id, j.payload from rota.jobs as j where j.id = any(_edit_jobs.job_ids)
-            union all
-            select f.id, f.payload from rota.finished_jobs as f
-            where f.id = any(_edit_jobs.job_ids)
+            select r.id, r.payload from rota._runs as r where r.id = any(_edit_jobs.job_ids)
         ),
         kept as (
             update rota.job_errors as e
