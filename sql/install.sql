@@ -122,7 +122,6 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir maintenance/moves.sql
 \ir maintenance/breakers.sql
 \ir maintenance/budgets.sql
-\ir maintenance/expiry.sql
 \ir maintenance/archive.sql
 \ir maintenance/statistics.sql
 \ir maintenance/retention.sql

@@ -1,5 +1,5 @@
 /*
- * maintenance/sweep.sql -- take back the jobs of workers that vanished.
+ * maintenance/sweep.sql -- take back the jobs of workers that vanished, and end expired ones.
  *
  * A running job whose lease has ended is treated as one whose attempt failed.  No leader does
  * this and no daemon: any session may call it at any time, each call does a bounded amount, and
@@ -10,22 +10,27 @@
  *
  * One row that cannot be swept must not keep the others.  All are first tried together; if
  * that fails they are tried one by one, each in its own subtransaction, and the bad one stays
- * with a warning.  So it is with jobs that have expired (maintenance/expiry.sql).
+ * with a warning.
+ *
+ * Nor does an attempt begin at expires_at or later: a claim passes over a job that has expired,
+ * and takes it out of its lane (jobs/claim.sql).  Here it ends, as cancelled and with
+ * error_type expired: its producer said that it is useless from then on, so no operator has to
+ * look at it, as at a dead one.  That is so for every job that waits, also for its retry, for
+ * others or for a limit; one that runs may come to its end.
  *
  * In the first seconds of a server nothing is swept.  The leases that ended while it was away
  * say nothing of their workers, which come back with what they have ended meanwhile.
  *
- * A session begins where its last sweep ended (base/scan_start.sql), and looks from the very
+ * A session begins where its last scan ended (base/scan_start.sql), and looks from the very
  * start after a minute at the latest.
  */
 
 create or replace function rota.sweep_stale_leases(max_jobs integer default 1000)
-    returns integer language plpgsql security definer set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off set enable_sort = off as $$
+    returns integer language plpgsql security definer
+    set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_number('max_jobs', max_jobs, 1, 10000);
-    return case when rota._has_stale_leases() then rota._end_late('sweep', max_jobs) else 0 end;
+    return rota._end_late('sweep', max_jobs);
 end $$;
 
 comment on function rota.sweep_stale_leases is
@@ -35,11 +40,14 @@ comment on function rota.sweep_stale_leases is
 /* Sweep jobs, or end those that have expired, together; where that fails, one by one: more are
  * looked at then, so that those that cannot be ended do not fill the call. */
 create or replace function rota._end_late(kind text, max_jobs integer)
-    returns integer language plpgsql as $$
+    returns integer language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     v_job_id bigint;
     v_ended integer := 0;
 begin
+    if not rota._has_late(kind) then return 0; end if;
     begin
         return rota._end_these(kind, rota._lock_late(kind, max_jobs));
     exception when others then
@@ -77,32 +85,40 @@ begin
     return array(
         select j.id from rota.jobs as j
         where j.locked_until is null and j.expires_at <= v_now
-          and j.expires_at >= rota._from_micros(rota._scan_from('expired', v_now))
+          and j.expires_at >= rota._from_micros(rota._scan_from('expiry', v_now))
         -- By both columns: the server does not see that the first is the same for all.
         order by j.locked_until, j.expires_at limit _lock_late.max_jobs for update skip locked
     );
 end $$;
 
-/* Whether a lease has ended; remembers where the first one is, or that none is left from before
- * this time: a little earlier, for late commits. */
-create or replace function rota._has_stale_leases()
+/* Whether a lease has ended, or a job that waits has expired; remembers where the first one is,
+ * or that none is left from before this time: a little earlier, for late commits. */
+create or replace function rota._has_late(kind text)
     returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_since constant bigint := rota._scan_from('sweep', v_now);
+    v_since constant bigint := rota._scan_from(kind, v_now);
     c_index constant oid := 'rota.jobs_deadline_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_first timestamptz;
 begin
-    select j.locked_until into v_first from rota.jobs as j
-    where j.status = 'running' and j.locked_until < v_now
-      and j.locked_until >= rota._from_micros(v_since)
-    order by j.locked_until limit 1;
-    perform rota._keep_scan_from('sweep', v_now, v_since is null, c_index, v_walked,
-        rota._micros(coalesce(v_first, v_now)) - 10000, '1 minute');
+    if kind = 'sweep' then
+        select j.locked_until into v_first from rota.jobs as j
+        where j.status = 'running' and j.locked_until < v_now
+          and j.locked_until >= rota._from_micros(v_since)
+        order by j.locked_until limit 1;
+    else
+        select j.expires_at into v_first from rota.jobs as j
+        where j.locked_until is null and j.expires_at <= v_now
+          and j.expires_at >= rota._from_micros(v_since)
+        order by j.locked_until, j.expires_at limit 1;
+    end if;
+    perform rota._keep_scan_from(kind, v_now, v_since is null, c_index, v_walked,
+        rota._micros(coalesce(v_first, v_now)) - 10000,
+        case kind when 'sweep' then interval '1 minute' else '2 seconds' end);
     -- A worker looks for a server that is away every half second.
-    return v_first is not null
-      and v_now - rota._server_start() not between interval '0' and interval '3 seconds';
+    return v_first is not null and (kind <> 'sweep'
+        or v_now - rota._server_start() not between interval '0' and interval '3 seconds');
 end $$;
 
 /* When the server let sessions in.  It falls down and comes back under the same postmaster when

@@ -56,7 +56,7 @@ begin
         begin
             case v_part
                 when 'sweep' then jobs_swept := rota.sweep_stale_leases(1000);
-                when 'expiry' then jobs_expired := rota._expire_jobs(1000);
+                when 'expiry' then jobs_expired := rota._end_late('expiry', 1000);
                 when 'schedules' then jobs_enqueued := rota._enqueue_due_schedules(1000);
                 when 'breakers' then perform rota._check_breakers();
                 when 'retry budgets' then perform rota._spend_budgets();
@@ -91,8 +91,8 @@ begin
     );
     -- What a part left because it could not do it is not asked for again at once.
     has_more := coalesce(
-        has_more or v_has_uncounted or jobs_swept >= 1000 and rota._has_stale_leases()
-        or jobs_expired >= 1000 and rota._has_expired()
+        has_more or v_has_uncounted or jobs_swept >= 1000 and rota._has_late('sweep')
+        or jobs_expired >= 1000 and rota._has_late('expiry')
         or jobs_enqueued >= 1000 and exists (
             select from rota.job_definitions as d where d.next_run_at <= rota.now())
         or checks_done >= 1000 and rota._has_later_due()
@@ -118,7 +118,7 @@ create or replace function rota._has_maintenance(patient boolean default false)
 declare
     v_now constant timestamptz := rota.now();
 begin
-    if rota._has_stale_leases() or rota._has_expired() or exists (
+    if rota._has_late('sweep') or rota._has_late('expiry') or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
     ) or rota._has_checks() or rota._has_later_due() or exists (select from rota.breakers)
       or exists (

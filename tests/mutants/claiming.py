@@ -107,15 +107,15 @@ CLAIMS = (
         sql(
             "maintenance/sweep",
             "where j.locked_until is null and j.expires_at <= v_now and "
-            "j.expires_at >= rota._from_micros(rota._scan_from('expired', v_now))",
+            "j.expires_at >= rota._from_micros(rota._scan_from('expiry', v_now))",
             "where j.expires_at <= v_now and "
-            "j.expires_at >= rota._from_micros(rota._scan_from('expired', v_now))",
+            "j.expires_at >= rota._from_micros(rota._scan_from('expiry', v_now))",
         ),
         sql(
-            "maintenance/expiry",
+            "maintenance/sweep",
             "where j.locked_until is null and j.expires_at <= v_now and "
-            "j.expires_at >= rota._from_micros(v_start)",
-            "where j.expires_at <= v_now and j.expires_at >= rota._from_micros(v_start)",
+            "j.expires_at >= rota._from_micros(v_since)",
+            "where j.expires_at <= v_now and j.expires_at >= rota._from_micros(v_since)",
         ),
     ),
     mutant(

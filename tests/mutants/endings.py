@@ -282,12 +282,12 @@ begin
         sql(
             "maintenance/sweep",
             """\
-    where j.status = 'running' and j.locked_until < v_now
-      and j.locked_until >= rota._from_micros(v_since)
+        where j.status = 'running' and j.locked_until < v_now
+          and j.locked_until >= rota._from_micros(v_since)
 """,
             """\
-    where j.status = 'running' and j.locked_until <= v_now
-      and j.locked_until >= rota._from_micros(v_since)
+        where j.status = 'running' and j.locked_until <= v_now
+          and j.locked_until >= rota._from_micros(v_since)
 """,
         ),
     ),
@@ -297,8 +297,8 @@ begin
         "client/test_away.py",
         sql(
             "maintenance/sweep",
-            "interval '3 seconds';\n",
-            "interval '0';\n",
+            "interval '3 seconds');\n",
+            "interval '0');\n",
         ),
     ),
     mutant(
@@ -347,9 +347,9 @@ begin
         "sql/jobs/test_scan_start.py",
         sql(
             "maintenance/sweep",
-            "v_since constant bigint := rota._scan_from('sweep', v_now);",
+            "v_since constant bigint := rota._scan_from(kind, v_now);",
             "v_since constant bigint := "
-            "(string_to_array(rota._scan_start('sweep'), ' '))[2]::bigint;",
+            "(string_to_array(rota._scan_start(kind), ' '))[2]::bigint;",
         ),
     ),
     mutant(

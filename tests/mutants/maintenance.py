@@ -352,13 +352,13 @@ MAINTENANCE = (
         "stale-lease-not-looked-for",
         "A tick does not see that there is something to take back.",
         "sql/maintenance/test_tick.py sql/maintenance/test_wakeups.py",
-        sql("maintenance/tick", "if rota._has_stale_leases() or", "if"),
+        sql("maintenance/tick", "if rota._has_late('sweep') or", "if"),
     ),
     mutant(
         "expired-not-looked-for",
         "A tick does not see that a job has expired.",
         "sql/maintenance/test_expiry.py",
-        sql("maintenance/tick", "or rota._has_expired() or exists (", "or exists ("),
+        sql("maintenance/tick", "or rota._has_late('expiry') or exists (", "or exists ("),
     ),
     mutant(
         "own-checks-done",

@@ -45,7 +45,7 @@ MUTANTS: dict[str, list[Mutation]] = {
     ],
     "a lease that ends a moment too early": [
         ("_lock_late", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
-        ("_has_stale_leases", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
+        ("_has_late", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
     ],
     "a cancel that nobody minds": [("_fail_running", CANCELLED, "if false then")],
     "a delay beyond its cap": [("_backoff", "v_cap / (1 + v_jitter)", "v_cap")],
