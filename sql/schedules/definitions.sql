@@ -70,7 +70,7 @@ create or replace function rota._put_definition(new rota.job_definitions)
     returns table (outcome text, next_run_at timestamptz) language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_old rota.job_definitions; v_changed_at timestamptz;
+    v_old rota.job_definitions; v_changed rota.job_definitions; v_changed_at timestamptz;
 begin
     loop
         -- What is so already is neither written nor waited for.
@@ -91,29 +91,35 @@ begin
             on conflict do nothing;
             -- Else another session has just taken the name.
             exit when found;
-        elsif rota._is_same(v_old, rota._keep_source(new, v_old)) then
+        elsif (rota._changed_by(new, v_old)).name is null then
             outcome := 'unchanged';
             next_run_at := v_old.next_run_at;
             exit;
         end if;
 
         select d.* into v_old from rota.job_definitions as d where d.name = new.name for update;
-        if found and not rota._is_same(v_old, rota._keep_source(new, v_old)) then
+        v_changed := case when found then rota._changed_by(new, v_old) end;
+        if v_changed.name is not null then
             outcome := 'changed';
             -- First, or a time that passes meanwhile is neither late nor planned.
             v_changed_at := rota.now();
             next_run_at := rota._change_definition(
-                rota._keep_source(new, v_old), rota._enqueue_late(v_old), v_changed_at);
+                v_changed, rota._enqueue_late(v_old), v_changed_at);
             exit;
         end if;
     end loop;
     return next;
 end $$;
 
-/* The new definition with the source that it has, or had; refused if that is another one, or
- * if the old one is of a queue that an operator is kept from. */
-create or replace function rota._keep_source(new rota.job_definitions, old rota.job_definitions)
+/* What *new* makes of the definition *old*; null if both say the same: the rest of a row says
+ * how far it has come.  It keeps its source; refused if that is another one, or if the old one
+ * is of a queue that an operator is kept from. */
+create or replace function rota._changed_by(new rota.job_definitions, old rota.job_definitions)
     returns rota.job_definitions language plpgsql as $$
+declare
+    -- The kind is generated, and so is not there before the row is written.
+    c_progress constant text[] := '{kind,is_enabled,disabled_at,disabled_by,last_error,'
+        'anchored_at,next_run_at,last_run_at,last_job_id,created_at,updated_at}'::text[];
 begin
     perform rota._check_queues('operator', array[old.queue]);
     if new.source <> old.source then
@@ -122,17 +128,8 @@ begin
             new.source));
     end if;
     new.source := coalesce(new.source, old.source);
-    return new;
+    return case when to_jsonb(new) - c_progress <> to_jsonb(old) - c_progress then new end;
 end $$;
-
-/* Whether two definitions say the same; the rest of a row says how far it has come. */
-create or replace function rota._is_same(old rota.job_definitions, new rota.job_definitions)
-    returns boolean language sql stable as $$
-    select to_jsonb(old) - p.columns = to_jsonb(new) - p.columns
-    -- The kind is generated, and so is not there before the row is written.
-    from (select '{kind,is_enabled,disabled_at,disabled_by,last_error,anchored_at,next_run_at,'
-        'last_run_at,last_job_id,created_at,updated_at}'::text[] as columns) as p;
-$$;
 
 /* Make the definition *old*, whose row the caller holds, say what *new* says. */
 create or replace function rota._change_definition(
