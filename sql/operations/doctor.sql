@@ -349,11 +349,7 @@ create or replace function rota._examine_limits()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('limit %s has let nothing run since %s', l.limit_name,
             rota._moment(l.updated_at)),
-        format('select rota.set_limit(%s, max_running => 1);', case
-            when l.queue is not null then format('queue => %L', l.queue)
-            when l.job_type is not null then format('job_type => %L', l.job_type)
-            else 'limit_key => ' || rota._literal(l.limit_key)
-        end)
+        rota._limit_statement(l, l.limit_key, 'max_running', 1)
     from rota.limits as l where l.max_running = 0 order by l.limit_name limit 1000;
 $$;
 

@@ -201,7 +201,7 @@ declare
           and job.hold not like 'retries %' then job.hold
     end;
     c_visible constant text[] := rota._allowed_queues('observer');
-    v_bound rota.limits; v_argument text; v_kept jsonb; v_free integer;
+    v_bound rota.limits; v_free integer;
     v_next_start_at timestamptz; v_running text[];
     v_is_full boolean := false;
 begin
@@ -210,17 +210,6 @@ begin
         where num_nonnulls(l.max_running, l.max_starts) > 0
         order by l.limit_name is distinct from c_hold
     loop
-        v_argument := case
-            when v_bound.queue is not null then format('queue => %L', v_bound.queue)
-            when v_bound.job_type is not null then format('job_type => %L', v_bound.job_type)
-            else 'limit_key => ' || rota._literal(job.limit_key)
-        end;
-        -- That of a class is for each key of it, so the key gets one of its own, and keeps the
-        -- rest of what was set for the class.
-        v_kept := case when v_bound.limit_key like '%:*' then jsonb_strip_nulls(
-            jsonb_build_object('max_running', v_bound.max_running, 'max_starts',
-                v_bound.max_starts, 'per', v_bound.per, 'burst', v_bound.burst, 'weight',
-                v_bound.weight)) end;
         v_free := case when v_bound.max_running is not null and v_bound.is_backfilled
             then rota._free_slots(v_bound, 1, is_full => true) else 1 end;
         v_next_start_at := case
@@ -257,16 +246,16 @@ begin
                     v_bound.limit_name, v_bound.max_running,
                     coalesce(', running: ' || nullif(rota._list(v_running), ''), '')
                         || case when cardinality(v_running) = 1000 then ' or more' else '' end),
-                rota._raise_limit_statement(v_argument, 'max_running',
-                    v_bound.max_running + 1, v_kept);
+                rota._limit_statement(v_bound, job.limit_key, 'max_running',
+                    v_bound.max_running + 1);
         elsif v_next_start_at > c_now then
             return query
             select 'rate', format('limit %s lets %s start per %s: the next is in %s, '
                     'at %s', v_bound.limit_name, v_bound.max_starts,
                     rota._span(coalesce(v_bound.per, '1 second')),
                     rota._span(v_next_start_at - c_now), rota._moment(v_next_start_at)),
-                rota._raise_limit_statement(v_argument, 'max_starts',
-                    least(v_bound.max_starts * 2, 1000000), v_kept);
+                rota._limit_statement(v_bound, job.limit_key, 'max_starts',
+                    least(v_bound.max_starts * 2, 1000000));
         else
             continue;
         end if;
@@ -278,17 +267,6 @@ begin
             'tick, or the end of a job under that limit, makes it ready', c_hold),
             'select * from rota.tick();';
     end if;
-end $$;
-
-/* The statement that raises a setting of a limit, with others that it has to name. */
-create or replace function rota._raise_limit_statement(
-    about text, setting text, value integer, others jsonb
-) returns text language plpgsql stable as $$
-begin
-    return format('select rota.set_limit(%s, %s => %s%s);', about, setting, value, (
-        select string_agg(format(', %s => %L', o.key, o.value), '' order by o.key)
-        from jsonb_each_text(others - setting) as o
-    ));
 end $$;
 
 /* The jobs that it depends on, those first that will never end well by themselves. */

@@ -122,6 +122,25 @@ create or replace function rota._resume_statement(pause rota.pauses)
     end;
 $$;
 
+/* The statement that changes a setting of a limit.  That of a class is for each key of it, so a
+ * key gets one of its own, and keeps the rest of what was set for the class. */
+create or replace function rota._limit_statement(
+    bound rota.limits, limit_key text, setting text, value integer
+) returns text language plpgsql stable as $$
+begin
+    return format('select rota.set_limit(%s, %s => %s%s);', case
+            when bound.queue is not null then format('queue => %L', bound.queue)
+            when bound.job_type is not null then format('job_type => %L', bound.job_type)
+            else 'limit_key => ' || rota._literal(limit_key)
+        end, setting, value, (
+            select string_agg(format(', %s => %L', s.key, s.value), '' order by s.key)
+            from jsonb_each_text(to_jsonb(bound)) as s
+            where s.key in ('max_running', 'max_starts', 'per', 'burst', 'weight')
+              and s.key <> setting and s.value is not null
+              and bound.limit_key <> _limit_statement.limit_key
+        ));
+end $$;
+
 /* How many jobs there are, where they were counted up to so many. */
 create or replace function rota._jobs_words(jobs bigint, counted_to bigint)
     returns text language sql immutable as $$
