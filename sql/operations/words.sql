@@ -203,7 +203,8 @@ begin
     select h.ordering_key, format('ordering key %L has been halted for %s by job %s, which %s',
             h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id, case
                 when f.id is null
-                    then 'retention has removed: the jobs behind it can only continue without it'
+                    then 'retention has removed: the jobs behind it can only continue without '
+                        'it'
                 else 'is dead: ' || rota._error_words(f.error_type, f.last_error)
                     || coalesce('; ' || rota._key_words(f.id), '')
             end),
