@@ -300,7 +300,7 @@ def test_explain_doctor_and_the_log_tell_of_a_budget(db, clock):
     assert told.reason == "retry_budget"
     assert "has been due for 20 s" in told.explanation
     assert (
-        "lets 6.3 retries begin in a minute (6, and 10 % of first attempts)" in told.explanation
+        "it allows 6.3 retries per minute (6, and 10 % of first attempts)" in told.explanation
     )
     (found,) = [row for row in call(db, "doctor") if row.finding == "queues"]
     assert found.severity == "warning"
