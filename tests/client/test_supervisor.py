@@ -339,7 +339,7 @@ def test_a_port_that_is_taken_is_named(run: Run) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         told = run("worker", "client.sample_handlers", "--health", str(port), "--once", code=1)
-    assert f"another process answers at port {port} already" in told
+    assert f"another process already uses port {port}" in told
 
 
 def test_a_worker_is_not_ready_while_its_database_is_away(dsn: str) -> None:

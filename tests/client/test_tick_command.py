@@ -221,7 +221,7 @@ def test_a_standby_is_no_place_to_tick_and_nobody_dies_of_it(
         return [report is not None for report in reports]
 
     assert main(["tick", "-d", dsn]) == 1
-    assert "Tick at the primary" in capsys.readouterr().err
+    assert "tick at the primary" in capsys.readouterr().err
     assert asyncio.run(tick_before_and_after_the_failover()) == [False, True]
     assert "tick failed, retrying: tick() cannot run" in caplog.messages[0]
 

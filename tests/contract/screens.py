@@ -126,8 +126,9 @@ def page(screens: dict[str, str]) -> str:
 
 def folded(text: str) -> str:
     """Return a page without what differs from run to run: numbers, times and line breaks."""
+    text = re.sub(r"\s+", " ", text)  # first, since a line may break before a unit
     text = re.sub(r"\d+(\.\d+)?( ?(us|ms|s|min|h))?\b", " ", text)
-    return re.sub(r"\s+", " ", text)
+    return re.sub(r" +", " ", text)
 
 
 def main() -> None:
