@@ -114,8 +114,8 @@ where j.status = 'running' and j.locked_until is not null
     or j.queue = any((select rota.visible_queues())::text[]));
 
 comment on view rota.stale_jobs is
-    'Running jobs to look at: the lease has expired and no tick has swept it yet, or the '
-    'worker has reported nothing for an hour.';
+    'Running jobs to check: the lease has expired and no tick has swept it yet, or the worker '
+    'has reported nothing for an hour.';
 
 create or replace view rota._visible_dead with (security_barrier = true) as
 select f.* from rota.finished_jobs_dead as f
@@ -182,7 +182,7 @@ select j.queue, j.job_type, j.error_type, j.message, sum(j.failures)::bigint as 
 from jobs as j group by 1, 2, 3, 4;
 
 comment on view rota.error_groups is
-    'The newest 2000 failed attempts, grouped by what fold_error() makes of the error.';
+    'The newest 2000 failed attempts, grouped by fold_error() of the error.';
 
 create or replace view rota.hourly_stats with (security_barrier = true) as
 select date_bin('1 hour', s.starts_at, 'epoch') as hour, s.queue, s.job_type,
@@ -210,7 +210,7 @@ group by 1, 2, 3;
 
 comment on view rota.hourly_stats is
     'Ended jobs of this hour and the 23 before it, by hour, queue and job type, as job_stats() '
-    'has them of any time; durations are of the attempts that ended them.';
+    'has them for any period; durations are those of the attempts that ended them.';
 
 create or replace view rota.limit_stats with (security_barrier = true) as
 select n.limit_name, l.max_running, coalesce(w.running, r.running, 0) as running,
@@ -287,7 +287,7 @@ where num_nonnulls(l.max_running, l.max_starts) > 0
     ));
 
 comment on view rota.limit_stats is
-    'One row per limit in use: how many jobs run under it, how many due ones wait for whatever '
+    'One row per limit in use: how many jobs run under it, how many due ones wait for any '
     'reason, and when the next may start at its rate.';
 
 create or replace view rota.unknown_effects with (security_barrier = true) as
@@ -308,7 +308,7 @@ where e.completed_at is null
 
 comment on view rota.unknown_effects is
     'Effects that may or may not have happened, with the job that recorded them; '
-    'settle_effect() records the answer.';
+    'settle_effect() records which.';
 
 create or replace view rota.ticker_health as
 select nullif(u.done_at, '-infinity') as last_tick_at, u.done_by as last_tick_by,

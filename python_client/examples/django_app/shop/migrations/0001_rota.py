@@ -1,4 +1,4 @@
-"""Install rota; a later version of it comes by one more migration like this."""
+"""Install rota; another migration like this upgrades it."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def install(apps: Any, schema_editor: Any) -> None:
 
 
 class Migration(migrations.Migration):
-    """It stands first, so that every test database has rota too."""
+    """It comes first, so that every test database has rota too."""
 
-    atomic = False  # rota's script has a transaction of its own
+    atomic = False  # rota's script has its own transaction
     operations = [migrations.RunPython(install, migrations.RunPython.noop)]  # noqa: RUF012
