@@ -116,7 +116,7 @@ def test_a_worker_runs_once(dsn: str) -> None:
     worker = Worker(dsn, _registry(threading.Event()))
     worker.run(drain=True)
 
-    with pytest.raises(RuntimeError, match="make another one"):
+    with pytest.raises(RuntimeError, match="create another one"):
         worker.run(drain=True)
 
 

@@ -342,7 +342,7 @@ def test_show_tells_what_is_wrong_with_a_broken_text(run: Run, db: Db) -> None:
     for words in (["next", "--name"], ["enable"], ["run"]):
         assert hint[2:-1] in run("schedule", *words, "nightly", code=1)
     assert run("schedule", "add", *NIGHTLY).startswith("changed nightly: ")
-    assert "put it right" not in run("schedule", "show", "nightly")
+    assert "correct it" not in run("schedule", "show", "nightly")
 
 
 def test_show_tells_the_start_that_every_counts_from(run: Run) -> None:

@@ -81,7 +81,7 @@ def test_rota_queue_move_goes_on_and_says_end_only_when_nothing_waits(urls):
 
     assert unknown.returncode == 1
     assert "it has neither settings nor jobs here" in unknown.stdout
-    assert "then say --end" in done.stdout
+    assert "then run it with --end" in done.stdout
     assert waits.returncode == 0, waits.stderr
     assert "info limits         limit queue q is not set in the other database" in waits.stdout
     assert "waits for ordering key 'k', behind job" in waits.stdout

@@ -179,7 +179,7 @@ def test_a_copy_of_the_schema_alone_says_that_it_needs_the_install(
         assert len(told) == 1
         assert "copy without data" in told[0][0]
         assert told[0][1] is None
-        assert db.execute(drift).fetchall() == [("all is as it was installed", None)]
+        assert db.execute(drift).fetchall() == [("everything is as installed", None)]
         assert ticked == [(True, True, 1)]
 
 
