@@ -132,11 +132,11 @@ class TrustedHeader:
         """Return whom the proxy names; raise RefusedError if it is not the proxy that asks."""
         address = _address(request)
         if address is None or not any(address in proxy for proxy in self._proxies):
-            raise RefusedError("this page is reached through its proxy")
+            raise RefusedError("reach this page through its proxy")
         # Two lines of the header: the client's own, and the proxy's.  Which is which?
         told = request.headers.getlist(self._header)
         if len(told) != 1 or not told[0].strip():
-            raise RefusedError(f"the proxy did not say who is there, in {self._header}")
+            raise RefusedError(f"the proxy sent no user name in {self._header}")
         name = told[0].strip()
         with suppress(UnicodeDecodeError):  # proxies send UTF-8, which a header is not read as
             name = name.encode("latin-1").decode()
@@ -149,10 +149,10 @@ async def only_this_machine(request: Request) -> User | None:
     address = _address(request)
     name = (request.url.hostname or "").lower()
     if address is None or not address.is_loopback or name not in LOOPBACK_NAMES:
-        raise RefusedError("without passwords this page is for its own machine: localhost")
+        raise RefusedError("without passwords this page serves only its own machine: localhost")
     if any(header in request.headers for header in FORWARDED):
         raise RefusedError(
-            "a proxy passed this on: say who may see the page, by passwords or trusted_header"
+            "this request came through a proxy: configure passwords or trusted_header"
         )
     return User("", is_operator=True)
 
@@ -181,7 +181,7 @@ class Tokens:
         if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
             raise RefusedError("this act came from another site")
         if not hmac.compare_digest(self.of(user).encode(), token.encode()):
-            raise RefusedError("this form is of an earlier start of the page: load it again")
+            raise RefusedError("this form is from before a restart: load the page again")
 
 
 def _address(request: Request) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
