@@ -173,7 +173,7 @@ def test_only_a_plain_function_without_a_job_can_have_a_process() -> None:
 def test_a_function_that_has_no_name_of_its_own_is_refused_for_a_process(
     function: Any,
 ) -> None:
-    with pytest.raises(TypeError, match=r"not a method or one|is made of a function"):
+    with pytest.raises(TypeError, match=r"not a method or one|is made from a function"):
         Registry().task("a", own_process=True)(function)
 
 
