@@ -189,7 +189,7 @@ def test_trouble_can_be_read_by_all(
             size, colors = ((WIDE, "light"), (PHONE, "dark"))[number % 2]
             show_as(shown, size, colors)
             with db.transaction():
-                if "stopped" in says:
+                if "cancelled" in says:
                     db.execute(
                         "lock table rota.jobs, rota.finished_jobs in access exclusive mode"
                     )
