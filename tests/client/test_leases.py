@@ -8,18 +8,18 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
 
 import rota
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
-from rota.job import BaseJob, State
+from rota.job import BaseJob, JobContext, State
 from rota.rows import ClaimedJob, JobHeartbeat
 from rota.worker.connection import ConnectionState
 from rota.worker.heartbeat import Heartbeat
-from rota.worker.lending import Watch
+from rota.worker.lending import JobConnections, Watch
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
@@ -36,7 +36,7 @@ def _job(lease: float, claimed_at: float) -> BaseJob:
     claim = ClaimedJob(*[None] * len(ClaimedJob._fields))._replace(
         job_id=1, lease_token=1, locked_for=timedelta(seconds=lease)
     )
-    return BaseJob(claim, SimpleNamespace(worker="w"), claimed_at)
+    return BaseJob(claim, JobContext("w", cast(JobConnections, None)), claimed_at)
 
 
 class _Connection:
@@ -116,7 +116,7 @@ def test_a_job_that_is_gone_is_lost_unless_its_end_is_just_reported(state: State
     heartbeat.add([job])
     asyncio.run(heartbeat._beat([job]))
 
-    assert job.is_told_lost is (state in (State.HELD, State.RUNNING))
+    assert job.is_lost is (state in (State.HELD, State.RUNNING))
 
 
 def test_heartbeats_go_on_after_an_error() -> None:

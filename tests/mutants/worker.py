@@ -67,7 +67,7 @@ WORKER = (
         "client/test_leases.py client/test_worker.py",
         client(
             "worker/heartbeat",
-            "            job.is_told_lost = True\n",
+            "            job.lose()\n",
             "",
         ),
     ),
@@ -75,9 +75,7 @@ WORKER = (
         "cancel-not-told",
         "A handler never learns that its job shall be cancelled.",
         "client/test_worker.py",
-        client(
-            "worker/heartbeat", "job.is_cancel_requested = beat.is_cancel_requested", "pass"
-        ),
+        client("worker/heartbeat", "job.told = Told.CANCEL", "pass"),
     ),
     mutant(
         "lease-without-end",
@@ -85,8 +83,8 @@ WORKER = (
         "client/test_worker_process.py client/test_throughput.py",
         client(
             "job",
-            "return self.is_told_lost or (self.seconds_left < 0 and not self.may_be_finished)",
-            "return self.is_told_lost",
+            "Told.LOST or (self.seconds_left < 0 and not self.may_be_finished)",
+            "Told.LOST",
         ),
     ),
     mutant(

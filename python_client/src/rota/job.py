@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import (
@@ -44,7 +45,7 @@ PROGRESS_TIMEOUT = 5.0
 
 
 class State(Enum):
-    """How far a job in hand is."""
+    """How far a job in hand is: moved by those alone who run its handler, and by that."""
 
     HELD = "held"
     """It waits for a free place."""
@@ -56,6 +57,24 @@ class State(Enum):
     """Its handler runs, and `transaction` has committed its end."""
     ENDED = "ended"
     """Its handler has ended, and that is being reported."""
+
+
+class Told(Enum):
+    """What was heard about a job in hand, whatever its state: a lost lease stays lost."""
+
+    NOTHING = "nothing"
+    CANCEL = "cancel"
+    """Somebody called ``cancel_job()``."""
+    LOST = "lost"
+    """Its lease is gone, and no heartbeat brings it back."""
+
+
+class Leaving(Enum):
+    """Whether a worker leaves, and then whether its jobs have a grace period left."""
+
+    NO = "no"
+    SOON = "soon"
+    NOW = "now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +99,7 @@ class JobContext:
         self.connections = connections
         self.resources: dict[str, Any] = {}
         self.processes = Processes()
+        self.leaving = Leaving.NO
         self.loop: asyncio.AbstractEventLoop
 
 
@@ -116,28 +136,15 @@ class BaseJob:
         """What `transaction` and `finish_in` store; else what the handler returns is stored."""
         self.next_stage: str | None = None
         """Where its run of a pipeline goes on to: None is the next in order, ``end`` none."""
-        self.is_cancel_requested = False
-        """Somebody called ``cancel_job()``."""
-        self.is_leaving = False
-        """The worker is leaving: who ends now, or raises JobCancelled, is not stopped later."""
-        self.is_stopping = False
-        """The worker is leaving, and its grace period is over."""
-        self.is_told_lost = False
-        """The database said that the lease is lost."""
-        self.is_told_overdue = False
-        """The database said that the time limit is over."""
-        self.is_cut = False
-        """Its handler was told that its lease or its time is over."""
-        self.is_in_doubt = False
-        """A transaction has its end, so that may have been committed."""
         self.is_given_up = False
         """Its task does not want another attempt after what its function raised."""
         self.claimed_at = self.confirmed_at = claimed_at
         """When the lease was last given, on the monotonic clock."""
         self.began_at = claimed_at
         self.state = State.HELD
-        self._has_transaction = False
-        self._put_at = inf
+        self.told = Told.NOTHING
+        self._put_at = inf  # when a transaction last got its end
+        self._transaction = threading.Lock()
         self._context = context
 
     def __repr__(self) -> str:
@@ -154,9 +161,29 @@ class BaseJob:
         return self.state is State.FINISHED
 
     @property
+    def is_in_doubt(self) -> bool:
+        """Whether a transaction had its end once, so that may have been committed."""
+        return self._put_at < inf
+
+    @property
     def is_lost(self) -> bool:
         """Whether the lease is gone: somebody else has the job, or it could not be extended."""
-        return self.is_told_lost or (self.seconds_left < 0 and not self.may_be_finished)
+        return self.told is Told.LOST or (self.seconds_left < 0 and not self.may_be_finished)
+
+    @property
+    def is_cancel_requested(self) -> bool:
+        """Whether somebody called ``cancel_job()``."""
+        return self.told is Told.CANCEL
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the worker leaves: who ends now, or raises JobCancelled, is not stopped."""
+        return self._context.leaving is not Leaving.NO
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the worker leaves, and its grace period is over."""
+        return self._context.leaving is Leaving.NOW
 
     @property
     def may_be_finished(self) -> bool:
@@ -186,7 +213,7 @@ class BaseJob:
     @property
     def is_overdue(self) -> bool:
         """Whether the attempt has taken longer than its time limit."""
-        return self.is_told_overdue or self.seconds_to_limit <= 0.0
+        return self.seconds_to_limit <= 0.0
 
     @property
     def is_wanted(self) -> bool:
@@ -194,6 +221,14 @@ class BaseJob:
         return not (
             self.is_lost or self.is_cancel_requested or self.is_stopping or self.is_overdue
         )
+
+    def start(self) -> None:
+        """Record that its handler starts."""
+        self.state, self.began_at = State.RUNNING, time.monotonic()
+
+    def lose(self) -> None:
+        """Record that the lease is lost, for good."""
+        self.told = Told.LOST
 
     def check(self) -> None:
         """Raise LeaseLostError or JobCancelled if the job should not go on."""
@@ -218,7 +253,7 @@ class BaseJob:
         try:
             yield
         except LeaseLostError:
-            self.is_told_lost = True
+            self.lose()
             raise
         except PASSING as error:
             if not is_lost(error):
@@ -246,13 +281,12 @@ class BaseJob:
     def _only_transaction(self) -> Iterator[None]:
         """Lend a job no second connection while it has one, for which it might wait forever."""
         self._check_unfinished()
-        if self._has_transaction:
+        if not self._transaction.acquire(blocking=False):
             raise RuntimeError(f"job {self.job_id} already has a transaction: use that")
-        self._has_transaction = True
         try:
             yield
         finally:
-            self._has_transaction = False
+            self._transaction.release()
 
     def _check_unfinished(self) -> None:
         if self.is_finished:
@@ -272,7 +306,6 @@ class BaseJob:
         if outcome != "finished":
             # An earlier commit succeeded though its reply was lost: never write twice.
             raise JobFinishedError(f"job {self.job_id} was finished by an earlier transaction")
-        self.is_in_doubt = True
         self._put_at = time.monotonic()
 
 

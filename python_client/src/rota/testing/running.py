@@ -34,7 +34,7 @@ from ..exceptions import (
     JobNotFoundError,
     LeaseLostError,
 )
-from ..job import AsyncJob, BaseJob, Job, JobContext, State
+from ..job import AsyncJob, BaseJob, Job, JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
 from ..tasks import Task
@@ -434,7 +434,7 @@ def _job_of(registry: Registry, claim: ClaimedJob, context: JobContext) -> BaseJ
     kind = AsyncJob if registry.is_async(claim.job_type) else Job
     job = kind(claim, context, time.monotonic())
     job.confirmed_at = math.inf  # nobody else is there, however long a debugger stops it
-    job.state = State.RUNNING
+    job.start()
     return job
 
 

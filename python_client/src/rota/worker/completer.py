@@ -300,9 +300,9 @@ class Completer:
             return False
         if row.answer == "refused" and self._try_otherwise(report, row):
             return False
-        if row.answer == "lost" and job.is_in_doubt:
+        if row.answer == "lost" and job.is_in_doubt and report.outcome.kind != "succeeded":
             # A success is told apart what ended the job: its own transaction, or another lease.
-            job.is_in_doubt, report.outcome = False, Outcome("succeeded")
+            report.outcome = Outcome("succeeded")
             self._add(report)
             return False
         self._forget(report)

@@ -20,10 +20,11 @@ from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, cast
+from weakref import WeakSet
 
 from ..client.statement import Unreadable
 from ..exceptions import JobCancelled, RotaError
-from ..job import AsyncJob, BaseJob, Job, JobContext, State
+from ..job import AsyncJob, BaseJob, Job, JobContext, Leaving
 from ..registry import Registry
 from ..rows import ClaimedJob
 from .completer import Completer
@@ -91,7 +92,7 @@ class Executor:
         share.running = self._running
         self._at_rest = asyncio.Event()
         self._at_rest.set()
-        self._is_open = True
+        self._cut: WeakSet[BaseJob] = WeakSet()
         self._will_look = False
         self._context = Context()
         self.threads = Threads()
@@ -145,16 +146,17 @@ class Executor:
         """
         if job not in self._running:
             return
-        if job.is_cut:
+        if job in self._cut:
             if job.is_lost and job.is_overdue:
                 self._give_up_hung(job)
             return
         task = self._running[job]
         if job.is_lost or job.is_overdue:
-            job.is_cut = True
+            self._cut.add(job)
             has_cut = self._job_context.connections.watch.cut(job)
             if task is not None:
-                job.is_told_lost = job.is_lost  # a heartbeat that comes through is too late
+                if job.is_lost:
+                    job.lose()  # a heartbeat that comes through is too late
                 loop = asyncio.get_running_loop()
                 loop.call_later(CUT_PAUSE if has_cut else 0.0, task.cancel)
         elif task is not None and not task.cancelling():
@@ -162,9 +164,7 @@ class Executor:
 
     def close(self) -> None:
         """Start no more jobs, and tell those that run that the worker leaves."""
-        self._is_open = False
-        for job in self._running:
-            job.is_leaving = True
+        self._job_context.leaving = Leaving.SOON
 
     def give_back_held(self) -> None:
         """Give back the jobs that have not been started."""
@@ -180,8 +180,8 @@ class Executor:
 
     async def stop_running(self) -> None:
         """Tell the handlers to end, and give back what does not."""
+        self._job_context.leaving = Leaving.NOW
         for job in list(self._running):
-            job.is_stopping = True
             self.cancel(job)
         await self.wait(LAST_WORDS, asyncio.Event())
         left = dict(self._running)
@@ -216,11 +216,11 @@ class Executor:
             self._on_free()
 
     def _start(self) -> None:
-        for _ in range(self._places if self._is_open else 0):
-            if not self._held:
+        for _ in range(self._places):
+            if not self._held or self._job_context.leaving is not Leaving.NO:
                 break
             job = self._held.popleft()
-            job.state, job.began_at = State.RUNNING, time.monotonic()
+            job.start()
             self._at_rest.clear()
             self._running[job] = None
             if isinstance(job, AsyncJob):

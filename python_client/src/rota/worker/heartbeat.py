@@ -14,7 +14,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-from ..job import BaseJob
+from ..job import BaseJob, Told
 from ..rows import JobHeartbeat
 from .connection import (
     BUSY_PAUSE,
@@ -168,7 +168,7 @@ class Heartbeat(threading.Thread):
         if beat.is_lost:
             if job.may_be_finished:
                 return  # it is gone because it has just been finished
-            job.is_told_lost = True
+            job.lose()
             with self._lock:
                 if job in self._due:
                     self._due[job] = inf  # no more heartbeats
@@ -180,8 +180,8 @@ class Heartbeat(threading.Thread):
                     self._due[job] = sent_at + min(_interval(job), BUSY_PAUSE)
             return
         job.confirmed_at = sent_at
-        job.is_cancel_requested = beat.is_cancel_requested
-        job.is_told_overdue = beat.is_overdue
+        if beat.is_cancel_requested and job.told is Told.NOTHING:
+            job.told = Told.CANCEL
 
 
 def _interval(job: BaseJob) -> float:

@@ -185,7 +185,7 @@ class Lent(Generic[C]):
         if self.error is None:
             self.error = error
             if isinstance(error, LeaseLostError):
-                self.job.is_told_lost = True  # a later heartbeat gives it back to no handler
+                self.job.lose()  # a later heartbeat gives it back to no handler
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -267,7 +267,7 @@ class Watch:
 
 def _reason(job: BaseJob) -> Exception | None:
     """Return what ends a job, also while its end is under way."""
-    if job.is_told_lost or job.seconds_left < 0:
+    if job.is_lost or job.seconds_left < 0:
         return LeaseLostError(f"the lease of job {job.job_id} is lost")
     if job.is_overdue:
         return TimeLimitExceeded(f"job {job.job_id} has taken longer than {job.time_limit}")
