@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -99,11 +99,11 @@ class Recording:
         )
         return None
 
-    def _pause(self, error: BaseException) -> float:
-        """Return the seconds until the next try; raise the error if the lease is lost."""
+    def _longest_pause(self, error: BaseException) -> float:
+        """Return the most seconds until the next try; raise the error if the lease is lost."""
         if self._job.is_lost:
             raise error
-        return min(self._retry.fail(error), max(self._job.seconds_left, 0.0))
+        return max(self._job.seconds_left, 0.0)
 
 
 class PlainRecording(Recording):
@@ -116,21 +116,18 @@ class PlainRecording(Recording):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        if (action := self._settlement(error)) is not None:
-            self._repeat(action)
+        action = self._settlement(error)
+        while action is not None:
+            try:
+                self._context.connections.call(self._job, action)
+                return
+            except PASSING as passing:
+                self._retry.wait_in_thread(passing, self._longest_pause(passing))
 
     def _record(self, client: Client) -> tuple[bool, EffectResult | None]:
         if client.record_effect(**self._names, **self._choice):
             return True, None
         return False, client.effect_result(self._names["scope"], self._names["key"])
-
-    def _repeat(self, action: Callable[[Client], object]) -> None:
-        while True:
-            try:
-                self._context.connections.call(self._job, action)
-                return
-            except PASSING as error:
-                self._context.connections.state.sleep(self._pause(error))
 
 
 class AsyncRecording(Recording):
@@ -144,18 +141,15 @@ class AsyncRecording(Recording):
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Complete or withdraw the effect, or leave it unknown; repeat until it is stored."""
-        if (action := self._settlement(error)) is not None:
-            await self._repeat_async(action)
+        action = self._settlement(error)
+        while action is not None:
+            try:
+                await self._context.connections.call_async(self._job, action)
+                return
+            except PASSING as passing:
+                await self._retry.wait(passing, self._longest_pause(passing))
 
     async def _record_async(self, client: AsyncClient) -> tuple[bool, EffectResult | None]:
         if await client.record_effect(**self._names, **self._choice):
             return True, None
         return False, await client.effect_result(self._names["scope"], self._names["key"])
-
-    async def _repeat_async(self, action: Callable[[AsyncClient], Awaitable[object]]) -> None:
-        while True:
-            try:
-                await self._context.connections.call_async(self._job, action)
-                return
-            except PASSING as error:
-                await self._context.connections.state.sleep_async(self._pause(error))

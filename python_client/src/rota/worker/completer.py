@@ -33,7 +33,6 @@ from .connection import (
     PASSING,
     Connection,
     Retry,
-    backoff,
     end_task,
     is_lost,
     wait_for,
@@ -77,7 +76,7 @@ class _Report:
     result: str | None = None
     is_changed: bool = False
     is_given_back: bool = False
-    failures: int = 0
+    retry: Retry | None = None
     until: float = 0.0
 
     @property
@@ -344,7 +343,8 @@ class Completer:
             loop.call_soon(self._add, report)
             return True
         now = time.monotonic()
-        if not report.failures:
+        if report.retry is None:
+            report.retry = Retry(None, self._connection.state)
             # Nothing keeps its lease from now on, so another worker may try some time.
             self._heartbeat.remove([job])
             report.until = now + job.seconds_left
@@ -353,8 +353,7 @@ class Completer:
                 job.job_id,
                 row.message,
             )
-        report.failures += 1
-        pause = backoff(report.failures)
+        pause = report.retry.fail(RotaError(row.message))
         if now + pause >= report.until:
             return False
         loop.call_later(pause, self._add, report)

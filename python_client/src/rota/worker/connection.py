@@ -136,25 +136,9 @@ class ConnectionState:
             self._probe_at = now + pause
             return min(pause, longest)
 
-    def sleep(self, seconds: float) -> None:
-        """Sleep in a thread, but no longer than until the database is back."""
-        back = threading.Event()
-        with self._waking(back.set):
-            back.wait(seconds)
-
-    async def sleep_async(self, seconds: float) -> None:
-        """Sleep in a loop, but no longer than until the database is back."""
-        loop, back = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(back.set)
-
-        with self._waking(wake):
-            await wait_for(back, seconds)
-
     @contextmanager
-    def _waking(self, callback: Callable[[], None]) -> Iterator[None]:
+    def waking(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Have *callback* called like `on_back` while the block lasts."""
         self.on_back(callback)
         try:
             yield
@@ -164,9 +148,10 @@ class ConnectionState:
 
 
 class Retry:
-    """Counts the failures in a row of one activity, and says how long to wait after each.
+    """Counts the failures in a row of one activity, and waits after each: longer and longer.
 
-    An activity without a name logs its failures by itself.
+    When the database is back, no wait for it goes on.  An activity without a name logs its
+    failures by itself.
     """
 
     def __init__(self, activity: str | None, state: ConnectionState) -> None:
@@ -180,21 +165,29 @@ class Retry:
         if self._activity is not None and not is_lost(error):
             activity = self._activity + self._state.place
             logger.warning("%s failed, retrying: %s", activity, one_line(error))
-        pause = backoff(self.failures)
+        pause = min(10.0, 0.1 * 2.0 ** min(self.failures, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
         return self._state.pause(pause) if is_lost(error) else pause
 
     def succeed(self) -> None:
         """Begin to count anew."""
         self.failures = 0
 
-    async def wait(self, error: BaseException) -> None:
-        """Log a failure like `fail`, and wait until it is time for the next try."""
-        await self._state.sleep_async(self.fail(error))
+    async def wait(self, error: BaseException, at_most: float = inf) -> None:
+        """Log a failure like `fail`, and wait in a loop until it is time for the next try."""
+        loop, back = asyncio.get_running_loop(), asyncio.Event()
 
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(back.set)
 
-def backoff(failures: int) -> float:
-    """Return how many seconds to wait after so many failures in a row."""
-    return min(10.0, 0.1 * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
+        with self._state.waking(wake):
+            await wait_for(back, min(self.fail(error), at_most))
+
+    def wait_in_thread(self, error: BaseException, at_most: float = inf) -> None:
+        """Log a failure like `fail`, and wait in a thread until it is time for the next try."""
+        back = threading.Event()
+        with self._state.waking(back.set):
+            back.wait(min(self.fail(error), at_most))
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> bool:
