@@ -67,8 +67,8 @@ WORKER = (
         "client/test_leases.py client/test_worker.py",
         client(
             "worker/heartbeat",
-            "            job.lose()\n",
-            "",
+            "                    job.lose()\n",
+            "                    pass\n",
         ),
     ),
     mutant(
@@ -169,7 +169,7 @@ WORKER = (
         "leaves-with-its-jobs",
         "A worker that is told to stop keeps the jobs that it has not begun.",
         "client/test_worker_process.py client/test_worker.py",
-        client("worker/executor", "        self._completer.give_back(self._held)\n", ""),
+        client("worker/executor", "            self._completer.give_back(self._held)\n", ""),
     ),
     mutant(
         "leaves-with-running-jobs",
@@ -267,9 +267,7 @@ WORKER = (
         "lease-extended-by-a-locked-row",
         "A heartbeat that could not extend a lease counts as if it had.",
         "client/test_leases.py client/test_locked_rows.py",
-        client(
-            "worker/heartbeat", "        if beat.locked_until is None:", "        if False:"
-        ),
+        client("worker/heartbeat", "beat.locked_until is None and not beat.is_lost", "False"),
     ),
     mutant(
         "finished-is-lost",
@@ -277,8 +275,8 @@ WORKER = (
         "client/test_leases.py client/test_transaction.py",
         client(
             "worker/heartbeat",
-            "            if job.may_be_finished:\n",
-            "            if False:\n",
+            "if not job.may_be_finished:",
+            "if True:",
         ),
     ),
     mutant(
@@ -286,9 +284,10 @@ WORKER = (
         "A claim that comes through while the worker leaves keeps its jobs.",
         "client/test_worker.py client/test_worker_process.py",
         client(
-            "worker/worker",
-            "        await end_task(fetching)\n        self._executor.give_back_held()\n",
-            "        await end_task(fetching)\n",
+            "worker/executor",
+            "        self._held.extend(jobs)\n",
+            "        if self._job_context.leaving is Leaving.NO:\n"
+            "            self._held.extend(jobs)\n",
         ),
     ),
     mutant(

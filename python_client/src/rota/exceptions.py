@@ -214,27 +214,7 @@ class TimeLimitExceeded(JobCancelled):
 
 
 _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
-    error.sqlstate: error
-    for error in (
-        JobNotFoundError,
-        LeaseLostError,
-        JobFinishedError,
-        UnknownQueueError,
-        UnknownScheduleError,
-        BadScheduleError,
-        KeyTakenError,
-        JobRunningError,
-        IsolationLevelError,
-        EffectInProgressError,
-        EffectNotHeldError,
-        KeyNotHaltedError,
-        JobNotBlockedError,
-        RunInProgressError,
-        NoDatabaseNumberError,
-        JobMovedError,
-        InvalidArgumentError,
-        NotGrantedError,
-    )
+    error.sqlstate: error for error in RotaError.__subclasses__()
 }
 
 

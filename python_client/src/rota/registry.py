@@ -95,7 +95,8 @@ class Registry:
         self._async_types: set[str] = set()
         self._lifespans: list[Resources] = []
         self._middlewares: list[Callable[[BaseJob], AbstractContextManager[None]]] = []
-        self._end_functions: list[EndFunction] = []
+        self.end_functions: list[EndFunction] = []
+        """The functions of `on_end`."""
 
     def handler(self, job_type: str) -> HandlerDecorator:
         """Register the decorated function for a job type."""
@@ -270,13 +271,8 @@ class Registry:
         Plain functions run in a thread, ``async def`` ones in the event loop, one call after
         the other.  What they raise is logged.  A worker that dies calls none.
         """
-        self._end_functions.append(function)
+        self.end_functions.append(function)
         return function
-
-    @property
-    def end_functions(self) -> Sequence[EndFunction]:
-        """The functions of `on_end`."""
-        return self._end_functions
 
     @asynccontextmanager
     async def open_resources(self) -> AsyncIterator[dict[str, Any]]:
@@ -310,7 +306,7 @@ class Registry:
         self._schedules |= other._schedules
         self._lifespans += other._lifespans
         self._middlewares += other._middlewares
-        self._end_functions += other._end_functions
+        self.end_functions += other.end_functions
 
     @property
     def job_types(self) -> list[str]:

@@ -238,24 +238,15 @@ class Task(Generic[Call, P, R]):
         async def run_async(job: AsyncJob) -> object:
             args, kwargs = self._arguments(job)
             function: Callable[..., Any] = self._function
+            if self._own_process:
+                function = partial(job.run_in_process, function)
             try:
                 return self._result(await function(*args, **kwargs))
             except Exception as error:
                 job.is_given_up = self._gives_up(error)
                 raise
 
-        async def run_apart(job: AsyncJob) -> object:
-            args, kwargs = self._arguments(job)
-            function: Callable[..., Any] = self._function
-            try:
-                return self._result(await job.run_in_process(function, *args, **kwargs))
-            except Exception as error:
-                job.is_given_up = self._gives_up(error)
-                raise
-
-        if self._own_process:
-            return run_apart
-        return run_async if self._is_async else run
+        return run_async if self._is_async or self._own_process else run
 
     def _read_parameters(self) -> None:
         name = getattr(self._function, "__qualname__", repr(self._function))

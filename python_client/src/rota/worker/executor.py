@@ -163,13 +163,9 @@ class Executor:
             task.cancel()
 
     def close(self) -> None:
-        """Start no more jobs, and tell those that run that the worker leaves."""
+        """Give back the jobs that have not been started, and tell the others that it leaves."""
         self._job_context.leaving = Leaving.SOON
-
-    def give_back_held(self) -> None:
-        """Give back the jobs that have not been started."""
-        self._completer.give_back(self._held)
-        self._held.clear()
+        self._start()
 
     async def wait(self, timeout: float, give_up: asyncio.Event) -> None:
         """Wait until all running jobs have ended, but not after *timeout* or *give_up*."""
@@ -216,8 +212,11 @@ class Executor:
             self._on_free()
 
     def _start(self) -> None:
+        if self._job_context.leaving is not Leaving.NO:
+            self._completer.give_back(self._held)
+            self._held.clear()
         for _ in range(self._places):
-            if not self._held or self._job_context.leaving is not Leaving.NO:
+            if not self._held:
                 break
             job = self._held.popleft()
             job.start()

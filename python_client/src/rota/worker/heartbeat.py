@@ -15,7 +15,6 @@ from math import inf
 from typing import Any
 
 from ..job import BaseJob, Told
-from ..rows import JobHeartbeat
 from .connection import (
     BUSY_PAUSE,
     CALL_TIMEOUT,
@@ -157,31 +156,21 @@ class Heartbeat(threading.Thread):
         )
         # Not by their ids: an old and a new lease may be of one job.
         for job, beat in zip(jobs, beats, strict=True):
+            # Another session has the row locked: ask again before long.
+            is_locked = beat.locked_until is None and not beat.is_lost
+            pause = min(_interval(job), BUSY_PAUSE) if is_locked else _interval(job)
             with self._lock:
                 if job not in self._due:
                     continue  # it has ended meanwhile
-                self._due[job] = sent_at + _interval(job)
-            self._take_answer(job, beat, sent_at)
-
-    def _take_answer(self, job: BaseJob, beat: JobHeartbeat, sent_at: float) -> None:
-        """Store what a heartbeat said; the next look tells of it."""
-        if beat.is_lost:
-            if job.may_be_finished:
-                return  # it is gone because it has just been finished
-            job.lose()
-            with self._lock:
-                if job in self._due:
-                    self._due[job] = inf  # no more heartbeats
-            return
-        if beat.locked_until is None:
-            # Another session has the row locked: ask again before long.
-            with self._lock:
-                if job in self._due:
-                    self._due[job] = sent_at + min(_interval(job), BUSY_PAUSE)
-            return
-        job.confirmed_at = sent_at
-        if beat.is_cancel_requested and job.told is Told.NOTHING:
-            job.told = Told.CANCEL
+                self._due[job] = sent_at + pause
+            # The next look tells of what is stored here.
+            if beat.is_lost:
+                if not job.may_be_finished:  # else it is gone because it has just been finished
+                    job.lose()
+            elif not is_locked:
+                job.confirmed_at = sent_at
+                if beat.is_cancel_requested and job.told is Told.NOTHING:
+                    job.told = Told.CANCEL
 
 
 def _interval(job: BaseJob) -> float:

@@ -93,7 +93,8 @@ class Notifier:
         self._is_off_logged = False
         self._asked = asyncio.Event()
         self._is_probed = asyncio.Event()
-        self._wanted = Place.AWAY
+        self.wanted = Place.AWAY
+        """What it is, or will be in a moment."""
         self._look_at = inf
         self._others: list[str] = []
         self.others_heard: frozenset[str] = frozenset()
@@ -107,14 +108,9 @@ class Notifier:
         self.place = Place.AWAY
         self.has_maintenance = False
 
-    @property
-    def wanted(self) -> Place:
-        """What it is, or will be in a moment."""
-        return self._wanted
-
     def go(self, place: Place) -> None:
         """Be that as soon as possible; also again, to ask when to claim."""
-        self._wanted = place
+        self.wanted = place
         self._look_at = inf
         self._asked.set()
 
@@ -122,7 +118,7 @@ class Notifier:
         """Wait for jobs of these queues as well, which travel to other databases."""
         if self._others != list(queues):
             self._others = list(queues)
-            if self._wanted is not Place.ACTIVE:
+            if self.wanted is not Place.ACTIVE:
                 self._asked.set()
 
     async def run(self) -> None:
@@ -181,7 +177,7 @@ class Notifier:
             try:
                 async with time_limit(PATIENCE):
                     if must_move:
-                        await self._move(connection, self._wanted)
+                        await self._move(connection, self.wanted)
                     elif time.monotonic() >= self._look_at - TIMER_ERROR:
                         await self._move(connection, Place.IDLE, claimed=False)
                     else:
@@ -236,10 +232,10 @@ class Notifier:
             return
         self.has_maintenance = waiting.has_maintenance
         self.place = Place.ACTIVE if waiting.is_active else Place.IDLE
-        if self._wanted is not Place.AWAY:
-            if place is self._wanted:
-                self._wanted = self.place  # another worker is active already
-            if self._wanted is Place.IDLE:
+        if self.wanted is not Place.AWAY:
+            if place is self.wanted:
+                self.wanted = self.place  # another worker is active already
+            if self.wanted is Place.IDLE:
                 # What comes due sooner is claimed at its time.
                 self._look_at = time.monotonic() + max(seconds, EARLIEST * self._poll_interval)
             self.on_answer(seconds)

@@ -392,11 +392,9 @@ class Worker:
             if waits_for_all:
                 wait = f": waits for {jobs}"
         logger.info("worker %s stops%s", self.name, wait)
-        self._executor.give_back_held()
         # A claim or a tick may hang behind a lock; a claim that still comes through is undone.
         await asyncio.wait([fetching], timeout=LEAVE_TIMEOUT)
         await end_task(fetching)
-        self._executor.give_back_held()
         if self._is_retiring:
             await self._executor.wait(inf, self._is_told)
         await self._executor.wait(self._grace_period, self._stop_now)
