@@ -75,7 +75,7 @@ WORKER = (
         "cancel-not-told",
         "A handler never learns that its job shall be cancelled.",
         "client/test_worker.py",
-        client("worker/heartbeat", "job.told = Told.CANCEL", "pass"),
+        client("job", "self.told = Told.CANCEL", "pass"),
     ),
     mutant(
         "lease-without-end",
@@ -92,9 +92,9 @@ WORKER = (
         "A heartbeat that was long under way makes the lease look longer than it is.",
         "client/test_leases.py client/test_worker.py",
         client(
-            "worker/heartbeat",
-            "job.confirmed_at = sent_at",
-            "job.confirmed_at = time.monotonic()",
+            "job",
+            "self.confirmed_at = sent_at",
+            "self.confirmed_at = time.monotonic()",
         ),
     ),
     mutant(
@@ -160,9 +160,8 @@ WORKER = (
         "client/test_locked_rows.py",
         client(
             "worker/completer",
-            "            self._heartbeat.remove([job])\n"
-            "            report.until = now + job.seconds_left",
-            "            report.until = now + 1e9",
+            "            self._heartbeat.remove([job])\n            logger",
+            "            logger",
         ),
     ),
     mutant(
@@ -452,11 +451,6 @@ WORKER = (
             "worker/lending",
             "        if (reason := _reason(job)) is not None:\n",
             "        if (reason := None) is not None:\n",
-        ),
-        client(
-            "worker/executor",
-            "has_cut = self._job_context.connections.watch.cut(job)",
-            "has_cut = False",
         ),
     ),
     mutant(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import threading
@@ -45,7 +44,10 @@ PROGRESS_TIMEOUT = 5.0
 
 
 class State(Enum):
-    """How far a job in hand is: moved by those alone who run its handler, and by that."""
+    """How far a job in hand is, from one to the next; only who runs its handler moves it.
+
+    One whose end was rolled back is running again, and a handler may end in any of the three.
+    """
 
     HELD = "held"
     """It waits for a free place."""
@@ -100,7 +102,6 @@ class JobContext:
         self.resources: dict[str, Any] = {}
         self.processes = Processes()
         self.leaving = Leaving.NO
-        self.loop: asyncio.AbstractEventLoop
 
 
 class BaseJob:
@@ -226,6 +227,12 @@ class BaseJob:
         """Record that its handler starts."""
         self.state, self.began_at = State.RUNNING, time.monotonic()
 
+    def confirm(self, sent_at: float, *, is_cancel_requested: bool) -> None:
+        """Record that a heartbeat that was sent then has extended the lease."""
+        self.confirmed_at = sent_at
+        if is_cancel_requested and self.told is Told.NOTHING:
+            self.told = Told.CANCEL
+
     def lose(self) -> None:
         """Record that the lease is lost, for good."""
         self.told = Told.LOST
@@ -261,36 +268,36 @@ class BaseJob:
                 logger.warning("job %s: progress not stored: %s", self.job_id, text)
 
     @contextmanager
-    def _finishing(self, *, commits: bool) -> Iterator[None]:
-        """Remember that the block has ended the job, or put its end into another transaction.
+    def _finishing(self) -> Iterator[None]:
+        """Let the block put the end of the job into a transaction.
 
-        The latter is committed later, or not: `Completer` asks when the handler has ended.
+        That is committed later, or not: `Completer` asks when the handler has ended.
         """
-        self._check_unfinished()
+        if self.is_finished:
+            raise RuntimeError(f"job {self.job_id} is finished: it has one transaction")
         before = self.state  # an end that was put there before may still be committed, or not
-        put_at = self._put_at
         try:
             yield
         except BaseException:
             self.state = before
             raise
-        if commits and self._put_at != put_at:  # else the block was left by psycopg.Rollback
-            self.state = State.FINISHED
 
     @contextmanager
-    def _only_transaction(self) -> Iterator[None]:
-        """Lend a job no second connection while it has one, for which it might wait forever."""
-        self._check_unfinished()
+    def _committing(self) -> Iterator[None]:
+        """Remember that the block, in which a connection is lent, has committed the end.
+
+        While it has one, a job is lent no second, for which it might wait forever.
+        """
         if not self._transaction.acquire(blocking=False):
             raise RuntimeError(f"job {self.job_id} already has a transaction: use that")
+        put_at = self._put_at
         try:
-            yield
+            with self._finishing():
+                yield
+            if self._put_at != put_at:  # else the block was left by psycopg.Rollback
+                self.state = State.FINISHED
         finally:
             self._transaction.release()
-
-    def _check_unfinished(self) -> None:
-        if self.is_finished:
-            raise RuntimeError(f"job {self.job_id} is finished: it has one transaction")
 
     def _begin_finish(self) -> dict[str, Any]:
         # From here on a heartbeat that finds the job gone means that it is finished.
@@ -319,15 +326,14 @@ class Job(BaseJob):
         Business writes and finish are committed together or not at all; a lost lease raises
         LeaseLostError and rolls both back.
         """
-        with self._only_transaction(), self._context.connections.lend(self) as lent:
-            connection = lent.connection
-            with self._finishing(commits=True):
+        with self._committing(), self._context.connections.lend(self) as lent:
+            lent.expect()
+            with lent.connection.transaction():
+                lent.allow()
+                yield lent.connection
                 lent.expect()
-                with connection.transaction():
-                    lent.allow()
-                    yield connection
-                    lent.expect()
-                    self._end_finish(Client(connection).finish_job(**self._begin_finish()))
+                client = Client(lent.connection)
+                self._end_finish(client.finish_job(**self._begin_finish()))
 
     def finish_in(self, connection: Caller) -> None:
         """Finish the job, with `result`, in the transaction of your own connection or session.
@@ -377,17 +383,15 @@ class AsyncJob(BaseJob):
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
         """Lend a connection in a transaction that finishes the job, like `Job.transaction`."""
-        with self._only_transaction():
+        with self._committing():
             async with self._context.connections.lend_async(self) as lent:
-                connection = lent.connection
-                with self._finishing(commits=True):
+                lent.expect()
+                async with lent.connection.transaction():
+                    lent.allow()
+                    yield lent.connection
                     lent.expect()
-                    async with connection.transaction():
-                        lent.allow()
-                        yield connection
-                        lent.expect()
-                        client = AsyncClient(connection)
-                        self._end_finish(await client.finish_job(**self._begin_finish()))
+                    client = AsyncClient(lent.connection)
+                    self._end_finish(await client.finish_job(**self._begin_finish()))
 
     @overload
     def finish_in(self, connection: AsyncCaller) -> Coroutine[Any, Any, None]: ...
@@ -410,7 +414,7 @@ class AsyncJob(BaseJob):
     async def _finish_in_async(self, connection: AsyncCaller) -> None:
         client = AsyncClient(connection)
         check_transaction(await client._driver())
-        with self._finishing(commits=False):
+        with self._finishing():
             self._end_finish(await client.finish_job(**self._begin_finish()))
 
     def effect(
@@ -462,5 +466,5 @@ class AsyncJob(BaseJob):
 def _finish_in(job: BaseJob, connection: Caller) -> None:
     client = Client(connection)
     check_transaction(client._driver())
-    with job._finishing(commits=False):
+    with job._finishing():
         job._end_finish(client.finish_job(**job._begin_finish()))

@@ -64,7 +64,7 @@ NOT_COMMITTED = failed(
 
 @dataclass(eq=False, slots=True)
 class _Report:
-    """What is told of a job; *result* is JSON text, *until* when a refused one is given up.
+    """What is told of a job; *result* is JSON text, *size* what it takes of `MAX_SIZE`.
 
     *came_after* is how the handler ended, if a transaction of its own may have ended the job.
     """
@@ -76,12 +76,8 @@ class _Report:
     result: str | None = None
     is_changed: bool = False
     is_given_back: bool = False
+    size: int = 0
     retry: Retry | None = None
-    until: float = 0.0
-
-    @property
-    def size(self) -> int:
-        return len(self.result or "") + len(self.outcome.error) + len(self.outcome.stack)
 
     def ending(self) -> tuple[dict[str, Any], str | None]:
         """Return the ending as `end_jobs` takes it, and apart from it the result."""
@@ -171,6 +167,8 @@ class Completer:
             else:
                 report.result = dump_result(outcome.result, job.job_id)
         self._reports[job] = report
+        errors = report.outcome.error + report.outcome.stack
+        report.size = len(report.result or "") + len(errors)
         self._size += report.size
         self._add(report)
 
@@ -330,7 +328,6 @@ class Completer:
         job, loop = report.job, asyncio.get_running_loop()
         if (row.error_code or "")[:2] in ("22", "54") and not report.is_changed:
             # An argument is wrong, and the same report would be refused again.
-            self._size -= report.size
             if report.result is not None and job.next_stage is None:
                 logger.warning(
                     "job %s: its result was refused and dropped: %s", job.job_id, row.message
@@ -339,22 +336,19 @@ class Completer:
                 report.is_changed = True
                 report.outcome = failure(InvalidArgumentError(row.message))
             report.result = None
-            self._size += report.size
             loop.call_soon(self._add, report)
             return True
-        now = time.monotonic()
         if report.retry is None:
             report.retry = Retry(None, self._connection.state)
             # Nothing keeps its lease from now on, so another worker may try some time.
             self._heartbeat.remove([job])
-            report.until = now + job.seconds_left
             logger.warning(
                 "job %s: its end was refused, retrying until its lease expires: %s",
                 job.job_id,
                 row.message,
             )
         pause = report.retry.fail(RotaError(row.message))
-        if now + pause >= report.until:
+        if pause >= job.seconds_left:
             return False
         loop.call_later(pause, self._add, report)
         return True

@@ -40,7 +40,7 @@ Task = tuple[Callable[[], Any], Callable[[Any], None]]
 LAST_WORDS = 1.0
 """Seconds that a handler has to end after it was told that the grace period is over."""
 CUT_PAUSE = 0.05
-"""Seconds that a handler has to end by itself when its connections are cut."""
+"""Seconds that a handler has to end by itself when what it uses of the database is cut off."""
 MAX_BATCH = 1000
 AHEAD = 0.2
 """Seconds for which there shall be work at hand."""
@@ -122,11 +122,8 @@ class Executor:
         self._context = copy_context()
         jobs: list[BaseJob] = []
         for claim in claims:
-            try:
-                kind = AsyncJob if self._registry.is_async(claim.job_type) else Job
-                jobs.append(kind(claim, self._job_context, claimed_at))
-            except Exception:  # the others shall run, and this one when its lease is over
-                logger.exception("job %s cannot be started", claim.job_id)
+            kind = AsyncJob if self._registry.is_async(claim.job_type) else Job
+            jobs.append(kind(claim, self._job_context, claimed_at))
         self._heartbeat.add(jobs)
         self._held.extend(jobs)
         for job in jobs:
@@ -141,7 +138,7 @@ class Executor:
         """Cancel an async handler, and once more when its lease or its time is over.
 
         Who is told that again and goes on though both are over is given up.
-        A thread sees the flags of its job.  What it waits for of the database ends by itself,
+        A thread asks its job.  What either waits for of the database is cut off by the `Watch`,
         and so that comes first: the driver asks a server that hangs before it lets go.
         """
         if job not in self._running:
@@ -153,12 +150,10 @@ class Executor:
         task = self._running[job]
         if job.is_lost or job.is_overdue:
             self._cut.add(job)
-            has_cut = self._job_context.connections.watch.cut(job)
             if task is not None:
                 if job.is_lost:
                     job.lose()  # a heartbeat that comes through is too late
-                loop = asyncio.get_running_loop()
-                loop.call_later(CUT_PAUSE if has_cut else 0.0, task.cancel)
+                asyncio.get_running_loop().call_later(CUT_PAUSE, task.cancel)
         elif task is not None and not task.cancelling():
             task.cancel()
 
@@ -182,8 +177,8 @@ class Executor:
         await self.wait(LAST_WORDS, asyncio.Event())
         left = dict(self._running)
         self._running.clear()  # how they end is of no interest any more
-        for job in left:  # what they have not committed is for those who run them next
-            self._job_context.connections.watch.cut(job)
+        # What they have not committed is for those who run them next.
+        self._job_context.connections.watch.cut(left)
         for task in left.values():
             if task is not None:
                 task.cancel()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-from ..job import BaseJob, Told
+from ..job import BaseJob
 from .connection import (
     BUSY_PAUSE,
     CALL_TIMEOUT,
@@ -168,9 +168,7 @@ class Heartbeat(threading.Thread):
                 if not job.may_be_finished:  # else it is gone because it has just been finished
                     job.lose()
             elif not is_locked:
-                job.confirmed_at = sent_at
-                if beat.is_cancel_requested and job.told is Told.NOTHING:
-                    job.told = Told.CANCEL
+                job.confirm(sent_at, is_cancel_requested=beat.is_cancel_requested)
 
 
 def _interval(job: BaseJob) -> float:

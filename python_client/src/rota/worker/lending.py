@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import (
     AbstractAsyncContextManager,
@@ -245,13 +245,13 @@ class Watch:
         with self._lock:
             return min(map(self._look, self._lent), default=inf)
 
-    def cut(self, job: BaseJob | None = None) -> bool:
-        """Shut down what a job uses, or all do; return whether there was anything."""
+    def cut(self, jobs: Container[BaseJob] | None = None) -> None:
+        """Shut down what these jobs use, or all do, because the worker leaves."""
         with self._lock:
-            used = [lent for lent in self._lent if job is None or lent.job is job]
-            for lent in used:
-                lent.shut(_reason(lent.job) or _left(lent.job))
-        return bool(used)
+            for lent in self._lent:
+                if jobs is None or lent.job in jobs:
+                    text = f"the worker of job {lent.job.job_id} has left"
+                    lent.shut(_reason(lent.job) or NoAnswerError(text))
 
     def _look(self, lent: Lent[Any]) -> float:
         """Shut down what is over; return when to look again."""
@@ -272,10 +272,6 @@ def _reason(job: BaseJob) -> Exception | None:
     if job.is_overdue:
         return TimeLimitExceeded(f"job {job.job_id} has taken longer than {job.time_limit}")
     return None
-
-
-def _left(job: BaseJob) -> Exception:
-    return NoAnswerError(f"the worker of job {job.job_id} has left")
 
 
 class Pool:

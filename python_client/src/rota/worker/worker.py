@@ -113,7 +113,7 @@ class Worker:
         self._max_jobs = max_jobs
         self._max_memory = max_memory
         self._has_signals = False
-        self._is_begun = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._has_ended = True
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
@@ -174,10 +174,9 @@ class Worker:
 
         Cancelling it is like `stop`, and cancelling it again like `stop` with *now*.
         """
-        if self._is_begun:
+        if self._loop is not None:
             raise RuntimeError("a Worker runs once: create another one")
-        self._is_begun = True
-        self._context.loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         running = asyncio.create_task(self._run(drain=drain, once=once))
         cancelled: asyncio.CancelledError | None = None
         while not running.done():
@@ -411,12 +410,11 @@ class Worker:
 
     def _call(self, function: Callable[[], None]) -> None:
         """Call a function in the loop's thread, if there is a loop still."""
-        loop = getattr(self._context, "loop", None)
-        if loop is None:
+        if self._loop is None:
             function()  # nobody waits for it yet
         else:
             with suppress(RuntimeError):  # it is closed
-                loop.call_soon_threadsafe(function)
+                self._loop.call_soon_threadsafe(function)
 
 
 def run_together(
