@@ -185,7 +185,7 @@ WORKER = (
         "A handler that ends because the worker leaves has used an attempt.",
         "client/test_worker_process.py client/test_worker.py",
         client(
-            "worker/outcomes",
+            "worker/events",
             '            return Outcome("released")\n',
             "            return failure(error)\n",
         ),
@@ -194,13 +194,13 @@ WORKER = (
         "fatal-is-failed",
         "FatalError is an error like any other.",
         "client/test_worker.py",
-        client("worker/outcomes", "fatal or isinstance(error, FatalError)", "fatal"),
+        client("worker/events", "fatal or isinstance(error, FatalError)", "fatal"),
     ),
     mutant(
         "given-up-is-retried",
         "A job is tried again after an exception that its task gives up on.",
         "client/test_tasks.py",
-        client("worker/outcomes", "failure(error, fatal=job.is_given_up)", "failure(error)"),
+        client("worker/events", "failure(error, fatal=job.is_given_up)", "failure(error)"),
     ),
     mutant(
         "own-errors-are-given-up",
@@ -219,7 +219,7 @@ WORKER = (
         "An async handler that is cancelled leaves its job without an end.",
         "client/test_worker.py",
         client(
-            "worker/outcomes",
+            "worker/events",
             "except BaseException as error:  # also CancelledError: this task ends here anyway",
             "except Exception as error:",
         ),

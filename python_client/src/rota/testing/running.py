@@ -39,8 +39,8 @@ from ..registry import Registry
 from ..rows import ClaimedJob
 from ..tasks import Task
 from ..worker.completer import NOT_COMMITTED
+from ..worker.events import Outcome, failure, run_async, run_sync
 from ..worker.lending import JobConnections
-from ..worker.outcomes import Outcome, failure, run_async, run_sync
 from ..worker.own_process import Processes, check_can_be_found, packed, question_of
 from .session import NoDatabase, NoDatabaseError, Session, session_of
 

@@ -37,9 +37,8 @@ from .connection import (
     is_lost,
     wait_for,
 )
-from .events import Ends
+from .events import Ends, Outcome, failed, failure
 from .heartbeat import Heartbeat
-from .outcomes import Outcome, failed, failure
 
 logger = logging.getLogger("rota")
 

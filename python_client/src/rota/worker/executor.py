@@ -29,9 +29,8 @@ from ..registry import Registry
 from ..rows import ClaimedJob
 from .completer import Completer
 from .connection import Connection
-from .events import Ends, log_job
+from .events import Ends, Outcome, failed, log_job, outcome_of, run_async, run_sync
 from .heartbeat import Heartbeat
-from .outcomes import Outcome, failed, outcome_of, run_async, run_sync
 
 logger = logging.getLogger("rota")
 
