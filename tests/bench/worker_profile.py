@@ -34,7 +34,8 @@ PHASES = {
     "completer.py": "finish",
     "maintenance.py": "maintenance",
     "executor.py": "run",
-    "outcomes.py": "run",
+    "run_async": "run",
+    "_returned": "run",
     "events.py": "log",
 }
 FILL = """
@@ -71,7 +72,8 @@ class Sampler:
     def _sample(self, _number: int, frame: FrameType | None) -> None:
         phase = "loop"
         while frame is not None:
-            found = PHASES.get(os.path.basename(frame.f_code.co_filename))
+            code = frame.f_code
+            found = PHASES.get(code.co_name) or PHASES.get(os.path.basename(code.co_filename))
             if found:
                 phase = found
                 break
