@@ -674,8 +674,12 @@ def fine(order_id: int) -> None: ...
             "got <rota.Task 'fine'>; other names of a task are its",
         ),
         (Codec(), {"job_type": "a"}, "a task is made from a function, got <"),
-        (waits, {}, "waits is an async function: let its job be of type AsyncJob"),
-        (plain, {}, "a plain function, or its decorator is one: let its job be of type Job"),
+        (waits, {}, "waits is an async function: let its job be of type rota.AsyncJob"),
+        (
+            plain,
+            {},
+            "a plain function, or its decorator is one: let its job be of type rota.Job",
+        ),
         (fine, {"idempotency_key": "{order}"}, r"names {order}, which is no parameter of fine"),
         (fine, {"limit_key": "{}"}, r"limit_key names {}, which is no parameter of fine"),
         (

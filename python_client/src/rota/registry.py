@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, ove
 from .client.values import check_name
 from .codec import Codec
 from .job import AsyncJob, BaseJob, Job, JobEnd
-from .tasks import Errors, Handler, Task, TaskDecorator, TaskOptions, job_kinds
+from .tasks import Errors, Handler, Task, TaskDecorator, TaskOptions, check_kind_of_job
 
 if sys.version_info >= (3, 14):
     from annotationlib import Format
@@ -413,14 +413,9 @@ def _check_kind_of_job(job_type: str, function: Handler) -> None:
         parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     except Exception:  # a type that is imported for type checkers only, say
         return
-    plain = Job, "a plain function, or its decorator is one"
-    wanted, is_a = (AsyncJob, "an async function") if is_async(function) else plain
-    kinds = job_kinds(parameters[0].annotation) if parameters else []
-    if kinds and not any(issubclass(wanted, kind) for kind in kinds):
-        raise TypeError(
-            f"the handler of {job_type!r} is {is_a}: let its job be of type "
-            f"rota.{wanted.__name__}, not rota.{kinds[0].__name__}"
-        )
+    for parameter in parameters[:1]:
+        what = f"the handler of {job_type!r}"
+        check_kind_of_job(what, parameter.annotation, is_async=is_async(function))
 
 
 def _check_runs(job_type: str, function: Handler) -> None:

@@ -260,13 +260,9 @@ class Task(Generic[Call, P, R]):
         self._function_signature = inspect.signature(self._function)
         parameters = list(self._function_signature.parameters.values())
         self._job_name: str | None = None
-        if parameters and (kinds := job_kinds(hints.get(parameters[0].name))):
-            wanted = AsyncJob if self._is_async else Job
-            if not any(issubclass(wanted, kind) for kind in kinds):
-                made = "an async function"
-                if not self._is_async:
-                    made = "a plain function, or its decorator is one"
-                raise TypeError(f"{name} is {made}: let its job be of type {wanted.__name__}")
+        if parameters and check_kind_of_job(
+            name, hints.get(parameters[0].name), is_async=self._is_async
+        ):
             self._job_name = parameters.pop(0).name
         self._decoders = {}
         for parameter in parameters:
@@ -276,7 +272,7 @@ class Task(Generic[Call, P, R]):
             if parameter.name not in hints:
                 example = "rota.Job" if parameter.name == "job" else "int"
                 raise TypeError(f"{what} needs a type, such as {parameter.name}: {example}")
-            if job_kinds(hints[parameter.name]):
+            if _job_kinds(hints[parameter.name]):
                 raise TypeError(f"{what} is the job: put it first")
             try:
                 self._decoders[parameter.name] = self._codec.decoder(hints[parameter.name])
@@ -403,7 +399,20 @@ def _client(connection: Any) -> Any:
     return AsyncClient(connection) if is_async(connection) else Client(connection)
 
 
-def job_kinds(kind: Any) -> list[type[BaseJob]]:
+def check_kind_of_job(what: str, annotation: Any, *, is_async: bool) -> bool:
+    """Return whether a parameter is a job; raise TypeError if it is one of the other kind."""
+    kinds = _job_kinds(annotation)
+    wanted = AsyncJob if is_async else Job
+    made = "an async function" if is_async else "a plain function, or its decorator is one"
+    if kinds and not any(issubclass(wanted, kind) for kind in kinds):
+        raise TypeError(
+            f"{what} is {made}: let its job be of type rota.{wanted.__name__}, "
+            f"not rota.{kinds[0].__name__}"
+        )
+    return bool(kinds)
+
+
+def _job_kinds(kind: Any) -> list[type[BaseJob]]:
     """Return the classes of jobs among the types that a parameter can have."""
     is_union = get_origin(kind) in (Union, UnionType, Annotated)
     kinds = get_args(kind) if is_union else (kind,)
