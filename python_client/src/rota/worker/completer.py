@@ -37,7 +37,7 @@ from .connection import (
     is_lost,
     wait_for,
 )
-from .events import Ends, Outcome, failed, failure
+from .events import Ends, Outcome, failure
 from .heartbeat import Heartbeat
 
 logger = logging.getLogger("rota")
@@ -53,10 +53,11 @@ RELEASE_PAUSE = 0.1
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
 
 
-NOT_COMMITTED = failed(
-    "finish_in() was called in a transaction that was not committed: what the handler wrote is "
-    "lost, so it is tried again",
-    "rota.NotCommitted",
+NOT_COMMITTED = Outcome(
+    "failed",
+    error="finish_in() was called in a transaction that was not committed: what the handler "
+    "wrote is lost, so it is tried again",
+    error_type="rota.NotCommitted",
 )
 """What a handler comes to that returns without its transaction."""
 

@@ -62,11 +62,6 @@ class Outcome:
     exception: BaseException | None = None
 
 
-def failed(error: str, error_type: str, stack: str = "", **more: Any) -> Outcome:
-    """Return that a handler failed."""
-    return Outcome("failed", None, error, error_type, stack, **more)
-
-
 def run_sync(handler: Callable[[Job], object], job: Job) -> Outcome:
     """Run a plain function on a job; never raise."""
     try:
@@ -104,48 +99,44 @@ def failure(error: BaseException, *, fatal: bool = False) -> Outcome:
     try:
         name = _name(type(error))
         is_asked_for = isinstance(error, RetryIn | JobCancelled)
-        return failed(
+        return Outcome(
+            "failed",
             error=(text_of(error) or name)[:MAX_TEXT],
             error_type=name,
-            stack=_stack(error)[-MAX_TEXT:],
+            stack=_stack(error),
             retry_in=_delay(error) if isinstance(error, RetryIn) else None,
             fatal=fatal or isinstance(error, FatalError),
             exception=None if is_asked_for else error,
         )
     except BaseException:
-        return failed("an exception of which nothing can be said", "unknown")
+        text = "an exception of which nothing can be said"
+        return Outcome("failed", error=text, error_type="unknown")
 
 
 def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
     """Return what an exception that left a handler means; never raise."""
     try:
         error = only_of(error)
-        if isinstance(error, Snooze):
-            return _snooze(error)
+        # A snooze of a subclass that does not call the constructor has no delay, and fails.
+        if isinstance(error, Snooze) and (delay := _delay(error)) is not None:
+            return Outcome("snoozed", delay=delay)
         if isinstance(error, ANSWERS) and job.is_lost:
             return Outcome("lost")
         if isinstance(error, ANSWERS) and not job.is_cancel_requested:
             if job.is_overdue:
-                return _overdue(job, error)
+                return Outcome(
+                    "failed",
+                    error=f"time limit: the handler did not end within {job.time_limit}",
+                    error_type="time_limit",
+                    stack=_stack(error),  # which tells where it was
+                    fatal=job.is_given_up,
+                    exception=error,
+                )
             if job.is_leaving:
                 return Outcome("released")
     except BaseException:
         return failure(error)
     return failure(error, fatal=job.is_given_up)
-
-
-def _overdue(job: BaseJob, error: BaseException) -> Outcome:
-    """Describe an attempt that its time limit has ended; the stack tells where it was."""
-    text = f"time limit: the handler did not end within {job.time_limit}"
-    stack = _stack(error)[-MAX_TEXT:]
-    return failed(text, "time_limit", stack, fatal=job.is_given_up, exception=error)
-
-
-def _snooze(error: Snooze) -> Outcome:
-    delay = _delay(error)
-    if delay is None:  # of a subclass that does not call the constructor, say
-        return failed("the snooze has no delay", _name(type(error)), _stack(error))
-    return Outcome("snoozed", delay=delay)
 
 
 def _delay(error: Snooze | RetryIn) -> timedelta | None:
@@ -162,9 +153,10 @@ def _name(kind: type) -> str:
 
 def _stack(error: BaseException) -> str:
     try:
-        return "".join(traceback.format_exception(error))
+        lines = traceback.format_exception(error)
     except BaseException:
-        return "".join(traceback.format_tb(error.__traceback__))
+        lines = traceback.format_tb(error.__traceback__)
+    return "".join(lines)[-MAX_TEXT:]
 
 
 def _guard(handle: Callable[[logging.LogRecord], None]) -> Callable[[logging.LogRecord], None]:

@@ -29,7 +29,7 @@ from ..registry import Registry
 from ..rows import ClaimedJob
 from .completer import Completer
 from .connection import Connection
-from .events import Ends, Outcome, failed, log_job, outcome_of, run_async, run_sync
+from .events import Ends, Outcome, log_job, outcome_of, run_async, run_sync
 from .heartbeat import Heartbeat
 
 logger = logging.getLogger("rota")
@@ -294,7 +294,7 @@ def _refusal(job: BaseJob) -> Outcome | None:
     for name, value in (("payload", job.payload), ("stage_input", job.stage_input)):
         if isinstance(value, Unreadable):
             reason = f"the {name} cannot be read: {value.reason}"
-            return failed(reason, name, fatal=True)
+            return Outcome("failed", error=reason, error_type=name, fatal=True)
     return None
 
 
