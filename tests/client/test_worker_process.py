@@ -49,7 +49,7 @@ def test_a_thread_that_a_job_has_left_keeps_no_process(
     worker = start_worker("--max-jobs", "1")
 
     assert worker.wait() == 3
-    assert "go on: beacon" in worker.log.read_text()
+    assert "leaves these threads: beacon" in worker.log.read_text()
 
 
 def test_texts_of_jobs_cannot_command_the_terminal_that_shows_the_log(

@@ -205,7 +205,7 @@ def test_a_rate(db: Db, start: Start, operator: Operator) -> None:
     line = operator.explain(job_id)
 
     assert line.what == "rate"
-    assert "lets 1 start in 6 s" in line.why
+    assert "lets 1 start per 6 s" in line.why
     operator.paste(line)
     assert value(db, "select max_starts from rota.limits") == 2
     wait_for(db, job_id, "succeeded")

@@ -33,7 +33,7 @@ Connect = Callable[..., psycopg.Connection[Any]]
             "running", "enqueue after", "finish",
         ),
         (
-            "world", "sweep_stale_leases", "max_jobs, false)", "max_jobs / 0, false)",
+            "world", "sweep_stale_leases", "'sweep', max_jobs)", "'sweep', max_jobs / 0)",
             "a lease is over", "enqueue", "tick",
         ),
         (
