@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,23 @@ def median_ms(what: Callable[[], object], times: int) -> float:
     return statistics.median(taken)
 
 
+OLD_WORDS = {"depends_on": "after", "blocks": "before", "fatal": "is_fatal"}
+
+
+@cache
+def is_old(db: Db) -> bool:
+    """Whether its tree has the names of 0.1.0."""
+    query = "select 'after' = any(proargnames) from pg_proc where oid = 'rota.enqueue'::regproc"
+    return db.execute(query).fetchone() == (True,)
+
+
+def word(db: Db, name: str) -> str:
+    """Return how the tree calls this argument."""
+    return OLD_WORDS.get(name, name) if is_old(db) else name
+
+
 def enqueue(db: Db, **arguments: Any) -> int:
-    names = ", ".join(f"{name} => %({name})s" for name in arguments)
+    names = ", ".join(f"{word(db, name)} => %({name})s" for name in arguments)
     comma = ", " if names else ""
     query = f"select rota.enqueue('t'{comma}{names})".encode()
     row = db.execute(query, arguments).fetchone()
@@ -147,9 +163,10 @@ def ends_with_many_dependants(place: Place) -> Iterator[tuple[str, float]]:
         parent = enqueue(place.db, queue=how)
         children(place, parent, 100 if is_rehearsal else place.many)
         job = claim_one(place.db, how) if how != "cancel" else (parent, 0)
+        fatal = word(place.db, "fatal")
         call = {
             "finish": "select rota.finish_job(%s, %s)",
-            "fail": "select status from rota.fail_job(%s, %s, 'e', fatal => true)",
+            "fail": f"select status from rota.fail_job(%s, %s, 'e', {fatal} => true)",
             "cancel": "select rota.cancel_job(%s)",
         }[how]
         given = job if how != "cancel" else job[:1]
@@ -292,7 +309,8 @@ def held_up_by_strangers(place: Place) -> Iterator[tuple[str, float]]:
     waiting = [
         enqueue(place.db, depends_on=[enqueue(place.db, queue="other")]) for _ in range(2)
     ]
-    jobs = [{"job_type": "t", "blocks": b, "idempotency_key": str(b)} for b in waiting]
+    blocks = word(place.db, "blocks")
+    jobs = [{"job_type": "t", blocks: b, "idempotency_key": str(b)} for b in waiting]
     with stranger.transaction():
         stranger.execute("select from rota.enqueue_many(%s)", [Jsonb(jobs[:1])])
         yield (
