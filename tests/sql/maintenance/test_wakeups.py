@@ -24,6 +24,7 @@ from sql.helpers import (
     running,
     scalar,
 )
+from support.waiting import wait_until
 
 ANY = ""
 
@@ -258,12 +259,13 @@ def test_wait_for_jobs_looks_again_while_a_writer_of_before_is_under_way(db, con
     while scalar(db, older, scalar(later, "select pg_current_xact_id()::text")):
         pass
     forget_slow_look(db)
-    waits += [sleeper.wait().look_again_in.total_seconds() for _ in range(2)]
+    waits.append(sleeper.wait().look_again_in.total_seconds())
 
     assert 0 <= waits[0] <= longest
     assert 0.3 <= waits[1] <= 3 * (time.monotonic() - began_at)
     assert waits[2] == 0
-    assert waits[3] > 2000
+    # An analyze that the server has just begun by itself writes, too, and is soon over.
+    wait_until(lambda: sleeper.wait().look_again_in.total_seconds() > 2000)
 
 
 @pytest.mark.slow
