@@ -6,8 +6,8 @@
  * them costs more than writing a job.  So triggers of these tables keep a list of the names
  * that have settings, and a call reads the tables only for names in that list.
  *
- * A grant stands there with its role, so that it costs only the members of that role: others
- * skip its name, but for those that have set a role and are known by two.
+ * The name of a grant comes with its role, so that the calls of all who are not members of it
+ * skip the name (base/queue_rights.sql).
  *
  * A transaction that sees the setting sees the name in the list, since one transaction writes
  * both.  The list stays short, so it does no harm if a plan reads it whole.

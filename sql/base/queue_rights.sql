@@ -14,46 +14,42 @@
  * all queues, since recovery must not depend on which workers are running.
  */
 
-/* The queues in which the caller may do this; null for all.  Most callers are confined to
- * nothing, and pay for one scan of the few rights that there are. */
+/* Whether a grant to this role, if it is one, can confine the caller: that of a role of which
+ * the session user is not a member cannot, unless a role is set, which may have been revoked
+ * since.  The planner puts the expression into the statement, so a grant costs other roles
+ * next to nothing. */
+create or replace function rota._may_confine(role regrole)
+    returns boolean language sql stable as $$
+select role is null or pg_has_role(session_user, role::oid, 'member')
+    or current_setting('role') <> 'none'
+$$;
+
+/* The queues in which the caller may do this; null for all.  These are the queues granted to
+ * the role that is set, itself or as a member of others, or, if it never was granted any, those
+ * of the session user.  A superuser is a member of every role, and confined by none. */
 create or replace function rota._allowed_queues(access text)
     returns text[] language plpgsql stable as $$
 declare
-    v_role constant name := nullif(current_setting('role'), 'none')::name;
+    v_role name;
     v_queues text[];
 begin
     if not exists (
         select from rota.queue_grants as g
-        where g.access = _allowed_queues.access
-          and (pg_has_role(session_user, g.role::oid, 'member')
-            or v_role is not null and pg_has_role(v_role, g.role::oid, 'member'))
+        where g.access = _allowed_queues.access and rota._may_confine(g.role)
     ) then
         return null;
     end if;
-    if v_role is not null then v_queues := rota._granted_queues(v_role, access); end if;
-    if v_queues is null then v_queues := rota._granted_queues(session_user, access); end if;
-    return case when '*' <> all(v_queues) then v_queues end;
-end $$;
-
-/* The queues that a role was granted, itself or as a member of others; null if it never was. */
-create or replace function rota._granted_queues(role name, access text)
-    returns text[] language plpgsql stable as $$
-declare
-    v_queues constant text[] := (
+    foreach v_role in array
+        array_remove(array[nullif(current_setting('role'), 'none')::name, session_user], null)
+    loop
         select case when count(*) > 0
             then coalesce(array_agg(g.queue) filter (where g.revoked_at is null), '{}') end
-        from rota.queue_grants as g
-        where g.access = _granted_queues.access
-          and pg_has_role(_granted_queues.role, g.role::oid, 'member')
-    );
-begin
-    -- A superuser is a member of every role.
-    if v_queues is not null and (
-        select r.rolsuper from pg_roles as r where r.rolname = _granted_queues.role
-    ) then
-        return null;
-    end if;
-    return v_queues;
+        into v_queues from rota.queue_grants as g
+        where g.access = _allowed_queues.access and pg_has_role(v_role, g.role::oid, 'member')
+          and not exists (select from pg_roles as r where r.rolname = v_role and r.rolsuper);
+        exit when v_queues is not null;
+    end loop;
+    return case when '*' <> all(v_queues) then v_queues end;
 end $$;
 
 create or replace function rota.visible_queues()

@@ -51,8 +51,7 @@ declare
         select from rota.configured_names as c
         where c.name = any(case when array_ndims(claim_jobs.queues) = 1
             then array_append(claim_jobs.queues, 'access worker') end)
-          and (c.role is null or pg_has_role(session_user, c.role::oid, 'member')
-            or current_setting('role') <> 'none')
+          and rota._may_confine(c.role)
     );
     v_rows tid[] := rota._lock_head(v_start, queues, max_jobs, job_types, v_now, c_moment,
         v_is_configured);

@@ -96,8 +96,7 @@ begin
     v_is_configured := exists (
         select from rota.configured_names as c
         where c.name = any(array['access producer', enqueue.queue, 'type ' || enqueue.job_type])
-          and (c.role is null or pg_has_role(session_user, c.role::oid, 'member')
-            or current_setting('role') <> 'none')
+          and rota._may_confine(c.role)
     );
     if v_is_configured then
         if rota._allowed_queues('producer') is not null then
@@ -284,7 +283,9 @@ begin
     end if;
 
     perform rota._check_queues_of(jobs) where exists (
-        select from rota.configured_names as c where c.name = 'access producer');
+        select from rota.configured_names as c
+        where c.name = 'access producer' and rota._may_confine(c.role)
+    );
     perform rota._guard_ids();
     with added as (
         insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at,

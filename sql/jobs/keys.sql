@@ -78,7 +78,7 @@ begin
         perform rota._check_stays(new_job.queue, 'a rule for a key');
     end if;
     if v_is_versioned and current_setting('transaction_isolation') = 'read committed' then
-        -- Mostly so where a key comes again and again; then nothing is locked or written.
+        -- Most calls with a known key end here, and lock and write nothing.
         select k.job_id into job_id from rota.idempotency_keys as k
         where k.idempotency_key = v_key and k.key_scope = v_scope
           and (_enqueue_keyed.unique_for is not null and k.unique_until > rota.now()
@@ -130,8 +130,9 @@ begin
     return next;
 end $$;
 
-/* Lock the live job of a key, or the one that waits; null if there is none.  Raises RTB00,
- * which no caller sees, where another session has it locked and it may not wait. */
+/* Lock the live job of a key, if it waits or running ones are wanted too; null if there is
+ * none.  Raises RTB00, which no caller sees, where another session has it locked and it may
+ * not wait. */
 create or replace function rota._lock_keyed(
     idempotency_key text, key_scope text, also_running boolean, may_wait boolean
 ) returns bigint language plpgsql as $$
@@ -214,8 +215,8 @@ begin
     perform rota._enter_lanes(array[job_id]);
 end $$;
 
-/* Of these jobs, which run no more and have not ended, the next attempt is also the run that
- * was asked for meanwhile, if one was: with its payload and priority, and all attempts. */
+/* Of these jobs, which the caller returns to a waiting status, the next attempt is also the
+ * run that was asked for while they ran: with its payload and priority, and all attempts. */
 create or replace function rota._begin_rerun(job_ids bigint[])
     returns void language plpgsql as $$
 begin

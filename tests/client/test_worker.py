@@ -183,6 +183,29 @@ def test_a_handler_of_which_no_line_has_run_is_no_success(
     assert rows == [("dead", "TypeError")]
 
 
+def end_one_by_one(
+    client: Client,
+    drain: Drain,
+    kind: str,
+    errors: list[BaseException],
+    end: Callable[[BaseException], object],
+) -> list[int]:
+    """Let a handler for each error, plain or async, end a job as *end* does with it."""
+    registry = Registry()
+    for number, error in enumerate(errors):
+
+        def plain(job: Job, error: BaseException = error) -> object:
+            return end(error)
+
+        async def in_loop(job: AsyncJob, error: BaseException = error) -> object:
+            return end(error)
+
+        registry.add(f"end-{number}", plain if kind == "plain" else in_loop)
+    ids = [client.enqueue(f"end-{number}").job_id for number in range(len(errors))]
+    drain(registry)
+    return ids
+
+
 RETURNED: list[tuple[BaseException, str]] = [
     (rota.RetryIn(3600, "closed"), "failed"),
     (rota.Snooze(3600), "queued"),
@@ -195,19 +218,7 @@ RETURNED: list[tuple[BaseException, str]] = [
 def test_an_exception_that_is_returned_is_as_good_as_raised(
     client: Client, status: Status, drain: Drain, kind: str
 ) -> None:
-    registry = Registry()
-    ids = []
-    for number, (returned, _) in enumerate(RETURNED):
-
-        def plain(job: Job, returned: BaseException = returned) -> object:
-            return returned
-
-        async def in_loop(job: AsyncJob, returned: BaseException = returned) -> object:
-            return returned
-
-        registry.add(f"return-{number}", plain if kind == "plain" else in_loop)
-        ids.append(client.enqueue(f"return-{number}").job_id)
-    drain(registry)
+    ids = end_one_by_one(client, drain, kind, [error for error, _ in RETURNED], lambda e: e)
 
     for job_id, (returned, expected) in zip(ids, RETURNED, strict=True):
         assert status(job_id) == expected, returned
@@ -278,19 +289,10 @@ RAISED: list[tuple[BaseException, str]] = [
 def test_whatever_is_raised_ends_the_job(
     client: Client, status: Status, drain: Drain, kind: str
 ) -> None:
-    registry = Registry()
-    ids = []
-    for number, (error, _) in enumerate(RAISED):
+    def end(error: BaseException) -> None:
+        raise error
 
-        def plain(job: Job, error: BaseException = error) -> None:
-            raise error
-
-        async def in_loop(job: AsyncJob, error: BaseException = error) -> None:
-            raise error
-
-        registry.add(f"raise-{number}", plain if kind == "plain" else in_loop)
-        ids.append(client.enqueue(f"raise-{number}").job_id)
-    drain(registry)
+    ids = end_one_by_one(client, drain, kind, [error for error, _ in RAISED], end)
 
     for job_id, (error, expected) in zip(ids, RAISED, strict=True):
         assert status(job_id) == expected, repr(error)[:100]

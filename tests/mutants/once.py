@@ -92,9 +92,9 @@ ONCE = (
         "A producer that has set a role is confined by none once he may not set it any more.",
         "sql/access/test_queue_grants.py",
         sql(
-            "jobs/enqueue",
-            "'member')\n            or current_setting('role') <> 'none')",
-            "'member'))",
+            "base/queue_rights",
+            "'member')\n    or current_setting('role') <> 'none'",
+            "'member')",
         ),
     ),
     mutant(
@@ -622,8 +622,8 @@ v_row ->> 'pause_name',
         "sql/access/test_queue_grants.py",
         sql(
             "jobs/enqueue",
-            "c where c.name = 'access producer');",
-            "c where false);",
+            "c.name = 'access producer' and rota._may_confine(c.role)",
+            "false",
         ),
     ),
     mutant(
