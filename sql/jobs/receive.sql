@@ -67,6 +67,10 @@ begin
     end if;
     if jsonb_typeof(jobs) is distinct from 'array' or jsonb_array_length(jobs) > 1000 then
         perform rota._refuse('jobs', 'must be an array of up to 1000 jobs of take_moves()');
+    elsif settle_above not between 0 and 9007199254740991 then
+        -- The ids go on from there, and must not come near their end.
+        perform rota._refuse('settle_above',
+            format('must be 0 to 9007199254740991, got %s', settle_above));
     end if;
     insert into rota.queue_moves as m (move_id, queue, direction, database)
     values (receive_moves.move_id, receive_moves.queue, 'in', receive_moves.from_database)

@@ -297,6 +297,16 @@ v_row ->> 'pause_name',
         sql("jobs/receive", "        perform rota._raise_ids(settle_above);\n", ""),
     ),
     mutant(
+        "mover-uses-up-the-ids",
+        "A mover names a last id near the end of all ids, and nobody can enqueue any more.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "jobs/receive",
+            "not between 0 and 9007199254740991",
+            "not between 0 and 9223372036854775807",
+        ),
+    ),
+    mutant(
         "sent-before-it-is-out",
         "A job that is being sent to another database can be acted on here.",
         "sql/maintenance/test_moves.py",

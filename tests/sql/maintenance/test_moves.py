@@ -421,6 +421,16 @@ def test_a_key_that_was_taken_while_its_job_was_away_stops_no_move(db, there):
     assert [job[0] for job in jobs(there)] == [again[1]]
 
 
+@pytest.mark.parametrize("last_id", [-1, 2**53, 2**63 - 1])
+def test_no_mover_uses_up_the_ids(db, there, last_id):
+    move_id = begin(db, there)
+
+    with refused("settle_above"):
+        receive(there, move_id, settle_above=last_id)
+
+    assert enqueue(there) < 2**53
+
+
 def test_effects_go_with_their_job(db, there):
     enqueue(db, queue="q")
     (job,) = claim(db, queues=["q"])
