@@ -107,6 +107,16 @@ class JobContext:
 class BaseJob:
     """What both kinds of job share: the claim, and what became known about it since."""
 
+    result: Any = None
+    """What `transaction` and `finish_in` store; else what the handler returns is stored."""
+    next_stage: str | None = None
+    """Where its run of a pipeline goes on to: None is the next in order, ``end`` none."""
+    is_given_up = False
+    """Its task does not want another attempt after what its function raised."""
+    state = State.HELD
+    told = Told.NOTHING
+    _put_at = inf  # when a transaction last got its end
+
     def __init__(self, claim: ClaimedJob, context: JobContext, claimed_at: float) -> None:
         self.worker = context.worker
         self.job_id = claim.job_id
@@ -133,18 +143,9 @@ class BaseJob:
         """How long the attempt may take, from its claim; None is without end."""
         self.headers: dict[str, str] = claim.headers or {}
         """Texts that the producer sent along."""
-        self.result: Any = None
-        """What `transaction` and `finish_in` store; else what the handler returns is stored."""
-        self.next_stage: str | None = None
-        """Where its run of a pipeline goes on to: None is the next in order, ``end`` none."""
-        self.is_given_up = False
-        """Its task does not want another attempt after what its function raised."""
         self.claimed_at = self.confirmed_at = claimed_at
         """When the lease was last given, on the monotonic clock."""
         self.began_at = claimed_at
-        self.state = State.HELD
-        self.told = Told.NOTHING
-        self._put_at = inf  # when a transaction last got its end
         self._transaction = threading.Lock()
         self._context = context
 

@@ -58,7 +58,9 @@ def check_name(argument: str, name: str) -> None:
 
 def check_stage(next_stage: str | None) -> None:
     """Raise TypeError or InvalidArgumentError for what cannot be a stage."""
-    if not isinstance(next_stage, str | None):
+    if next_stage is None:
+        return
+    if not isinstance(next_stage, str):
         raise TypeError(f"next_stage must be the name of a stage, got {next_stage!r}")
     check_json("next_stage", next_stage)
 

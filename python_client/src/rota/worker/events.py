@@ -62,6 +62,10 @@ class Outcome:
     exception: BaseException | None = None
 
 
+SUCCEEDED = Outcome("succeeded")
+"""How most handlers end, which return nothing."""
+
+
 def run_sync(handler: Callable[[Job], object], job: Job) -> Outcome:
     """Run a plain function on a job; never raise."""
     try:
@@ -80,6 +84,8 @@ async def run_async(handler: Callable[[AsyncJob], Awaitable[object]], job: Async
 
 def _returned(job: BaseJob, result: object) -> Outcome:
     """Return what a returned value means; one that shows that nothing has run is an error."""
+    if result is None:
+        return SUCCEEDED
     if isinstance(result, BaseException):
         return outcome_of(job, result)
     if inspect.isawaitable(result):
