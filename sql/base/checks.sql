@@ -309,15 +309,33 @@ begin
     );
 end $$;
 
-create or replace function rota._is_running(job_id bigint, lease_token bigint)
+/* Whether a job runs under this token; a lease that is over but not taken back is held. */
+create or replace function rota._is_leased(job_id bigint, lease_token bigint)
     returns boolean language plpgsql stable as $$
 begin
     return exists (
         select from rota.jobs as j
-        where j.id = _is_running.job_id
-          and j.lease_token = _is_running.lease_token and j.status = 'running'
-          and rota._jobs_outside_grants(array[j.id]) = '{}'
+        where j.id = _is_leased.job_id
+          and j.lease_token = _is_leased.lease_token and j.status = 'running'
     );
+end $$;
+
+/* The same, and it stays so until the end of the transaction. */
+create or replace function rota._lock_lease(job_id bigint, lease_token bigint)
+    returns boolean language plpgsql as $$
+begin
+    perform from rota.jobs as j
+    where j.id = _lock_lease.job_id
+      and j.lease_token = _lock_lease.lease_token and j.status = 'running' for update;
+    return found;
+end $$;
+
+/* Whether it does for a worker, who may be kept from its queue. */
+create or replace function rota._is_running(job_id bigint, lease_token bigint)
+    returns boolean language plpgsql stable as $$
+begin
+    return rota._is_leased(job_id, lease_token)
+        and rota._jobs_outside_grants(array[job_id]) = '{}';
 end $$;
 
 /* The answer to a caller whose (job_id, lease_token) matched no running job.  A job that ended

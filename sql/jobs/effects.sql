@@ -195,27 +195,6 @@ begin
     perform rota._check_text('key', key, 255);
 end $$;
 
-/* Whether a job runs under this token; a lease that is over but not taken back is held. */
-create or replace function rota._is_leased(job_id bigint, lease_token bigint)
-    returns boolean language plpgsql stable as $$
-begin
-    return exists (
-        select from rota.jobs as j
-        where j.id = _is_leased.job_id
-          and j.lease_token = _is_leased.lease_token and j.status = 'running'
-    );
-end $$;
-
-/* The same, and it stays so until the end of the transaction. */
-create or replace function rota._lock_lease(job_id bigint, lease_token bigint)
-    returns boolean language plpgsql as $$
-begin
-    perform from rota.jobs as j
-    where j.id = _lock_lease.job_id
-      and j.lease_token = _lock_lease.lease_token and j.status = 'running' for update;
-    return found;
-end $$;
-
 create or replace function rota._raise_in_progress(effect rota.effects)
     returns void language plpgsql as $$
 begin

@@ -33,9 +33,9 @@ begin
     if result is not null then v_results := jsonb_build_array(result); end if;
     v_ended := rota._archive_jobs(array[job_id], array[lease_token], 'running', 'succeeded',
         v_results);
-    if v_ended = '{}' then
+    if v_ended = '{}' and rota._lock_lease(job_id, lease_token) then
         v_ended := rota._end_stages(array[job_id], array[lease_token], 'running', 'succeeded',
-            v_results, array[next_stage], false);
+            v_results, array[next_stage]);
     end if;
     if v_ended <> '{}' then
         return 'finished';
@@ -171,7 +171,7 @@ begin
         is_optimistic);
     if cardinality(v_ended) < cardinality(job_ids) then
         v_ended := v_ended || rota._end_stages(job_ids, lease_tokens, old_status, new_status,
-            results, next_stages, is_optimistic);
+            results, next_stages);
     end if;
     return v_ended;
 end $$;
@@ -251,10 +251,8 @@ begin
             e.rerun_payload, e.ordering_key, e.definition, e.held_limits) > 0
             or _archive_jobs.old_status in ('queued', 'failed'))
     into v_ended, v_leading from ended as e;
-    if v_leading is not null then
-        if jsonb_path_exists(v_leading, '$[*] ? (@.rerun_payload != null)') then
-            perform rota._follow_up(v_leading);
-        end if;
+    if jsonb_path_exists(v_leading, '$[*] ? (@.rerun_payload != null)') then
+        perform rota._follow_up(v_leading);
     end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
@@ -276,16 +274,15 @@ end $$;
  * Running or waiting jobs of pipelines leave their stage as _end_jobs() was told: those that
  * succeed and have a next stage enter it, the others end.  Returns the ids of all.
  *
- * Each is locked first, so that the statements after it speak of the same row.  If optimistic,
- * the call skips rows that another transaction has locked.
+ * Each is locked first, so that the statements after it speak of the same row.  The call skips
+ * rows that another transaction has locked: a caller that is to wait for them has done so.
  */
 create or replace function rota._end_stages(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text, results jsonb,
-    next_stages text[], is_optimistic boolean
+    next_stages text[]
 ) returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_now timestamptz;
-    v_wanted bigint[] := job_ids;
     v_ids bigint[];
     v_stages text[];
     v_entering bigint[];
@@ -293,27 +290,18 @@ declare
     v_last bigint[];
     v_held_limits text[];
 begin
-    if is_optimistic then
-        v_wanted := array(
-            select j.id from rota.jobs as j
-            where j.id = any(_end_stages.job_ids)
-              and j.status = _end_stages.old_status and j.pipeline is not null
-            for update skip locked
-        );
-        if v_wanted = '{}' then return v_wanted; end if;
-    end if;
     with held as (
         select j.id, j.pipeline, j.stage, j.cancel_requested_at,
             array_position(_end_stages.job_ids, j.id) as place
         from rota.jobs as j
-        where j.id = any(v_wanted) and j.lease_token
+        where j.id = any(_end_stages.job_ids) and j.lease_token
             = _end_stages.lease_tokens[array_position(_end_stages.job_ids, j.id)]
           and j.status = _end_stages.old_status and j.pipeline is not null
           -- The same conditions as in _archive_jobs().
           and (_end_stages.new_status <> 'succeeded'
             or not exists (select from rota.queue_grants)
             or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))
-        for update
+        for update skip locked
     )
     select array_agg(h.id), array_agg(n.stage),
         array_agg(h.id) filter (where n.stage is not null and h.cancel_requested_at is null),

@@ -11,8 +11,8 @@ ENDINGS = (
         "races/test_racing_pipelines.py",
         sql(
             "jobs/finish",
-            "and j.pipeline is not null for update skip locked",
-            "and j.pipeline is not null for update",
+            "for update skip locked\n    )\n    select array_agg(h.id)",
+            "for update\n    )\n    select array_agg(h.id)",
         ),
     ),
     mutant(
@@ -58,11 +58,10 @@ ENDINGS = (
         ),
         sql(
             "jobs/finish",
-            "    if v_leading is not null then\n",
+            "    if jsonb_path_exists(v_leading",
             """\
     delete from rota.jobs as j where j.id = any(v_ended);
-    if v_leading is not null then
-""",
+    if jsonb_path_exists(v_leading""",
         ),
     ),
     mutant(

@@ -124,13 +124,13 @@ FENCE = (
         "effects-without-token",
         "A worker that lost its lease records effects, and completes and withdraws them.",
         "sql/jobs/test_effects.py races/test_racing_effects.py",
-        sql("jobs/effects", "and j.lease_token = _lock_lease.lease_token", "and true"),
+        sql("base/checks", "and j.lease_token = _lock_lease.lease_token", "and true"),
     ),
     mutant(
         "effect-holder-without-token",
         "The record of a lost lease is held as long as anybody runs the job.",
         "sql/jobs/test_effects.py races/test_racing_effects.py",
-        sql("jobs/effects", "and j.lease_token = _is_leased.lease_token", "and true"),
+        sql("base/checks", "and j.lease_token = _is_leased.lease_token", "and true"),
     ),
     mutant(
         "effect-completed-by-another",
@@ -222,7 +222,11 @@ FENCE = (
         "lost-taken-for-held",
         "A job that another one runs by now is told to be busy, and not to be lost.",
         "sql/jobs/test_finish.py sql/jobs/test_lease.py",
-        sql("base/checks", "and j.lease_token = _is_running.lease_token", "and true"),
+        sql(
+            "base/checks",
+            "return rota._is_leased(job_id, lease_token)",
+            "return exists (select from rota.jobs as j where j.id = _is_running.job_id)",
+        ),
     ),
     mutant(
         "lost-taken-for-ended",

@@ -378,8 +378,8 @@ MAINTENANCE = (
         "races/test_racing_pipelines.py",
         sql(
             "jobs/finish",
-            "        for update\n    )\n    select\n        array_agg(h.id)",
-            "    )\n    select\n        array_agg(h.id)",
+            "and rota._lock_lease(job_id, lease_token) then",
+            "then",
         ),
     ),
     mutant(
