@@ -199,16 +199,11 @@ begin
     end if;
 end $$;
 
-create or replace function rota._check_job_id(job_id bigint)
-    returns void language plpgsql as $$
-begin if job_id is null then perform rota._refuse('job_id', 'must not be null'); end if; end;
-$$;
-
 /* The job of an operator, which is not there if it is in a queue that he is kept from. */
 create or replace function rota._check_own_job(job_id bigint)
     returns void language plpgsql as $$
 begin
-    perform rota._check_job_id(job_id);
+    perform rota._check_given('job_id', job_id is not null);
     if rota._jobs_outside_grants(array[job_id], 'operator') <> '{}' then
         perform rota._raise_not_found(job_id);
     end if;
@@ -218,7 +213,7 @@ end $$;
 create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
     returns void language plpgsql as $$
 begin
-    perform rota._check_job_id(job_id);
+    perform rota._check_given('job_id', job_id is not null);
     if lease_token is null then
         perform rota._refuse('lease_token', 'must not be null');
     elsif rota._jobs_outside_grants(array[job_id]) <> '{}' then

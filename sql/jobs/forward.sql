@@ -134,7 +134,7 @@ begin
         update rota.jobs as j
         set status = 'running', attempts = least(j.attempts, 2147483646) + 1,
             lease_token = greatest(least(j.lease_token, 9223372036854775806) + 1,
-                (extract(epoch from c_now) * 1000000)::bigint),
+                rota._micros(c_now)),
             locked_by = take_forwards.worker, locked_until = c_now + interval '1 minute',
             held_limits = (v_due.held_limits ->> j.id::text)::text[], opened_for = null,
             started_at = c_now, updated_at = c_now

@@ -22,7 +22,7 @@ declare
     v_holds boolean;
     v_is_known boolean;
 begin
-    perform rota._check_job_id(job_id);
+    perform rota._check_given('job_id', job_id is not null);
     perform rota._check_given('active', active is not null);
     if rota._jobs_outside_grants(array[job_id], 'producer') <> '{}' then
         perform rota._raise_not_found(job_id);

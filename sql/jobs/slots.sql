@@ -114,12 +114,12 @@ create or replace function rota._free_slots(
     bound rota.limits, max_slots integer, is_full boolean default false
 ) returns integer language plpgsql stable as $$
 declare
-    c_parts constant integer := rota._parts(bound.limit_name, bound.max_running);
+    c_parts constant integer := rota._parts(bound);
     v_first constant bigint := case when not is_full
         then rota._scan_from('free ' || bound.limit_name, rota.now()) end;
     v_free integer;
 begin
-    if not rota._is_issued_for(bound.limit_name, bound.max_running) then return 0; end if;
+    if not rota._is_issued_for(bound) then return 0; end if;
     select count(*)::integer into v_free
     from (
         select from rota.limit_slots as s
@@ -177,23 +177,23 @@ $$;
 /* Into how many parts the slots of a limit are split that claims issue; none where maintenance
  * issues them all.  It is the name that says so and not whether the key has a row of its own: a
  * claim that knew the class only may be under way when that row is set. */
-create or replace function rota._parts(limit_name text, max_running integer)
+create or replace function rota._parts(bound rota.limits)
     returns integer language sql immutable as $$
-select case when max_running > 10000 or limit_name like 'key %:%'
-    then greatest(least(max_running, 64), max_running / 256) else 0 end
+select case when bound.max_running > 10000 or bound.limit_name like 'key %:%'
+    then greatest(least(bound.max_running, 64), bound.max_running / 256) else 0 end
 $$;
 
 /* Whether all that is issued of a limit is for this setting; else it has to be adjusted. */
-create or replace function rota._is_issued_for(limit_name text, max_running integer)
+create or replace function rota._is_issued_for(bound rota.limits)
     returns boolean language plpgsql stable as $$
 begin
     -- By two ranges, which an index finds.
     return not exists (
-        select from rota.limit_parts as p where p.limit_name = _is_issued_for.limit_name
-          and p.max_running < _is_issued_for.max_running
+        select from rota.limit_parts as p
+        where p.limit_name = bound.limit_name and p.max_running < bound.max_running
     ) and not exists (
-        select from rota.limit_parts as p where p.limit_name = _is_issued_for.limit_name
-          and p.max_running > _is_issued_for.max_running
+        select from rota.limit_parts as p
+        where p.limit_name = bound.limit_name and p.max_running > bound.max_running
     );
 end $$;
 
@@ -206,7 +206,7 @@ create or replace function rota._take_slots(bound rota.limits, wanted integer)
 declare
     c_scan constant text := 'free ' || bound.limit_name;
     c_index constant oid := 'rota.limit_slots_pkey'::regclass::oid;
-    c_parts constant integer := rota._parts(bound.limit_name, bound.max_running);
+    c_parts constant integer := rota._parts(bound);
     v_now constant timestamptz := rota.now();
     v_first constant bigint := rota._scan_from(c_scan, v_now);
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
@@ -216,7 +216,7 @@ declare
     v_part integer;
     v_slots integer;
 begin
-    if not rota._is_issued_for(bound.limit_name, bound.max_running) then return 0; end if;
+    if not rota._is_issued_for(bound) then return 0; end if;
     with taken as (
         delete from rota.limit_slots as s
         where s.ctid = any(array(

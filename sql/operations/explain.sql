@@ -16,7 +16,7 @@ create or replace function rota.explain_job(job_id bigint)
 declare
     v_live record; v_ended rota.finished_jobs;
 begin
-    perform rota._check_job_id(job_id);
+    perform rota._check_given('job_id', job_id is not null);
     -- Stable, so that a job on its way between the tables is seen in one of them.
     select j as job, j.xmax as row_xmax into v_live from rota.jobs as j
     where j.id = explain_job.job_id;
@@ -221,8 +221,7 @@ begin
                     'maintenance has counted the running jobs', v_bound.limit_name,
                     rota._span(c_now - v_bound.updated_at)),
                 'select * from rota.tick();';
-        elsif v_free = 0 and not rota._is_issued_for(v_bound.limit_name, v_bound.max_running)
-        then
+        elsif v_free = 0 and not rota._is_issued_for(v_bound) then
             return query
             select 'needs_tick', format('limit %s was changed %s ago, to %s at once: nothing '
                     'starts under it until maintenance has issued the free places',

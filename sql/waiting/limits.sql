@@ -558,11 +558,11 @@ end $$;
 create or replace function rota._adjust_slots(bound rota.limits)
     returns boolean language plpgsql as $$
 declare
-    c_parts constant integer := rota._parts(bound.limit_name, bound.max_running);
+    c_parts constant integer := rota._parts(bound);
     v_surplus integer;
     v_moved integer;
 begin
-    if rota._is_issued_for(bound.limit_name, bound.max_running) and (c_parts > 0 or exists (
+    if rota._is_issued_for(bound) and (c_parts > 0 or exists (
         select from rota.limit_parts as p where p.limit_name = bound.limit_name
     )) then
         return true;

@@ -932,8 +932,8 @@ v_row ->> 'pause_name',
         "sql/waiting/test_limits_open.py",
         sql(
             "jobs/slots",
-            "          and p.max_running > _is_issued_for.max_running\n",
-            "          and false\n",
+            "and p.max_running > bound.max_running\n",
+            "and false\n",
         ),
     ),
     mutant(
