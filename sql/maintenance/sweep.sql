@@ -1,5 +1,5 @@
 /*
- * maintenance/sweep.sql -- take back the jobs of workers that vanished, and end expired ones.
+ * maintenance/sweep.sql -- what is late: leases that ended, jobs that expired, jobs for later.
  *
  * A running job whose lease has ended is treated as one whose attempt failed.  No leader does
  * this and no daemon: any session may call it at any time, each call does a bounded amount, and
@@ -10,13 +10,16 @@
  *
  * One row that cannot be swept must not keep the others.  All are first tried together; if
  * that fails they are tried one by one, each in its own subtransaction, and the bad one stays
- * with a warning.
+ * with a warning.  The three kinds of what is late are found and locked in one way.
  *
  * Nor does an attempt begin at expires_at or later: a claim passes over a job that has expired,
  * and takes it out of its lane (jobs/claim.sql).  Here it ends, as cancelled and with
  * error_type expired: its producer said that it is useless from then on, so no operator has to
  * look at it, as at a dead one.  That is so for every job that waits, also for its retry, for
  * others or for a limit; one that runs may come to its end.
+ *
+ * Jobs for later are those with a place of their own (waiting/fairness.sql), which are kept out
+ * of their lanes until their time has come.
  *
  * In the first seconds of a server nothing is swept.  The leases that ended while it was away
  * say nothing of their workers, which come back with what they have ended meanwhile.
@@ -30,90 +33,102 @@ create or replace function rota.sweep_stale_leases(max_jobs integer default 1000
     set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_number('max_jobs', max_jobs, 1, 10000);
-    return rota._end_late('sweep', max_jobs);
+    return rota._do_late('sweep', max_jobs);
 end $$;
 
 comment on function rota.sweep_stale_leases is
     'Fail up to max_jobs running jobs whose lease has expired, with error_type lease_expired, '
     'or time_limit if that had expired too, and return how many; raises 22023.';
 
-/* Sweep jobs, or end those that have expired, together; where that fails, one by one: more are
- * looked at then, so that those that cannot be ended do not fill the call. */
-create or replace function rota._end_late(kind text, max_jobs integer)
+/* Do what is due with the late jobs of a kind, together; where that fails, one by one: more are
+ * looked at then, so that those for which it cannot be done do not fill the call. */
+create or replace function rota._do_late(kind text, max_jobs integer)
     returns integer language plpgsql set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
     set enable_sort = off as $$
 declare
     v_job_id bigint;
-    v_ended integer := 0;
+    v_done integer := 0;
 begin
     if not rota._has_late(kind) then return 0; end if;
     begin
-        return rota._end_these(kind, rota._lock_late(kind, max_jobs));
+        return rota._do_these_late(kind, rota._lock_late(kind, max_jobs));
     exception when others then
         raise warning '% falls back to one job at a time: %', kind, sqlerrm;
     end;
 
     foreach v_job_id in array rota._lock_late(kind, 10 * max_jobs) loop
-        exit when v_ended >= max_jobs;
+        exit when v_done >= max_jobs;
         begin
-            v_ended := v_ended + rota._end_these(kind, array[v_job_id]);
+            v_done := v_done + rota._do_these_late(kind, array[v_job_id]);
         exception when others then
             raise warning '% of job % failed and will be tried again: %', kind, v_job_id,
                 sqlerrm;
         end;
     end loop;
-    return v_ended;
+    return v_done;
 end $$;
 
-/* Lock the first jobs whose lease has ended, or that wait and have expired. */
+/* Lock the first late jobs of a kind: whose lease has ended, that wait and have expired, or
+ * whose time has come. */
 create or replace function rota._lock_late(kind text, max_jobs integer)
     returns bigint[] language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
     v_now constant timestamptz := rota.now();
+    v_since constant timestamptz := rota._from_micros(rota._scan_from(kind, v_now));
 begin
     if kind = 'sweep' then
         return array(
             select j.id from rota.jobs as j
-            where j.status = 'running' and j.locked_until < v_now
-              and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
+            where j.status = 'running' and j.locked_until < v_now and j.locked_until >= v_since
             order by j.locked_until limit _lock_late.max_jobs for update skip locked
+        );
+    elsif kind = 'expiry' then
+        return array(
+            select j.id from rota.jobs as j
+            where j.locked_until is null and j.expires_at <= v_now and j.expires_at >= v_since
+            -- By both columns: the server does not see that the first is the same for all.
+            order by j.locked_until, j.expires_at limit _lock_late.max_jobs
+            for update skip locked
         );
     end if;
     return array(
         select j.id from rota.jobs as j
-        where j.locked_until is null and j.expires_at <= v_now
-          and j.expires_at >= rota._from_micros(rota._scan_from('expiry', v_now))
-        -- By both columns: the server does not see that the first is the same for all.
-        order by j.locked_until, j.expires_at limit _lock_late.max_jobs for update skip locked
+        where j.hold = 'time' and j.status in ('queued', 'failed')
+          and j.run_at <= v_now and j.run_at >= v_since
+        order by j.run_at, j.id limit _lock_late.max_jobs for update skip locked
     );
 end $$;
 
-/* Whether a lease has ended, or a job that waits has expired; remembers where the first one is,
- * or that none is left from before this time: a little earlier, for late commits. */
+/* Whether there is a late job of a kind; remembers where the first one is, or that none is left
+ * from before this time: a little earlier, for late commits. */
 create or replace function rota._has_late(kind text)
     returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_since constant bigint := rota._scan_from(kind, v_now);
-    c_index constant oid := 'rota.jobs_deadline_idx'::regclass::oid;
+    v_from constant bigint := rota._scan_from(kind, v_now);
+    v_since constant timestamptz := rota._from_micros(v_from);
+    c_index constant oid := case kind when 'later' then 'rota.jobs_later_idx'::regclass::oid
+        else 'rota.jobs_deadline_idx'::regclass::oid end;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_first timestamptz;
 begin
     if kind = 'sweep' then
         select j.locked_until into v_first from rota.jobs as j
-        where j.status = 'running' and j.locked_until < v_now
-          and j.locked_until >= rota._from_micros(v_since)
+        where j.status = 'running' and j.locked_until < v_now and j.locked_until >= v_since
         order by j.locked_until limit 1;
-    else
+    elsif kind = 'expiry' then
         select j.expires_at into v_first from rota.jobs as j
-        where j.locked_until is null and j.expires_at <= v_now
-          and j.expires_at >= rota._from_micros(v_since)
+        where j.locked_until is null and j.expires_at <= v_now and j.expires_at >= v_since
         order by j.locked_until, j.expires_at limit 1;
+    else
+        select j.run_at into v_first from rota.jobs as j
+        where j.hold = 'time' and j.status in ('queued', 'failed')
+          and j.run_at <= v_now and j.run_at >= v_since order by j.run_at, j.id limit 1;
     end if;
-    perform rota._keep_scan_from(kind, v_now, v_since is null, c_index, v_walked,
+    perform rota._keep_scan_from(kind, v_now, v_from is null, c_index, v_walked,
         rota._micros(coalesce(v_first, v_now)) - 10000,
         case kind when 'sweep' then interval '1 minute' else '2 seconds' end);
     -- A worker looks for a server that is away every half second.
@@ -134,43 +149,52 @@ begin
     ));
 end $$;
 
-/* End these jobs, which the caller has locked, and return how many.  A lease ended through no
- * fault of the job's code, as far as is known, and the job has waited for that end: so it is
- * tried again about a second later.  Where the attempt before it ended in the same way, the job
- * may be what kills its workers, and the backoff holds.  What an operator has set for such
- * failures goes before both. */
-create or replace function rota._end_these(kind text, job_ids bigint[])
+/* Do it with these jobs, which the caller has locked, and return with how many. */
+create or replace function rota._do_these_late(kind text, job_ids bigint[])
     returns integer language plpgsql as $$
+declare
+    v_ids bigint[] := job_ids;
 begin
-    if kind = 'sweep' then
-        perform rota._fail_running(array_agg(s.id), array_agg(s.lease_token),
-            array_agg(case
-                when s.is_overdue
-                then format('time limit: %s did not end the job within %s', s.locked_by,
-                    s.overdue_at - s.started_at)
-                else format(
-                    'lease expired: %s neither finished the job nor sent a heartbeat before %s',
-                    s.locked_by, s.locked_until)
-            end),
-            array_agg(case when s.is_overdue then 'time_limit' else 'lease_expired' end),
-            null,
-            array_agg(case when not s.is_overdue
-                    and s.error_type is distinct from 'lease_expired'
-                    and (rota._retry_rule('lease_expired', s.job_type, s.queue)).retry_in
-                        is null then least(
+    case kind
+        when 'sweep' then perform rota._sweep_jobs(job_ids);
+        when 'expiry' then perform rota._cancel_jobs(job_ids, null, have_expired => true);
+        when 'later' then
+            v_ids := rota._let_in(job_ids, 'time');
+            perform rota._notify_for(v_ids);
+    end case;
+    return cardinality(v_ids);
+end $$;
+
+/* A lease ended through no fault of the job's code, as far as is known, and the job has waited
+ * for that end: so it is tried again about a second later.  Where the attempt before it ended
+ * in the same way, the job may be what kills its workers, and the backoff holds.  What an
+ * operator has set for such failures goes before both. */
+create or replace function rota._sweep_jobs(job_ids bigint[])
+    returns void language plpgsql as $$
+begin
+    perform rota._fail_running(array_agg(s.id), array_agg(s.lease_token),
+        array_agg(case
+            when s.is_overdue
+            then format('time limit: %s did not end the job within %s', s.locked_by,
+                s.overdue_at - s.started_at)
+            else format(
+                'lease expired: %s neither finished the job nor sent a heartbeat before %s',
+                s.locked_by, s.locked_until)
+        end),
+        array_agg(case when s.is_overdue then 'time_limit' else 'lease_expired' end), null,
+        array_agg(case when not s.is_overdue
+                and s.error_type is distinct from 'lease_expired'
+                and (rota._retry_rule('lease_expired', s.job_type, s.queue)).retry_in is null
+            then least(
                 rota._backoff(
                     coalesce(s.policy, '{}') || '{"kind": "fixed", "base_seconds": 1}', 1),
                 rota._backoff(s.policy, s.attempts))
-            end),
-            null)
-        from (
-            select j.*, coalesce(j.overdue_at <= rota.now(), false) as is_overdue,
-                coalesce(j.backoff, (
-                    select q.backoff from rota.queues as q where q.queue = j.queue)) as policy
-            from rota.jobs as j where j.id = any(_end_these.job_ids)
-        ) as s;
-    else
-        perform rota._cancel_jobs(job_ids, null, have_expired => true);
-    end if;
-    return cardinality(job_ids);
+        end),
+        null)
+    from (
+        select j.*, coalesce(j.overdue_at <= rota.now(), false) as is_overdue,
+            coalesce(j.backoff, (
+                select q.backoff from rota.queues as q where q.queue = j.queue)) as policy
+        from rota.jobs as j where j.id = any(_sweep_jobs.job_ids)
+    ) as s;
 end $$;

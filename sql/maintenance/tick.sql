@@ -56,12 +56,12 @@ begin
         begin
             case v_part
                 when 'sweep' then jobs_swept := rota.sweep_stale_leases(1000);
-                when 'expiry' then jobs_expired := rota._end_late('expiry', 1000);
+                when 'expiry' then jobs_expired := rota._do_late('expiry', 1000);
                 when 'schedules' then jobs_enqueued := rota._enqueue_due_schedules(1000);
                 when 'breakers' then perform rota._check_breakers();
                 when 'retry budgets' then perform rota._spend_budgets();
                 when 'pending checks' then
-                    checks_done := rota._enter_due(1000) + rota._do_checks(1000);
+                    checks_done := rota._do_late('later', 1000) + rota._do_checks(1000);
                 when 'statistics' then
                     select c.rows_counted, c.has_more into v_rows_counted, v_has_uncounted
                     from rota._count_ends(v_is_alone) as c;
@@ -95,7 +95,7 @@ begin
         or jobs_expired >= 1000 and rota._has_late('expiry')
         or jobs_enqueued >= 1000 and exists (
             select from rota.job_definitions as d where d.next_run_at <= rota.now())
-        or checks_done >= 1000 and rota._has_later_due()
+        or checks_done >= 1000 and rota._has_late('later')
         -- What was done may have led to more, which can be done after the commit.
         or greatest(jobs_swept, jobs_expired, jobs_enqueued, checks_done) > 0
         and rota._has_checks(),
@@ -120,7 +120,7 @@ declare
 begin
     if rota._has_late('sweep') or rota._has_late('expiry') or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
-    ) or rota._has_checks() or rota._has_later_due() or exists (select from rota.breakers)
+    ) or rota._has_checks() or rota._has_late('later') or exists (select from rota.breakers)
       or exists (
         select from rota.retry_budgets as b where rota._first_retries(b.queue, 1) <> '{}'
     ) then

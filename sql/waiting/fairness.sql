@@ -233,46 +233,6 @@ begin
     return v_place;
 end $$;
 
-/* Let up to max_jobs jobs whose time has come into their lanes; returns how many it has. */
-create or replace function rota._enter_due(max_jobs integer)
-    returns integer language plpgsql set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
-    set enable_sort = off as $$
-declare
-    v_now constant timestamptz := rota.now();
-    v_ids bigint[];
-begin
-    if not rota._has_later_due() then return 0; end if;
-    v_ids := array(
-        select j.id from rota.jobs as j
-        where j.hold = 'time'
-          and j.status in ('queued', 'failed') and j.run_at <= v_now
-          and j.run_at >= rota._from_micros(rota._scan_from('later', v_now))
-        order by j.run_at, j.id limit _enter_due.max_jobs for update skip locked
-    );
-    v_ids := rota._let_in(v_ids, 'time');
-    perform rota._notify_for(v_ids);
-    return cardinality(v_ids);
-end $$;
-
-/* Whether there is a job kept out of its lane whose time has come; remembers where it is. */
-create or replace function rota._has_later_due()
-    returns boolean language plpgsql as $$
-declare
-    v_now constant timestamptz := rota.now();
-    v_start constant bigint := rota._scan_from('later', v_now);
-    c_index constant oid := 'rota.jobs_later_idx'::regclass::oid;
-    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
-    v_first timestamptz;
-begin
-    select j.run_at into v_first from rota.jobs as j
-    where j.hold = 'time' and j.status in ('queued', 'failed') and j.run_at <= v_now
-      and j.run_at >= rota._from_micros(v_start) order by j.run_at, j.id limit 1;
-    perform rota._keep_scan_from('later', v_now, v_start is null, c_index, v_walked,
-        rota._micros(coalesce(v_first, v_now)));
-    return v_first is not null;
-end $$;
-
 /* Give jobs of a queue their places anew, from one id on, a few thousand at a time; the subject
  * is the queue, the id that the last step has come to, and the pass.  After the first pass it
  * waits until all transactions are over that may not have known the new setting.  A second pass

@@ -106,16 +106,23 @@ CLAIMS = (
         "sql/maintenance/test_expiry.py",
         sql(
             "maintenance/sweep",
-            "where j.locked_until is null and j.expires_at <= v_now and "
-            "j.expires_at >= rota._from_micros(rota._scan_from('expiry', v_now))",
-            "where j.expires_at <= v_now and "
-            "j.expires_at >= rota._from_micros(rota._scan_from('expiry', v_now))",
+            """\
+        return array(
+            select j.id from rota.jobs as j
+            where j.locked_until is null and j.expires_at""",
+            """\
+        return array(
+            select j.id from rota.jobs as j
+            where j.expires_at""",
         ),
         sql(
             "maintenance/sweep",
-            "where j.locked_until is null and j.expires_at <= v_now and "
-            "j.expires_at >= rota._from_micros(v_since)",
-            "where j.expires_at <= v_now and j.expires_at >= rota._from_micros(v_since)",
+            """\
+        select j.expires_at into v_first from rota.jobs as j
+        where j.locked_until is null and j.expires_at""",
+            """\
+        select j.expires_at into v_first from rota.jobs as j
+        where j.expires_at""",
         ),
     ),
     mutant(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from mutants.mutant import mutant, sql
 
+_STALE = "from rota.jobs as j where j.status = 'running'"
 ENDINGS = (
     mutant(
         "batch-waits-for-a-run",
         "A batch of endings waits for a run of a pipeline that another session has locked.",
         "races/test_racing_pipelines.py",
         sql(
-            "jobs/finish",
+            "waiting/pipelines",
             "for update skip locked\n    )\n    select array_agg(h.id)",
             "for update\n    )\n    select array_agg(h.id)",
         ),
@@ -253,14 +254,8 @@ begin
         "sql/maintenance/test_sweep.py",
         sql(
             "maintenance/sweep",
-            """\
-            where j.status = 'running' and j.locked_until < v_now
-              and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
-""",
-            """\
-            where j.status = 'running'
-              and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
-""",
+            f"select j.id {_STALE} and j.locked_until < v_now",
+            f"select j.id {_STALE}",
         ),
     ),
     mutant(
@@ -269,25 +264,13 @@ begin
         "sql/maintenance/test_sweep.py",
         sql(
             "maintenance/sweep",
-            """\
-            where j.status = 'running' and j.locked_until < v_now
-              and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
-""",
-            """\
-            where j.status = 'running' and j.locked_until <= v_now
-              and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
-""",
+            f"select j.id {_STALE} and j.locked_until < v_now",
+            f"select j.id {_STALE} and j.locked_until <= v_now",
         ),
         sql(
             "maintenance/sweep",
-            """\
-        where j.status = 'running' and j.locked_until < v_now
-          and j.locked_until >= rota._from_micros(v_since)
-""",
-            """\
-        where j.status = 'running' and j.locked_until <= v_now
-          and j.locked_until >= rota._from_micros(v_since)
-""",
+            f"into v_first {_STALE} and j.locked_until < v_now",
+            f"into v_first {_STALE} and j.locked_until <= v_now",
         ),
     ),
     mutant(
@@ -346,8 +329,8 @@ begin
         "sql/jobs/test_scan_start.py",
         sql(
             "maintenance/sweep",
-            "v_since constant bigint := rota._scan_from(kind, v_now);",
-            "v_since constant bigint := "
+            "v_from constant bigint := rota._scan_from(kind, v_now);",
+            "v_from constant bigint := "
             "(string_to_array(rota._scan_start(kind), ' '))[2]::bigint;",
         ),
     ),

@@ -264,9 +264,9 @@ MAINTENANCE = (
         "A job that cannot be let in at its time keeps all others, and all checks.",
         "sql/waiting/test_pending.py",
         sql(
-            "waiting/fairness",
-            "v_ids := rota._let_in(v_ids, 'time');",
-            "perform rota._place_jobs(v_ids);",
+            "maintenance/sweep",
+            "v_ids := rota._let_in(job_ids, 'time');",
+            "perform rota._place_jobs(job_ids);",
         ),
     ),
     mutant(

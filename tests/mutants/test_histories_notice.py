@@ -22,7 +22,7 @@ AGAIN = """\
 update rota.finished_jobs as f
     set status = 'dead'
     where f.id = (select max(l.id) from rota.finished_jobs as l);
-    return cardinality(job_ids);"""
+    return cardinality(v_ids);"""
 # The promise that is broken, and what is replaced in which function.
 MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
     "two claims take the same row": (
@@ -98,7 +98,7 @@ MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
     ),
     "a job that is changed when it has ended": (
         "I8",
-        [("_end_these", "return cardinality(job_ids);", AGAIN)],
+        [("_do_these_late", "return cardinality(v_ids);", AGAIN)],
     ),
     "an error of its own": ("I12", [("_raise_lost", "'RT002'", "'RT099'")]),
 }

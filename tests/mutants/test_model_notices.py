@@ -120,7 +120,9 @@ MUTANTS: dict[str, list[Mutation]] = {
             "null;",
         )
     ],
-    "a time that nobody waits for any more": [("_enter_due", "if v_ids <> '{}'", "if false")],
+    "a time that nobody waits for any more": [
+        ("_do_these_late", "rota._let_in(job_ids, 'time')", "'{}'::bigint[]")
+    ],
     "a stage that follows whatever was said": [
         (
             "_end_stages",

@@ -77,7 +77,7 @@ STATES = {
     "succeeded": [*_NEW, _CLAIM, _FINISH],
 }
 _LATER = "update rota_test.clock set stopped_at = stopped_at + interval '1 second'"
-_ENTER = "select rota._enter_due(1000)"
+_ENTER = "select rota._do_late('later', 1000)"
 _HELD = "what somebody holds is left to a check, and which jobs have got the slots is chance"
 
 LINES = Game(

@@ -29,7 +29,7 @@ OPERATIONS = {
     "array[%(token)s::bigint]) as r",
     "heartbeat": "select h.is_cancel_requested from rota.heartbeat(%(job_id)s, %(token)s) as h",
     "sweep": "select rota.sweep_stale_leases()",
-    "expire": "select rota._end_late('expiry', 1000)",
+    "expire": "select rota._do_late('expiry', 1000)",
     "cancel": "select rota.cancel_job(%(job_id)s, 'not wanted')",
     "retry": "select rota.retry_job(%(job_id)s)",
     "retry forced": "select rota.retry_job(%(job_id)s, true)",

@@ -181,7 +181,7 @@ STATES = {
     "a run is dead": [*_THINGS, _RUN, _CHECK, _CLAIM, _EFFECT, *_OTHERS, _DIE],
 }
 _LATER = "update rota_test.clock set stopped_at = stopped_at + interval '3 seconds'"
-_ENTER = "select rota._enter_due(1000)"
+_ENTER = "select rota._do_late('later', 1000)"
 SETTLE = (
     _CHECK,
     *(_LATER, _ENTER, _CHECK) * 2,
