@@ -291,16 +291,14 @@ begin
     v_move_id := (rota._new_ids(1))[1];
     insert into rota.queue_moves (move_id, queue, direction, database)
     values (v_move_id, begin_queue_move.queue, 'out', begin_queue_move.database);
+    delete from rota.pauses as p
+    where p.pause_name = rota._pause_name(begin_queue_move.queue, null)
+      and p.until <= rota.now();
     insert into rota.pauses as p (pause_name, queue, set_by, reason)
     values (rota._pause_name(queue, null), begin_queue_move.queue, 'move',
         format('it moves to database %s', begin_queue_move.database))
-    on conflict on constraint pauses_pkey do update
-    set set_by = excluded.set_by, reason = excluded.reason, until = null
-    where p.set_by <> 'operator' or p.until <= rota.now();
     -- An operator's pause stays as it is, also after the move, but does not end by itself.
-    update rota.pauses as p
-    set until = null
-    where p.pause_name = rota._pause_name(begin_queue_move.queue, null) and p.until is not null;
+    on conflict on constraint pauses_pkey do update set until = null;
     perform rota._audit('move_queue', jsonb_build_object('queue', queue), null, null,
         jsonb_build_object('database', database));
     return v_move_id;
