@@ -207,7 +207,7 @@ begin
             when 'producer' then '{check_call,slot_of,shard_of_number,shard_of_job,shard_for,'
                 'follow_keys,ask_live_keys,raise_of_shard}'
             else '{check_call,shard_of_number,shard_of_job,check_return,ask_live_keys,'
-                'ask_keys,ask_each,raise_of_shard,ask_version,version_of}' end::name[])
+                'ask_keys,ask_each,raise_of_shard,version_of}' end::name[])
     loop
         execute format('grant execute on routine %s to %I', v_function, role);
     end loop;
@@ -507,19 +507,13 @@ create or replace function rota_front.ask_live_keys(
         rota.find_live_keys(jobs, with_moves => true) as may_be_live;
 $$;
 
-create or replace function rota_front.ask_version(shard integer, number integer)
+create or replace function rota_front.version_of(number integer)
     returns text language plproxy as $$
     cluster 'rota_shards';
-    run on shard;
+    run on rota_front.shard_of_number('number', number);
     select case when rota.database_number() = number then rota.version() else 'its number is '
         || coalesce(rota.database_number()::text, 'null') end;
 $$;
-
-create or replace function rota_front.version_of(number integer)
-    returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
-begin
-    return rota_front.ask_version(rota_front.shard_of_number('number', number), number);
-end $$;
 comment on function rota_front.version_of is
     'The version of a database behind this front, which it answers itself, or the number that '
     'it has in place of that one, as a copy of another; raises 22023.';
