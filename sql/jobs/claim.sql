@@ -201,8 +201,8 @@ end $$;
  */
 create or replace function rota._lock_due(
     call text, start bigint[], queues text[], max_jobs integer, job_types text[],
-    due timestamptz
-) returns table (locked_rows tid[], held_limits jsonb) language plpgsql as $$
+    due timestamptz, out locked_rows tid[], out held_limits jsonb
+) language plpgsql as $$
 declare
     v_open record;
     v_start bigint[] := start;
@@ -279,7 +279,6 @@ begin
     end if;
     -- By number: an update of rows that are locked needs no index to find them.
     locked_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));
-    return next;
 end $$;
 
 /* Take expired jobs out of their lanes: those with a minus, which are locked, and of the 100
@@ -456,8 +455,9 @@ end $$;
  * lanes are merged first and locked after, window by window. */
 create or replace function rota._lock_merged(
     queues text[], ends timestamptz[], lane integer, after_place timestamptz, after_id bigint,
-    max_jobs integer, job_types text[], due timestamptz, locked_ids bigint[]
-) returns table (ids bigint[], place timestamptz) language plpgsql as $$
+    max_jobs integer, job_types text[], due timestamptz, locked_ids bigint[],
+    out ids bigint[], out place timestamptz
+) language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
@@ -507,7 +507,6 @@ begin
     ids := nullif(ids, '{}');
     select coalesce(j.own_place, j.run_at) into place from rota.jobs as j
     where j.id = abs(ids[1]);
-    return next;
 end $$;
 
 create or replace function rota._check_claim(

@@ -99,9 +99,7 @@ begin
           and rota._may_confine(c.role)
     );
     if v_is_configured then
-        if rota._allowed_queues('producer') is not null then
-            perform rota._check_queues('producer', array[queue]);
-        end if;
+        perform rota._check_queues('producer', array[queue]);
         -- A grant, if it is only that, is for roles, and sets nothing for jobs.
         v_is_configured := exists (
             select from rota.configured_names as c

@@ -60,8 +60,8 @@ end $$;
 /* Find or insert the one job of a key, then ask the memory of the key, then change the job. */
 create or replace function rota._enqueue_keyed(
     new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
-    max_wait interval, may_wait boolean
-) returns table (job_id bigint, is_new boolean) language plpgsql as $$
+    max_wait interval, may_wait boolean, out job_id bigint, out is_new boolean
+) language plpgsql as $$
 declare
     v_key constant text := new_job.idempotency_key;
     v_scope constant text := coalesce('pipeline ' || new_job.pipeline, new_job.job_type);
@@ -86,7 +86,6 @@ begin
         if found then
             job_id := coalesce(rota._find_live(v_key, v_scope), job_id);
             is_new := false;
-            return next;
             return;
         end if;
     end if;
@@ -97,10 +96,7 @@ begin
             from rota.jobs as j
             where j.idempotency_key = v_key
               and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope;
-            if job_id is not null then
-                return next;
-                return;
-            end if;
+            if job_id is not null then return; end if;
         end if;
         if v_is_locked then
             job_id := rota._lock_keyed(v_key, v_scope, not v_leaves_running, may_wait);
@@ -127,7 +123,6 @@ begin
     elsif not is_new and on_conflict <> 'keep' then
         perform rota._update_keyed(job_id, new_job, on_conflict = 'rerun', max_wait);
     end if;
-    return next;
 end $$;
 
 /* Lock the live job of a key, if it waits or running ones are wanted too; null if there is

@@ -32,10 +32,10 @@
  */
 
 /* How many rows of each kind were deleted, and whether there are more. */
-create or replace function rota._retain(is_alone boolean, is_busy boolean)
-    returns table (
-        deleted jsonb, partitions_created integer, partitions_dropped integer, has_more boolean
-    ) language plpgsql set enable_seqscan = off set jit = off
+create or replace function rota._retain(
+    is_alone boolean, is_busy boolean, out deleted jsonb, out partitions_created integer,
+    out partitions_dropped integer, out has_more boolean
+) language plpgsql set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set max_parallel_workers_per_gather = 0
     set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set lock_timeout = '100ms' as $$
@@ -59,7 +59,6 @@ begin
     if not v_is_due and not exists (
         select from rota.maintenance as m where m.task = 'retention' and m.has_more
     ) then
-        return next;
         return;
     end if;
 
@@ -109,7 +108,6 @@ begin
             or v_did and r.done_at not between v_now - interval '10 seconds' and v_now)
         for update skip locked
     ));
-    return next;
 end $$;
 
 /* Whether a tick is to be recorded: unless one was lately.  Lately is five minutes where there

@@ -48,10 +48,10 @@ select s.job_id, s.pipeline, s.queue, s.job_type, s.status, s.finished_at, s.end
 from rota.stage_runs as s;
 
 /* Count what ended; returns how many rows, and whether more can be counted at once. */
-create or replace function rota._count_ends(is_alone boolean)
-    returns table (rows_counted bigint, has_more boolean) language plpgsql
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off as $$
+create or replace function rota._count_ends(
+    is_alone boolean, out rows_counted bigint, out has_more boolean
+) language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 declare
     -- What ends in the same microsecond, which may be after the look at the locks, is later.
     c_now constant timestamptz := rota.now() - interval '1 us';
@@ -78,10 +78,7 @@ begin
         into v_counted_until, v_sampled_at, v_was_open, v_length
         from rota.stats_progress as p for update skip locked;
     end if;
-    if v_counted_until is null then
-        return next;
-        return;
-    end if;
+    if v_counted_until is null then return; end if;
 
     -- Transactions that have ended jobs and are open hold a lock as writers on a table of the
     -- history, and have a number.  So have those that let jobs wait for others, which nobody
@@ -123,12 +120,12 @@ begin
             (select min(l.since) from rota.late_xids as l)),
         sampled_at = c_now, open_xids = v_open, is_behind = _count_ends.has_more;
     delete from rota.restored_ends as r where r.finished_at <= rota._counted_until();
-    return next;
 end $$;
 
 /* Count what late transactions have ended that are over, until 100 ms after this time. */
-create or replace function rota._count_late(moment timestamptz)
-    returns table (rows_counted bigint, has_more boolean) language plpgsql as $$
+create or replace function rota._count_late(
+    moment timestamptz, out rows_counted bigint, out has_more boolean
+) language plpgsql as $$
 declare
     v_late record;
     v_to timestamptz;
@@ -149,7 +146,6 @@ begin
         exit when has_more;
     end loop;
     delete from rota.late_xids as l where l.since >= l.until;
-    return next;
 end $$;
 
 /* Whether it is time to count: ten seconds after the last time, if anything ended since.  A
