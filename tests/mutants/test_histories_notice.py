@@ -16,6 +16,7 @@ from support.mutation import Mutation, is_noticed, some_of
 BY_TOKEN = """\
 and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
 """
+RUNNING = "and j.status = 'running'"
 GROWING = "least(j.lease_token, 9223372036854775806) + 1, c_moment)"
 SPREAD = "v_delay * (1 + v_jitter * (2 * random() - 1))"
 AGAIN = """\
@@ -45,8 +46,8 @@ MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
     "anybody may give back": (
         "I3",
         [
-            ("_give_back", f"{BY_TOKEN}          and j.status", "and j.status"),
-            ("_give_back", f"{BY_TOKEN}      and j.status", "and j.status"),
+            ("_give_back", f"{BY_TOKEN} {RUNNING} for update", f"{RUNNING} for update"),
+            ("_give_back", f"{BY_TOKEN} {RUNNING} returning", f"{RUNNING} returning"),
         ],
     ),
     "a finish that is told and was not": (
@@ -72,7 +73,7 @@ MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
     ),
     "an attempt that is given back and counts": (
         "I6",
-        [("_give_back", "j.attempts - 1 else", "j.attempts else")],
+        [("_give_back", "attempts = j.attempts - 1,", "")],
     ),
     "a job that does not die": (
         "I6",

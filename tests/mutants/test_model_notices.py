@@ -37,11 +37,15 @@ MUTANTS: dict[str, list[Mutation]] = {
     ],
     "an attempt that counts when it fails": [
         ("claim_jobs", COUNTED, "attempts = j.attempts"),
-        ("_fail_running", "else j.attempts end", "else j.attempts + 1 end"),
+        (
+            "_fail_running",
+            "failed_at = v_now,",
+            "failed_at = v_now, attempts = j.attempts + 1,",
+        ),
     ],
     "an attempt too many": [("_fail_running", LEFT, LEFT.replace(">=", ">"))],
     "an attempt that is used by giving back": [
-        ("_give_back", "j.attempts - 1 else", "j.attempts else")
+        ("_give_back", "attempts = j.attempts - 1,", "")
     ],
     "a lease that ends a moment too early": [
         ("_lock_late", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
@@ -72,8 +76,8 @@ MUTANTS: dict[str, list[Mutation]] = {
     "a token that does not outlive a retry": [
         (
             "_restore_jobs",
-            "case when f.pipeline is null then f.lease_token\n",
-            "case when f.pipeline is null then 0::bigint\n",
+            "case when e.pipeline is null then e.lease_token\n",
+            "case when e.pipeline is null then 0::bigint\n",
         )
     ],
     "a dead job that holds nobody up": [("_leave_keys", "and not e.skip_dead", "and false")],

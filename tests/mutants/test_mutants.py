@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
+from mutants import (
+    test_histories_notice,
+    test_model_notices,
+    test_storms_notice,
+    test_tickers_notice,
+)
 from mutants.everything import ALL, BY_NAME, problems
 from mutants.mutant import Edit, Mutant, mutant, sql
 from mutants.trial import ROOT, is_tested, judge, tree, try_mutant
 from mutants.verdicts import last_killers
+from support.mutation import FUNCTIONS, in_sql
 
 FAIL = "sql/jobs/test_fail.py::test_fail_job_gives_up_after_the_last_attempt"
 LEASES = (
@@ -31,6 +41,36 @@ HARMLESS = mutant(
 def test_every_mutant_can_be_made_of_the_product() -> None:
     assert problems(ROOT) == []
     assert len(ALL) >= 100
+
+
+@pytest.mark.parametrize(
+    "mutants",
+    [
+        pytest.param(module.MUTANTS, id=module.__name__.split("_")[1])
+        for module in (
+            test_model_notices,
+            test_histories_notice,
+            test_storms_notice,
+            test_tickers_notice,
+        )
+    ],
+)
+def test_every_function_can_be_made_without_its_guard(
+    db: psycopg.Connection[Any], mutants: dict[str, Any]
+) -> None:
+    """Most of these are played by `make prove` alone."""
+    product = {name: body for name, body, *_ in db.execute(FUNCTIONS)}
+    stale = []
+    for name, told in mutants.items():
+        bodies = dict(product)
+        parts = [told] if isinstance(told, list) else told
+        for function, old, new in next(part for part in parts if isinstance(part, list)):
+            before, *after = re.split(in_sql(old), bodies[function])
+            if len(after) != 1:
+                stale.append(f"{name}: {function} has {len(after)} times {old!r}")
+            bodies[function] = new.join([before, *after])
+
+    assert stale == []
 
 
 @pytest.mark.parametrize(

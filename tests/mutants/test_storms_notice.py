@@ -161,7 +161,7 @@ MUTANTS = {
     ),
     "a key that takes more than its share": (
         "fairness",
-        [("_next_places", "v_jobs := 1;", "v_jobs := 0;")],
+        [("_next_places", "coalesce(v_jobs, 0) + p.ordinal - 1", "p.ordinal - 1")],
         "took the place of its key",
     ),
     "a key that waits behind all others": (
