@@ -352,7 +352,8 @@ begin
                     n.idempotency_key, n.time_limit, n.expires_at, n.headers, r.expires_after)
             end,
             rota._check_key_rule(format('jobs[%s].', n.ordinality), n.idempotency_key,
-                r.unique_for, r.on_conflict, r.updated_at, r.max_wait, n.expires_at),
+                r.unique_for, r.on_conflict, r.updated_at, r.max_wait,
+                coalesce(n.expires_at, v_now + r.expires_after)),
             rota._check_waits(format('jobs[%s].', n.ordinality), n.ordering_key,
                 coalesce(n.skip_dead, false), r.depends_on, r.blocks,
                 coalesce(n.if_parent_dead, 'cancel'), n.limit_key)

@@ -300,7 +300,7 @@ begin
     elsif expires_at is not null and on_conflict = 'rerun' then
         -- The run that follows a running one tells of something else, which may not expire.
         perform rota._refuse(prefix || 'expires_at',
-            'goes with on_conflict keep or replace only');
+            'and expires_after go with on_conflict keep or replace only');
     elsif max_wait is not null and on_conflict = 'keep' then
         perform rota._refuse(prefix || 'max_wait',
             'goes with on_conflict replace or rerun only');

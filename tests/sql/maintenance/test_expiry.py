@@ -339,6 +339,7 @@ def test_enqueue_refuses_an_end_before_the_start_and_one_with_rerun(db, clock):
         {"expires_at": "0044-03-15 BC"},
         {"expires_at": "infinity"},
         {"expires_at": now + HOUR, **keyed},
+        {"expires_after": "1 hour", **keyed},
     ]:
         with refused("expires_at"):
             enqueue(db, **bad)
