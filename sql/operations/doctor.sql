@@ -667,14 +667,16 @@ create or replace function rota._examine_sequences()
             ) as taken
         from rota.jobs_id_seq as q
         union all
-        select 'audit_log_id_seq', 1, q.last_value - case when q.is_called then 0 else 1 end,
-            (select max(a.id) from rota.audit_log as a)
-        from rota.audit_log_id_seq as q
-        union all
-        select 'pending_checks_id_seq', 1,
-            q.last_value - case when q.is_called then 0 else 1 end,
-            (select max(c.id) from rota.pending_checks as c)
-        from rota.pending_checks_id_seq as q
+        select q.sequencename, 1, coalesce(q.last_value, 0), case q.sequencename
+            when 'audit_log_id_seq' then (select max(a.id) from rota.audit_log as a)
+            when 'pending_checks_id_seq' then (select max(c.id) from rota.pending_checks as c)
+            when 'key_starts_id_seq' then (select max(k.id) from rota.key_starts as k)
+            -- There may be very many, and those of a copy are nearly all above it.
+            when 'limit_slots_version_seq' then (
+                select max(f.version)
+                from (select s.version from rota.limit_slots as s limit 100000) as f)
+        end
+        from pg_sequences as q where q.schemaname = 'rota'
     ) as t
     where t.taken > t.last_value;
 $$;

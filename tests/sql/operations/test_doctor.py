@@ -541,6 +541,28 @@ def test_a_sequence_behind_its_rows(db, number):
     value(db, "pause_queue", queue="default")
 
 
+def test_the_sequences_of_slots_and_of_keys_behind_their_rows(db):
+    """Else no job under a limit can end, and a key is searched from where it once began."""
+    value(db, "set_limit", job_type="x", max_running=3)
+    settle(db)
+    job = running(db)
+    db.execute("insert into rota.key_starts (ordering_key, first_id) values ('k', 1), ('k', 2)")
+    for name in ("limit_slots_version_seq", "key_starts_id_seq"):
+        db.execute(f"select setval('rota.{name}', 1)")
+
+    found = [row for row in call(db, "doctor") if row.finding == "sequences"]
+
+    told = [row.evidence.split(",")[0] for row in found]
+    assert sorted(told) == [
+        "sequence rota.key_starts_id_seq is behind",
+        "sequence rota.limit_slots_version_seq is behind",
+    ]
+    for row in found:
+        db.execute(row.remedy)
+    assert [row.severity for row in call(db, "doctor") if row.finding == "sequences"] == ["ok"]
+    assert value(db, "finish_job", job_id=job.job_id, lease_token=job.lease_token) == "finished"
+
+
 def test_jobs_of_other_databases_are_not_behind(db):
     value(db, "set_database_number", number=5)
     value(db, "cancel_job", job_id=enqueue(db))
