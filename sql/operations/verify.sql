@@ -21,7 +21,7 @@ begin
     return query
     with live as materialized (
         select i.id, i.status, i.job_type, i.pipeline, i.idempotency_key, i.ordering_key,
-            i.attempts, i.max_attempts
+            i.attempts, i.max_attempts, i.if_parent_dead
         from rota.jobs as i order by i.id desc limit verify.max_rows
     ), ended as materialized (
         select i.id, i.definition, i.scheduled_for, i.attempts, i.max_attempts
@@ -138,6 +138,11 @@ begin
     )), ('a blocked job waits for something that will end', array(
         select case when not exists (
                 select from rota.dependencies as d where d.job_id = b.id
+                  and (exists (select from rota.jobs as p where p.id = d.parent_id)
+                    -- What waits for a retry, by an operator, knows whose.
+                    or b.if_parent_dead = 'wait' and exists (
+                        select from rota.finished_jobs as p
+                        where p.id = d.parent_id and p.status <> 'succeeded'))
             ) and (b.ordering_key is null or not exists (
                 select from rota.jobs as o
                 where o.ordering_key >= b.ordering_key and o.ordering_key <= b.ordering_key

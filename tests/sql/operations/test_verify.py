@@ -128,6 +128,26 @@ def test_an_idempotency_key_is_found_to_have_two_jobs(db):
     assert only(db).promise.startswith("an idempotency key has")
 
 
+@pytest.mark.parametrize("if_parent_dead", ["cancel", "run", "wait"])
+def test_a_job_that_waits_for_one_that_is_not_there_waits_for_ever(db, if_parent_dead):
+    parent = enqueue(db)
+    enqueue(db, depends_on=[parent], if_parent_dead=if_parent_dead)
+    settle(db)
+    assert broken(db) == []
+
+    db.execute("delete from rota.jobs where id = %s", (parent,))
+
+    assert only(db).promise.startswith("a blocked job")
+
+
+def test_a_job_that_waits_for_the_retry_of_another_is_no_violation(db):
+    dead = die(db)
+    enqueue(db, depends_on=[dead], if_parent_dead="wait")
+    settle(db)
+
+    assert broken(db) == []
+
+
 def test_verify_looks_at_no_more_than_max_rows(db):
     for _ in range(5):
         enqueue(db)
