@@ -120,6 +120,7 @@ begin
             (select min(l.since) from rota.late_xids as l)),
         sampled_at = c_now, open_xids = v_open, is_behind = _count_ends.has_more;
     delete from rota.restored_ends as r where r.finished_at <= rota._counted_until();
+    perform rota._keep_ends(c_now);
 end $$;
 
 /* Count what late transactions have ended that are over, until 100 ms after this time. */
@@ -150,7 +151,8 @@ end $$;
 
 /* Whether it is time to count: ten seconds after the last time, if anything ended since.  A
  * caller that is not alone in its transaction may hold the one row for long, and waits longer.
- */
+ * To look takes as long as there are queues: so a session looks and counts for a twentieth of
+ * the time, but every two minutes at the latest. */
 create or replace function rota._has_uncounted(is_alone boolean)
     returns boolean language plpgsql stable set enable_seqscan = off
     set enable_bitmapscan = off as $$
@@ -161,9 +163,25 @@ declare
     v_progress rota.stats_progress;
 begin
     select p.* into v_progress from rota.stats_progress as p;
-    return v_progress.is_behind or v_progress.sampled_at not between c_since and c_now
-      and (exists (select from rota.late_xids)
-        or rota._first_uncounted(v_progress.counted_until) < 'infinity');
+    if v_progress.is_behind then
+        return true;
+    elsif (v_progress.sampled_at not between c_since and c_now) is not true
+      or rota._scan_from('ends', c_now, '2 minutes') is not null then
+        return false;
+    elsif exists (select from rota.late_xids)
+      or rota._first_uncounted(v_progress.counted_until) < 'infinity' then
+        return true;
+    end if;
+    perform rota._keep_ends(c_now);
+    return false;
+end $$;
+
+/* Remember when to look for what ended again, after a look that began at that time. */
+create or replace function rota._keep_ends(began_at timestamptz)
+    returns void language plpgsql stable as $$
+begin
+    perform rota._keep_scan_from('ends', began_at, true, null, rota._micros(began_at), 0,
+        '2 minutes');
 end $$;
 
 /* The other transactions, by their virtual ids, that are writers on one of these tables. */

@@ -6,6 +6,16 @@ from mutants.mutant import mutant, sql
 
 MAINTENANCE = (
     mutant(
+        "tick-looks-through-all-queues",
+        "Each tick of a database of many queues looks through all of them for what ended.",
+        "sql/maintenance/test_statistics.py",
+        sql(
+            "maintenance/statistics",
+            "or rota._scan_from('ends', c_now, '2 minutes') is not null then",
+            "or false then",
+        ),
+    ),
+    mutant(
         "upgrade-without-locks",
         "What old clients write while the rows are carried over from 0.1.0 is lost.",
         "releases/test_from_0_1_0.py",

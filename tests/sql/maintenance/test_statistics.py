@@ -24,10 +24,15 @@ from sql.helpers import (
     value,
 )
 from support.clock import Clock
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 NOON = "2026-01-12 12:00:00+00"
+READ = (
+    "select sum(pg_stat_get_xact_tuples_returned(indexrelid)) from pg_index"
+    " where indrelid::regclass::text like 'rota.finished_jobs_done%'"
+)
 
 
 def counted(db: Db, step: str = "minute") -> dict[tuple[str, str, str], int]:
@@ -523,6 +528,39 @@ def test_a_tick_counts_a_bounded_stretch_and_says_that_there_is_more(db, clock):
     assert did.has_more
     assert first < 60000
     assert totals(db) == {"succeeded": 60000}
+
+
+@pytest.mark.own_session
+def test_a_tick_does_not_look_through_many_queues_each_time(db):
+    db.execute(
+        "insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,"
+        " status, run_at, attempts, lease_token, created_at, updated_at, finished_at)"
+        " select n, 'q' || n, 'x', '{}', 0, 1, 'cancelled', t, 0, 0, t, t, t"
+        " from generate_series(1, 1000) as n, rota.now() as t"
+    )
+    settle(db)
+
+    def looks() -> int:
+        """Return how many entries of the history a tick reads that finds nothing."""
+        with db.transaction():
+            db.execute("update rota.stats_progress set sampled_at = '2026-01-01'")
+            for _ in range(2):
+                before = scalar(db, READ)
+                assert scalar(db, "select rota._has_uncounted(true)") is False
+            return int(scalar(db, READ)) - int(before)
+
+    assert totals(db) == {"cancelled": 1000}
+    assert looks() == 0
+
+    # Nor does it look away for long.
+    value(db, "cancel_job", job_id=value(db, "enqueue", job_type="x"))
+
+    def is_counted() -> bool:
+        db.execute("update rota.stats_progress set sampled_at = '2026-01-01'")
+        db.execute("select rota.tick()")
+        return totals(db) == {"cancelled": 1001}
+
+    wait_until(is_counted, "what ended is not counted")
 
 
 def test_counting_never_waits_for_a_lock(db, connect, clock):
