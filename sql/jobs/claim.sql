@@ -57,6 +57,7 @@ declare
         v_is_configured);
     v_may_be_more boolean;
     v_held_limits jsonb;
+    v_claimed integer;
     v_lease interval;
     v_settings jsonb;
 begin
@@ -120,6 +121,18 @@ begin
         c.created_at, c.pipeline, c.stage, c.stage_input, c.definition, c.scheduled_for,
         c.overdue_at - v_now, c.headers
     from claimed as c order by c.lane, c.place, c.id;
+    get diagnostics v_claimed = row_count;
+    if v_held_limits is not null and v_claimed < cardinality(v_rows) then
+        -- A trigger has kept a row as it was, without an error.
+        perform rota._give_slots(array(
+            select unnest(h.limit_names::text[])
+            from jsonb_each_text(v_held_limits) as h (id, limit_names)
+            where not exists (
+                select from rota.jobs as j
+                where j.id = h.id::bigint and j.status = 'running'
+            )
+        ));
+    end if;
 end $$;
 
 comment on function rota.claim_jobs is

@@ -6,6 +6,12 @@ from mutants.mutant import mutant, sql
 
 CLAIMS = (
     mutant(
+        "claim-keeps-slots-of-kept-rows",
+        "Each claim of a job that a trigger keeps as it was loses its slots for ever.",
+        "sql/waiting/test_limits.py",
+        sql("jobs/claim", "and v_claimed < cardinality(v_rows) then", "and false then"),
+    ),
+    mutant(
         "claim-waits",
         "A claim waits for a row that another one has locked.",
         "races/test_racing_claims.py sql/jobs/test_claim.py",

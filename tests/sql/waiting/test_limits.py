@@ -239,6 +239,25 @@ def test_set_limit_of_nothing_stops_a_class(db):
     assert keys(db, take(db)) == ["a:1", "a:1"]
 
 
+def test_claim_gives_back_the_slots_of_jobs_that_a_trigger_keeps(db):
+    limit(db, queue="q", max_running=2)
+    kept = [enqueue(db, "kept", queue="q") for _ in range(2)]
+    db.execute(
+        "create function public.keep() returns trigger language plpgsql as"
+        " $$ begin return null; end $$"
+    )
+    db.execute(
+        "create trigger keep before update on rota.jobs for each row"
+        " when (old.job_type = 'kept') execute function public.keep()"
+    )
+    assert take(db, queues=["q"]) == []
+    assert take(db, queues=["q"]) == []
+
+    db.execute("drop trigger keep on rota.jobs")
+
+    assert ids(take(db, queues=["q"])) == kept
+
+
 def test_set_limit_leaves_what_is_not_given_as_it_is(db):
     limit(db, limit_key="a", max_running=3, weight=2)
     limit(db, limit_key="a", max_starts=10, per="1 minute", burst=4)
