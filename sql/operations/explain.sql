@@ -243,10 +243,16 @@ begin
             );
             return query select 'limit_full', format('limit %s is full: %s may run at once%s',
                     v_bound.limit_name, v_bound.max_running,
-                    coalesce(', running: ' || nullif(rota._list(v_running), ''), '')
-                        || case when cardinality(v_running) = 1000 then ' or more' else '' end),
+                    coalesce(', running: ' || nullif(rota._list(v_running), ''), '') || case
+                        when cardinality(v_running) = 1000 then ' or more'
+                        when cardinality(v_running) < v_bound.max_running
+                            then '. The others were lost, as when rows are changed by hand: '
+                                'once the limit is set again, a tick finds them'
+                        else ''
+                    end),
                 rota._limit_statement(v_bound, job.limit_key, 'max_running',
-                    v_bound.max_running + 1);
+                    v_bound.max_running
+                    + (cardinality(v_running) >= least(v_bound.max_running, 1000))::integer);
         elsif v_next_start_at > c_now then
             return query
             select 'rate', format('limit %s lets %s start per %s: the next is in %s, '

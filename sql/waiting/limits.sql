@@ -494,52 +494,52 @@ $$;
 /*
  * Let running jobs that count for these names hold a slot of each, up to a thousand of those
  * that no session has locked, and part -2 those of all others.  What ended gives its own back.
+ * What is free and held is counted, too: rows that were changed by hand, or kept as they were
+ * by a trigger, may have lost slots or doubled them.
  */
 create or replace function rota._count_running(bound rota.limits, names text[])
     returns void language plpgsql as $$
 declare
-    v_counted text[];
     v_name text;
     v_others integer;
     v_new integer;
 begin
-    with counted as (
-        update rota.jobs as j
-        set held_limits = coalesce(j.held_limits, '{}')
-                || rota._counted_name(bound, j.limit_key)
-        where j.id = any(array(
-            select r.id from rota.jobs as r
-            where r.id = any(array(
-                select u.id from rota._uncounted(bound, names) as u order by u.id limit 1000
-            ))
-              and r.status = 'running' and r.locked_until is not null
-              and (rota._counted_name(bound, r.limit_key) = any(r.held_limits)) is not true
-            order by r.id for update skip locked
+    update rota.jobs as j
+    set held_limits = coalesce(j.held_limits, '{}') || rota._counted_name(bound, j.limit_key)
+    where j.id = any(array(
+        select r.id from rota.jobs as r
+        where r.id = any(array(
+            select u.id from rota._uncounted(bound, names) as u order by u.id limit 1000
         ))
-        returning rota._counted_name(bound, j.limit_key) as limit_name
-    )
-    select array_agg(c.limit_name) into v_counted from counted as c;
+          and r.status = 'running' and r.locked_until is not null
+          and (rota._counted_name(bound, r.limit_key) = any(r.held_limits)) is not true
+        order by r.id for update skip locked
+    ));
 
     for v_name, v_others, v_new in
-        select n.name, coalesce(u.jobs, 0), coalesce(u.jobs, 0) + coalesce(p.slots, 0) + (
-                select count(*)::integer from unnest(v_counted) as c (name)
-                where c.name = n.name
-            )
+        select n.name, coalesce(u.jobs, 0), coalesce(u.jobs, 0) - (
+                select coalesce(sum(p.slots), 0)::integer from rota.limit_parts as p
+                where p.limit_name = n.name and p.part > -2
+            ) + (
+                select count(*)::integer from rota.limit_slots as s where s.limit_name = n.name
+            ) + coalesce(h.jobs, 0)
         from unnest(_count_running.names) as n (name)
         left join (
             select o.limit_name, count(*)::integer as jobs
             from rota._uncounted(bound, _count_running.names) as o group by o.limit_name
         ) as u on u.limit_name = n.name
-        left join rota.limit_parts as p on p.limit_name = n.name and p.part = -2
+        left join (
+            select i.limit_name, count(*)::integer as jobs from rota.jobs as j
+            cross join lateral unnest(j.held_limits) as i (limit_name)
+            where j.status = 'running' and j.locked_until is not null group by i.limit_name
+        ) as h on h.limit_name = n.name
     loop
-        if v_new > 0 then
+        if v_new <> 0 then
             -- In use already, whatever the capacity: _adjust_slots() makes up for them.
             insert into rota.limit_parts as p (limit_name, part, max_running, slots)
             values (v_name, -1, -1, v_new)
             on conflict on constraint limit_parts_pkey do update
             set slots = p.slots + excluded.slots, max_running = -1;
-        elsif v_new < 0 then
-            perform rota._leave_limits(array_fill(v_name, array[-v_new]));
         end if;
         delete from rota.limit_parts as p where p.limit_name = v_name and p.part = -2;
         if v_others > 0 then
@@ -548,6 +548,7 @@ begin
         end if;
         if v_name <> bound.limit_name then
             perform rota._adjust_slots(rota._bound(v_name));
+            if v_new < 0 then perform rota._add_checks('limit', array[v_name]); end if;
         end if;
     end loop;
 end $$;

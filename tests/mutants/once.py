@@ -803,15 +803,15 @@ v_row ->> 'pause_name',
         "races/test_racing_limits.py",
         sql(
             "waiting/limits",
-            "select n.name, coalesce(u.jobs, 0), coalesce(u.jobs, 0) + coalesce(p.slots",
-            "select n.name, 0, coalesce(p.slots",
+            "select n.name, coalesce(u.jobs, 0), coalesce(u.jobs, 0) - (",
+            "select n.name, 0, 0 - (",
         ),
     ),
     mutant(
         "held-row-counts-for-ever",
         "The slot of a job that ended before it was counted is not given back.",
         "races/test_racing_limits.py",
-        sql("waiting/limits", "        elsif v_new < 0 then\n", "        elsif false then\n"),
+        sql("waiting/limits", "        if v_new <> 0 then\n", "        if v_new > 0 then\n"),
     ),
     mutant(
         "held-row-asked-once",

@@ -239,6 +239,39 @@ def test_set_limit_of_nothing_stops_a_class(db):
     assert keys(db, take(db)) == ["a:1", "a:1"]
 
 
+@pytest.mark.parametrize("by", [{"job_type": "x"}, {"limit_key": "c:1"}, {"queue": "q"}])
+def test_set_limit_again_finds_the_slots_that_were_lost_by_hand(db, by):
+    limit(db, **by, max_running=3)
+    settle(db)
+    jobs = keyed(db, "c:1", 8, queue="q")
+    assert len(take(db, queues=["q"])) == 3
+    db.execute("delete from rota.jobs where id = any(%s)", (jobs[:2],))
+    assert take(db, queues=["q"]) == []
+    told = call(db, "explain_job", job_id=jobs[-1])[0]
+    assert (told.reason, "The others were lost" in told.explanation) == ("limit_full", True)
+
+    db.execute(told.remedy)
+    settle(db)
+
+    assert len(take(db, queues=["q"])) == 2
+    assert [row for row in call(db, "verify") if row.violations] == []
+
+
+def test_set_limit_again_takes_back_slots_that_were_doubled_by_hand(db):
+    limit(db, job_type="x", max_running=3)
+    settle(db)
+    for _ in range(8):
+        enqueue(db, "x")
+    db.execute("insert into rota.limit_slots (limit_name) values ('type x'), ('type x')")
+    assert len(take(db, 4)) == 4
+
+    limit(db, job_type="x", max_running=3)
+    settle(db)
+
+    assert take(db) == []
+    assert [row for row in call(db, "verify") if row.violations] == []
+
+
 def test_claim_gives_back_the_slots_of_jobs_that_a_trigger_keeps(db):
     limit(db, queue="q", max_running=2)
     kept = [enqueue(db, "kept", queue="q") for _ in range(2)]
