@@ -108,6 +108,16 @@ def leave() -> None:
     raise SystemExit("no more")
 
 
+def fork_one_that_leaves(code: int | None) -> int:
+    """Let a child return from here, or leave by an exception; return its exit code."""
+    child = os.fork()
+    if child == 0:
+        if code is not None:
+            raise SystemExit(code)
+        return -1
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def return_what_cannot_be_sent() -> object:
     return lambda: None
 

@@ -77,6 +77,22 @@ def test_an_idle_process_that_was_killed_is_not_asked() -> None:
 
 
 @pytest.mark.slow
+def test_a_child_that_a_function_forks_answers_no_call() -> None:
+    async def ask() -> list[int]:
+        processes = Processes()
+        calls: list[tuple[Callable[..., int], Any]] = [
+            (computing.fork_one_that_leaves, 3),
+            (computing.fork_one_that_leaves, None),
+            (computing.square, 5),
+        ]
+        answers = [await processes.run(function, [each], {}) for function, each in calls]
+        await processes.close()
+        return answers
+
+    assert asyncio.run(ask()) == [3, 0, 25]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "args", "kind", "text"),
     [

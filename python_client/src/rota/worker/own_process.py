@@ -194,13 +194,19 @@ def _portable(error: BaseException) -> Any:
 def answer_parent() -> None:
     """Answer in the child until the parent closes the pipe."""
     die_with(int(sys.argv[1]), signal.SIGKILL)  # what it computes is of no use any more
+    own = os.getpid()
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # What a handler prints is no answer, and it has nobody to ask.
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     while head := questions.read(LENGTH.size):
         body = questions.read(LENGTH.unpack(head)[0])
-        answers.write(packed(answer(body)))
+        is_result, *told = answer(body)
+        if os.getpid() != own:
+            # A process that the function has forked: an answer of it would be taken for that
+            # of the next call.
+            raise SystemExit if is_result else told[0]
+        answers.write(packed((is_result, *told)))
         answers.flush()
 
 
