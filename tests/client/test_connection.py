@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from rota import AsyncClient
+from rota import AsyncClient, Client, Job, Registry
 from rota.worker.connection import (
     Connection,
     ConnectionState,
@@ -22,6 +23,7 @@ from rota.worker.connection import (
 )
 from support.waiting import wait_until
 
+Drain = Callable[..., None]
 OURS = "select count(*) from pg_stat_activity where application_name = 'rota fetcher'"
 
 
@@ -42,6 +44,25 @@ def test_a_connection_that_is_refused_its_first_question_is_closed(
 
     asyncio.run(call())
     db.execute(f"drop role {role}")  # type: ignore[arg-type]
+
+
+def test_json_is_utf_8_whatever_the_environment_says(
+    client: Client, dsn: str, drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry()
+    seen: list[Any] = []
+
+    @registry.handler("mail")
+    def mail(job: Job) -> None:
+        with job.transaction() as connection:
+            row = connection.execute("select payload from rota.jobs").fetchone()
+        seen.extend([job.payload, *(row or [])])
+
+    client.enqueue("mail", {"name": "Zoë"})
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    drain(registry)
+
+    assert seen == [{"name": "Zoë"}] * 2
 
 
 def count(db: psycopg.Connection[Any]) -> int:

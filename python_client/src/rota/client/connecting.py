@@ -52,6 +52,8 @@ def name_of(database: str) -> str:
 def settings(conninfo: str, name: str) -> dict[str, Any]:
     """Return the arguments of a connection; what *conninfo* says goes first."""
     chosen = {**_SOCKET, "fallback_application_name": name, **conninfo_to_dict(conninfo)}
+    # JSON is read as UTF-8, whatever the database and PGCLIENTENCODING have.
+    chosen["client_encoding"] = "utf8"
     # Prepared statements break behind a pooler in transaction mode.
     return {**chosen, "autocommit": True, "prepare_threshold": None}
 
