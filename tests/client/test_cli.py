@@ -368,11 +368,13 @@ def test_uninstall(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("logging", ["", "logging.config.dictConfig({'version': 1})"])
 def test_worker_command(
-    dsn: str, client: Client, db: psycopg.Connection[Any], tmp_path: Path
+    dsn: str, client: Client, db: psycopg.Connection[Any], tmp_path: Path, logging: str
 ) -> None:
     (tmp_path / "my_jobs.py").write_text(
-        "import rota\n"
+        "import logging.config, rota\n"
+        f"{logging}\n"
         "registry = rota.Registry()\n"
         "@registry.handler('a')\n"
         "def a(job): return job.payload\n"

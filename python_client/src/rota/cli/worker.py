@@ -43,6 +43,8 @@ def work(arguments: argparse.Namespace) -> int:
             arguments.again, arguments.processes, reload=arguments.reload, is_done=is_done
         ).run()
     registry = load_registry(arguments.registry)
+    # A dictConfig() there disables the loggers that it does not name, if not told otherwise.
+    logging.getLogger("rota").disabled = False
     workers = _workers(arguments, registry)
     if arguments.max_memory is not None and (used := peak_memory()) >= arguments.max_memory:
         raise UsageError(
