@@ -241,6 +241,29 @@ def test_middleware_sees_what_a_handler_raises_or_returns_as_an_error(
     assert [status(job.job_id) for job in jobs] == ["failed", "failed", "queued"] * 2
 
 
+@pytest.mark.parametrize("options", [{"retry_on": OSError}, {"give_up_on": LookupError}])
+def test_middleware_has_the_last_word_on_another_attempt(
+    client: Client, drain: Drain, status: Status, options: Any
+) -> None:
+    registry = Registry()
+
+    @registry.middleware
+    def slow_down(job: AnyJob) -> Iterator[None]:
+        try:
+            yield
+        except KeyError as error:
+            raise rota.RetryIn(60, "too many requests") from error
+
+    @registry.task(**options)
+    def fails() -> None:
+        raise KeyError("429")
+
+    job = fails.enqueue(client)
+    drain(registry)
+
+    assert status(job.job_id) == "failed"
+
+
 def test_middleware_that_fails_before_the_handler_fails_the_attempt(
     client: Client, drain: Drain, status: Status
 ) -> None:

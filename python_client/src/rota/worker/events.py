@@ -105,6 +105,8 @@ def failure(error: BaseException, *, fatal: bool = False) -> Outcome:
     try:
         name = _name(type(error))
         is_asked_for = isinstance(error, RetryIn | JobCancelled)
+        if isinstance(error, RetryIn):  # maybe of a middleware, in place of what was given up
+            fatal = False
         return Outcome(
             "failed",
             error=(text_of(error) or name)[:MAX_TEXT],
