@@ -242,6 +242,44 @@ def test_an_async_handler_cannot_wait_for_an_effect_in_its_loop(
     assert "context manager" in error[1]
 
 
+def test_a_job_cannot_end_within_the_block_of_an_effect(
+    client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("transaction")
+    def transaction(job: Job) -> None:
+        with job.effect("mail", "1"), job.transaction():
+            pass
+
+    @registry.handler("finish_in")
+    def finish_in(job: Job) -> None:
+        with psycopg.connect(dsn) as own, job.effect("mail", "2"):
+            job.finish_in(own)  # else the end of the block would wait for this transaction
+
+    @registry.handler("in_loop")
+    async def in_loop(job: AsyncJob) -> None:
+        async with job.effect("mail", "3"), job.transaction():
+            pass
+
+    @registry.handler("after")
+    def after(job: Job) -> None:
+        with job.effect("mail", "4"):
+            pass
+        with job.effect("mail", "4") as effect, job.transaction():
+            assert effect.is_done
+
+    for job_type in registry.job_types:
+        client.enqueue(job_type, max_attempts=1)
+    drain(registry)
+
+    errors = db.execute("select job_type, error_type from rota.dead_jobs order by 1").fetchall()
+    assert errors == [
+        (each, "RuntimeError") for each in ("finish_in", "in_loop", "transaction")
+    ]
+    assert _ledger(db) == [(key, key == "4", None) for key in "1234"]
+
+
 def test_a_cancelled_async_block_stays_unknown(
     client: Client, db: psycopg.Connection[Any], background: Callable[..., Any]
 ) -> None:

@@ -74,6 +74,8 @@ class Recording:
 
     def _begin(self, is_due: bool, earlier: EffectResult | None) -> Effect:
         self._effect = Effect(is_due, earlier)
+        if is_due:
+            self._job.open_effects.add(self._what)
         if not is_due and not self._effect.is_done:
             logger.warning(
                 "%s is skipped: it may or may not have happened; see rota effects settle",
@@ -84,6 +86,7 @@ class Recording:
     def _settlement(self, error: BaseException | None) -> Callable[[Any], Any] | None:
         """Return the call that stores what became of it, if that is known."""
         effect = self._effect
+        self._job.open_effects.discard(self._what)
         if not effect.is_due:
             return None
         if effect._is_withdrawn or isinstance(error, self._withdraw_on):

@@ -143,6 +143,8 @@ class BaseJob:
         """How long the attempt may take, from its claim; None is without end."""
         self.headers: dict[str, str] = claim.headers or {}
         """Texts that the producer sent along."""
+        self.open_effects: set[str] = set()
+        """The effects that are due and in whose blocks its handler is."""
         self.claimed_at = self.confirmed_at = claimed_at
         """When the lease was last given, on the monotonic clock."""
         self.began_at = claimed_at
@@ -301,6 +303,11 @@ class BaseJob:
             self._transaction.release()
 
     def _begin_finish(self) -> dict[str, Any]:
+        if self.open_effects:
+            raise RuntimeError(
+                f"{min(self.open_effects)} is not completed yet, and a job that has ended "
+                "completes none: let the block of the effect end before the job does"
+            )
         # From here on a heartbeat that finds the job gone means that it is finished.
         self.state = State.FINISHING
         arguments: dict[str, Any] = {"job_id": self.job_id, "lease_token": self.lease_token}
