@@ -167,6 +167,36 @@ def test_a_registry_that_cannot_be_imported_is_told_once(dsn: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_registry_that_cannot_be_imported_any_more_ends_no_other_process(
+    client: Client, db: psycopg.Connection[Any], dsn: str, tmp_path: Path
+) -> None:
+    good = "import rota\nregistry = rota.Registry()\nregistry.add('a', print)\n"
+    module, log = tmp_path / "deployed.py", tmp_path / "log"
+    module.write_text(good)
+    command = [sys.executable, "-m", "rota", "worker", "deployed", "--processes", "2"]
+    command += ["--max-jobs", "1"]
+    environment = {**os.environ, "DATABASE_URL": dsn, "PYTHONDONTWRITEBYTECODE": "1"}
+
+    with (
+        log.open("w") as to,
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=to) as parent,
+    ):
+        try:
+            before = _pids(db, 2)
+            module.write_text("def (")
+            client.enqueue("a")
+            wait_until(lambda: "ended with 2, restarting it" in log.read_text())
+            (other,) = _pids(db, 1)
+            module.write_text(good)
+            after = _pids(db, 2)
+        finally:
+            parent.terminate()
+        assert parent.wait(30) == 0
+    assert other in before
+    assert other in after
+
+
+@pytest.mark.slow
 def test_after_its_jobs_a_process_makes_room_for_another(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
 ) -> None:

@@ -118,7 +118,7 @@ class Supervisor:
         self._is_done = is_done
         self._is_stopping = False
         self._signals = 0
-        self._is_ready = False
+        self._is_ready = self._has_worked = False
         self._reloaded_at: float | None = None
         self._codes: list[int] = []
 
@@ -171,15 +171,19 @@ class Supervisor:
             if child.started_at > self._reloaded_at:
                 logger.warning("worker process %s waits for the next change", child.number)
                 child.hold()
-        elif code == USED_WRONGLY:
+        elif code == USED_WRONGLY and not self._has_worked:
             self._codes.append(code)
             self._stop(False)
         elif self._is_done:
             self._codes.append(code if code >= 0 else 1)
             self._children.remove(child)
             self._is_stopping = not self._children
-        elif code != 0:
-            logger.warning("worker process %s ended with %s, restarting it", child.number, code)
+        else:
+            # From here on a module that cannot be imported may be half of a deployment.
+            self._has_worked = True
+            if code != 0:
+                text = "worker process %s ended with %s, restarting it"
+                logger.warning(text, child.number, code)
 
 
 @contextmanager
