@@ -127,6 +127,34 @@ def test_a_batch_of_the_users_choice_is_not_given_back(
     assert not releases
 
 
+@pytest.mark.slow
+def test_of_a_batch_what_has_a_time_limit_is_given_back(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rota.worker.executor.MAX_WAIT_IN_BATCH", 0.1)
+    released: list[int] = []
+    registry = Registry()
+    go_on = threading.Event()
+    registry.add("slow", lambda job: go_on.wait(30))
+    registry.on_end(lambda job, end: released.append(job.job_id))
+    _, limited, _ = (
+        client.enqueue("slow", time_limit=limit).job_id
+        for limit in (None, timedelta(minutes=1), None)
+    )
+
+    background(registry, concurrency=1, batch=3)
+
+    wait_until(lambda: released)
+    assert set(released) == {limited}
+    go_on.set()
+    wait_until(lambda: _counts(db) == {"succeeded": 3})
+    attempts = "select distinct attempts from rota.finished_jobs"
+    assert db.execute(attempts).fetchall() == [(1,)]
+
+
 def test_jobs_run_while_a_finish_is_under_way(
     client: Client,
     db: psycopg.Connection[Any],

@@ -56,6 +56,23 @@ def test_an_async_handler_is_cancelled_at_its_time_limit(
 
 
 @pytest.mark.slow
+def test_a_job_that_waits_for_a_place_has_its_whole_time(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+    registry.add("slow", lambda job: time.sleep(0.6))
+    registry.add("quick", lambda job: None)
+    jobs: list[dict[str, Any]] = [{"job_type": "slow", "priority": -1}]
+    jobs += [{"job_type": "quick", "time_limit": SOON, "max_attempts": 1}] * 4
+    client.enqueue_many(jobs)
+
+    drain(registry, concurrency=1, batch=5)
+
+    ended = db.execute("select status, count(*) from rota.finished_jobs group by 1").fetchall()
+    assert ended == [("succeeded", 5)]
+
+
+@pytest.mark.slow
 def test_a_plain_handler_is_told_when_it_asks(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:

@@ -140,7 +140,7 @@ class BaseJob:
         """The time that the schedule named, however late the job was made or runs."""
         self.lease: timedelta = claim.locked_for
         self.time_limit = claim.time_limit
-        """How long the attempt may take, from its claim; None is without end."""
+        """How long the attempt may take, from the start of its handler; None is without end."""
         self.headers: dict[str, str] = claim.headers or {}
         """Texts that the producer sent along."""
         self.open_effects: set[str] = set()
@@ -207,7 +207,7 @@ class BaseJob:
         """How long the attempt may still take; infinite without a time limit."""
         if self.time_limit is None:
             return inf
-        return self.claimed_at + self.time_limit.total_seconds() - time.monotonic()
+        return self.began_at + self.time_limit.total_seconds() - time.monotonic()
 
     @property
     def over_at(self) -> float:

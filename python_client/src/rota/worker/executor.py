@@ -49,6 +49,9 @@ PAUSE = 0.005
 """Seconds between two reports, in which more jobs may end: each costs as much as ten."""
 MAX_WAIT = 2.0
 """Seconds after which a job that has not been started is given back."""
+MAX_WAIT_IN_BATCH = 10.0
+"""The same for one of a batch that has a time limit.  That is counted from the claim where its
+lease ends, 30 seconds later."""
 
 
 class Executor:
@@ -129,7 +132,7 @@ class Executor:
             log_job("claimed", job)
         self._start()
         self._share.places.tell()
-        if self._held and self._prefetch.max_wait:
+        if self._held:
             loop = asyncio.get_running_loop()
             loop.call_later(self._prefetch.max_wait, self._give_back_late, self._held[-1])
 
@@ -282,7 +285,9 @@ class Executor:
         """Release what has waited as long as *last*: somebody else may have time for it."""
         if last in self._held:
             count = self._held.index(last) + 1
-            self._completer.give_back([self._held.popleft() for _ in range(count)])
+            late = [self._held.popleft() for _ in range(count)]
+            self._held.extendleft(job for job in reversed(late) if self._prefetch.keeps(job))
+            self._completer.give_back(job for job in late if not self._prefetch.keeps(job))
 
 
 def _refusal(job: BaseJob) -> Outcome | None:
@@ -389,9 +394,13 @@ class Prefetch:
         self._since = time.monotonic()
 
     @property
-    def max_wait(self) -> float | None:
-        """How long a job may wait to be started, unless that is the user's choice."""
-        return MAX_WAIT if self._batch is None else None
+    def max_wait(self) -> float:
+        """How long a job may wait to be started, unless it is one that `keeps` says to keep."""
+        return MAX_WAIT if self._batch is None else MAX_WAIT_IN_BATCH
+
+    def keeps(self, job: BaseJob) -> bool:
+        """Whether a job waits however long that takes, by the user's choice."""
+        return self._batch is not None and job.time_limit is None
 
     def count(self) -> None:
         """Record that a handler has ended."""
