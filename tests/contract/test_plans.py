@@ -42,11 +42,11 @@ FINISHED = """
 """
 
 SCENARIOS: dict[str, list[tuple[str, int] | str]] = {
-    "no statistics": [(FUTURE, 5_000), (READY, 50_000)],
-    "statistics of an empty table": ["analyze", (FUTURE, 5_000), (READY, 50_000)],
-    "statistics of one row": [(READY, 1), "analyze", (FUTURE, 5_000), (READY, 50_000)],
-    "many finished": [(FINISHED, 200_000), (READY, 20_000), "analyze"],
-    "many ready": [(FUTURE, 40_000), (READY, 120_000), "analyze"],
+    "no statistics": [(FUTURE, 5_000), (READY, 20_000)],
+    "statistics of an empty table": ["analyze", (FUTURE, 5_000), (READY, 20_000)],
+    "statistics of one row": [(READY, 1), "analyze", (FUTURE, 5_000), (READY, 20_000)],
+    "many finished": [(FINISHED, 100_000), (READY, 20_000), "analyze"],
+    "many ready": [(FUTURE, 20_000), (READY, 60_000), "analyze"],
     "a million finished": [(FINISHED, 1_000_000), (READY, 20_000), "analyze"],
     "a million ready": [(FUTURE, 200_000), (READY, 800_000), "analyze"],
 }
@@ -84,11 +84,15 @@ def scenario(
 class Session:
     """A connection that keeps the plans of all that ran in its last call."""
 
-    def __init__(self, connection: Db) -> None:
+    def __init__(self, connection: Db, mode: str) -> None:
         self.connection = connection
         self.plans: list[dict[str, Any]] = []
+        # The sixth time runs what a session runs for the rest of its life; a plan that is
+        # forced is so from the first, but first the catalog is read.
+        self.rounds = 6 if mode == "auto" else 4
         connection.add_notice_handler(self._keep)
         for setting in (
+            f"set plan_cache_mode = {mode}",
             "load 'auto_explain'",
             "set auto_explain.log_min_duration = 0",
             "set auto_explain.log_nested_statements = on",
@@ -127,9 +131,8 @@ class Session:
 @pytest.fixture(params=["auto", "force_generic_plan", "force_custom_plan"])
 def session(request: pytest.FixtureRequest, scenario: str) -> Iterator[Session]:
     with psycopg.connect(scenario, autocommit=True) as connection:
-        connection.execute(f"set plan_cache_mode = {request.param}")
         try:
-            yield Session(connection)
+            yield Session(connection, request.param)
         except psycopg.errors.UndefinedFile:
             pytest.skip("the server has no auto_explain")
 
@@ -167,8 +170,7 @@ CLAIM = "select * from rota.claim_jobs('w', %s::text[], %s, job_types => %s::tex
 
 @pytest.mark.slow
 def test_plans_of_every_hot_call_stay_on_their_indexes(session: Session) -> None:
-    """Six times each: the sixth runs what a session runs for the rest of its life."""
-    for n in range(6):
+    for n in range(session.rounds):
         for queues, types in [(["a"], None), (["a", "b"], None), (["a", "b"], ["x", "y"])]:
             for max_jobs in (1, 50):
                 jobs = session.call(CLAIM, queues, max_jobs, types)
@@ -209,7 +211,7 @@ def test_plans_of_every_hot_call_stay_on_their_indexes(session: Session) -> None
 
 def test_plans_of_enqueue_stay_on_their_indexes(session: Session) -> None:
     key: Callable[[int], str] = lambda n: f"{session.connection.info.backend_pid}-{n}"  # noqa: E731
-    for n in range(6):
+    for n in range(session.rounds):
         session.call("select rota.enqueue('x', idempotency_key => %s)", key(n))
         session.call("select rota.enqueue('x', idempotency_key => %s)", key(n))
         check(session, n, 1, "enqueue")
@@ -220,7 +222,7 @@ def test_plans_of_enqueue_stay_on_their_indexes(session: Session) -> None:
 
 @pytest.mark.slow
 def test_plans_of_the_sweep_stay_on_their_indexes(session: Session) -> None:
-    for n in range(6):
+    for n in range(session.rounds):
         jobs = session.call(CLAIM, ["b"], 5, None)
         session.connection.execute(
             "update rota.jobs set locked_until = rota.now() where id = any(%s)",
@@ -232,16 +234,15 @@ def test_plans_of_the_sweep_stay_on_their_indexes(session: Session) -> None:
         assert swept == 5
         check(session, n, 5, "sweep")
     session.call("select rota.sweep_stale_leases()")
-    check(session, 6, 0, "sweep of nothing")
+    check(session, session.rounds, 0, "sweep of nothing")
 
 
 @pytest.mark.slow
 def test_plans_of_stages_stay_on_their_indexes(session: Session) -> None:
     stages = [{"stage": s, "job_type": s, "queue": "p"} for s in "abc"]
     session.call("select rota.define_pipeline('p', %s)", json.dumps(stages))
-    for n in range(6):
-        for _ in range(12):
-            session.call("select rota.start_pipeline('p')")
+    for n in range(session.rounds):
+        session.call("select rota.start_pipeline('p') from generate_series(1, 12)")
         jobs = session.call(CLAIM, ["p"], 12, None)
         ids, tokens = [j.job_id for j in jobs[:10]], [j.lease_token for j in jobs[:10]]
         for _ in range(2):  # the second time it asks again
@@ -291,14 +292,13 @@ def crowded(server: Any, admin: Db, template: str) -> Iterator[str]:
         db.execute("select rota.set_limit(job_type => 'slow', max_running => 3)")
         db.execute("select rota.set_limit(limit_key => 'shop:*', max_running => 1)")
         db.execute("select rota.set_limit(queue => 'b', max_running => 2)")
-        for queue, kind, count, keys, modulus in [
-            ("a", "slow", 15_000, "", 1),
-            ("a", "slow", 5_000, "tenant:", 500),
-            ("a", "x", 15_000, "shop:", 500),
-            ("t", "x", 5_000, "tenant:", 5_000),
+        for queue, kind, keys, modulus in [
+            ("a", "slow", "", 1),
+            ("a", "slow", "tenant:", 500),
+            ("a", "x", "shop:", 500),
+            ("t", "x", "tenant:", 5_000),
         ]:
-            for _ in range(count // 5000):
-                db.execute(LIMITED, (queue, kind, keys, modulus))
+            db.execute(LIMITED, (queue, kind, keys, modulus))
         while db.execute("select has_more from rota.tick()").fetchone() == (True,):
             pass
         for _ in range(15):
@@ -329,13 +329,12 @@ def limited(
 @pytest.mark.parametrize("mode", ["auto", "force_generic_plan", "force_custom_plan"])
 def test_plans_of_claims_do_not_see_what_stands_behind_limits(limited: str, mode: str) -> None:
     with psycopg.connect(limited, autocommit=True) as connection:
-        connection.execute(f"set plan_cache_mode = {mode}")
         try:
-            session = Session(connection)
+            session = Session(connection, mode)
         except psycopg.errors.UndefinedFile:
             pytest.skip("the server has no auto_explain")
 
-        for n in range(6):
+        for n in range(session.rounds):
             for queues, expected, max_jobs in [
                 (["a"], 1, 1),
                 (["a"], 20, 20),
