@@ -223,7 +223,7 @@ def _work(game: Play, url: str, dice: random.Random) -> None:
                     _run(game, db, dice, *job)
                 if not claimed:
                     db.execute("select rota.tick()")
-                    time.sleep(0.01)
+                    time.sleep(0.04)
 
 
 def _run(
@@ -349,15 +349,17 @@ def two_servers() -> Iterator[list[Server]]:
     folder.chmod(0o711)  # the servers are another user's
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        servers = []
-        for number in (1, 2):
-            home = folder / str(number)
-            home.mkdir()
-            server = Server.create(home)
-            stack.callback(server.destroy)
+        (folder / "1").mkdir()
+        first = Server.create(folder / "1")
+        stack.callback(first.destroy)
+        first.stop()
+        second = first.twin(folder / "2")
+        stack.callback(second.destroy)
+        first.start()
+        servers = [first, second]
+        for number, server in enumerate(servers, 1):
             with psycopg.connect(server.url(), autocommit=True) as db:
                 db.execute("select rota.set_database_number(%s)", (number,))
-            servers.append(server)
         yield servers
 
 

@@ -41,7 +41,7 @@ from faults.of_servers import VICTIM
 from faults.processes import Crew, Task, begin
 from faults.senders import QUEUES, run_sender
 from invariants import BROKEN
-from support.server import DATABASE, Server, give_away
+from support.server import DATABASE, Server
 
 PLACES = {"one": "a", "two": "a", "three": "b", "four": "b"}
 NUMBERS = {name: number for number, name in enumerate(PLACES, 1)}
@@ -139,15 +139,9 @@ class World:
         one = self.servers["a"]
         one.stop()
         for name in ("b", "c"):
-            home = self.folder / name
-            home.mkdir()
-            give_away(home)
-            other = Server(home, one._password)
-            subprocess.run(["cp", "-a", str(one.data), str(other.data)], check=True)
-            self.servers[name] = other
-            stack.callback(other.destroy)
-        for server in self.servers.values():
-            server.start()
+            self.servers[name] = one.twin(self.folder / name)
+            stack.callback(self.servers[name].destroy)
+        one.start()
 
     def _create(self, name: str, server: Server, template: str) -> None:
         server.execute(f"create database {name} template {template}")

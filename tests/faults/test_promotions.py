@@ -6,12 +6,11 @@ has not: what it lacks is lost, and these tests say what of a job that travels t
 
 from __future__ import annotations
 
-import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -29,14 +28,12 @@ WRITTEN = "select pg_current_wal_insert_lsn()"
 class Two:
     """Two servers, databases 1 and 2, of which one has a standby."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, model: Server, folder: Path, stack: ExitStack) -> None:
         self._stack, self.folder = stack, folder
         self.servers: dict[int, Server] = {}
         self.standby: Server | None = None
         for number in (1, 2):
-            home = folder / str(number)
-            home.mkdir()
-            self.servers[number] = Server.create(home)
+            self.servers[number] = model.twin(folder / str(number))
             stack.callback(self.servers[number].destroy)
             self.ask(number, "select rota.set_database_number(%s)", number)
 
@@ -96,13 +93,26 @@ class Two:
         wait_until(lambda: self.ask(1, "select count(*) from rota.jobs") == 0, seconds=60)
 
 
+@pytest.fixture(scope="module")
+def model() -> Iterator[Server]:
+    """A server that was stopped, for those of each test to begin as."""
+    with in_memory() as folder:
+        server = Server.create(folder)
+        server.stop()
+        yield server
+
+
 @pytest.fixture
-def two() -> Iterator[Two]:
-    folder = Path(tempfile.mkdtemp(dir=memory()))
-    folder.chmod(0o711)  # the servers are another user's
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield Two(folder, stack)
+def two(model: Server) -> Iterator[Two]:
+    with in_memory() as folder, ExitStack() as stack:
+        yield Two(model, folder, stack)
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=memory(), ignore_cleanup_errors=True) as name:
+        Path(name).chmod(0o711)  # the servers are another user's
+        yield Path(name)
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["source", "target"])

@@ -165,7 +165,8 @@ ACTS = {
         "enqueue_many keys": _many(
             ', "idempotency_key": "k"', ', "idempotency_key": "new:4", "on_conflict": "rerun"'
         ),
-        "enqueue_to": "select rota.enqueue_to(6, 't', ordering_key => 'o', idempotency_key => 'n')",
+        "enqueue_to": "select rota.enqueue_to(6, 't',"
+        " ordering_key => 'o', idempotency_key => 'n')",
         "start_pipeline": "select rota.start_pipeline('p', idempotency_key => 'k')",
     },
     "a producer, with what is there": {
@@ -190,7 +191,8 @@ ACTS = {
         "report_worker": "select rota.report_worker('w', 'box', 1, '1', '{q}')",
         "report_worker new": "select rota.report_worker('new', 'box', 2, '1', '{q}')",
         "wait_for_jobs": "select * from rota.wait_for_jobs('{q}', '{none}')",
-        "wait_for_jobs active": "select * from rota.wait_for_jobs('{q}', '{none}', active => true)",
+        "wait_for_jobs active": "select * from rota.wait_for_jobs('{q}', '{none}',"
+        " active => true)",
         "claim_jobs": "select job_id from rota.claim_jobs('a', '{q}', job_types => '{mine}')",
         "claim_jobs of many queues": "select job_id from rota.claim_jobs('a', '{q,fired,none}',"
         " 2, job_types => '{mine}')",
@@ -230,8 +232,10 @@ ACTS = {
         " error_type => 'E')",
     },
     "a job and a run that fail for good": {
-        "fail_job fatal": f"select * from rota.fail_job({_lease('held')}, 'bad', fatal => true)",
-        "fail_job of a run": f"select * from rota.fail_job({_lease('run')}, 'bad', fatal => true)",
+        "fail_job fatal": f"select * from rota.fail_job({_lease('held')},"
+        " 'bad', fatal => true)",
+        "fail_job of a run": f"select * from rota.fail_job({_lease('run')},"
+        " 'bad', fatal => true)",
     },
     "a job that is put off, another that is late": {
         "snooze_job": f"select rota.snooze_job({_lease('held')}, '1 hour')",
@@ -276,8 +280,10 @@ ACTS = {
     },
     "settings": {
         "set_queue": "select rota.set_queue('q', max_attempts => 3)",
-        "set_queue lease": "select rota.set_queue('q', lease => '1 hour', time_limit => '1 hour')",
-        "set_queue keep": "select rota.set_queue('q', keep_finished => '0', keep_dead => '1 day')",
+        "set_queue lease": "select rota.set_queue('q', lease => '1 hour',"
+        " time_limit => '1 hour')",
+        "set_queue keep": "select rota.set_queue('q', keep_finished => '0',"
+        " keep_dead => '1 day')",
         "set_queue ageing": "select rota.set_queue('q', ageing => '1 minute')",
         "set_queue retry_budget": """
             select rota.set_queue('q', retry_budget => '{"per_minute": 9}')""",
@@ -316,7 +322,8 @@ ACTS = {
     },
     "schedules": {
         "schedule_job": "select rota.schedule_job('new', '@daily', 't', queue => 'fired')",
-        "schedule_job again": "select rota.schedule_job('known', '@hourly', 't', queue => 'fired')",
+        "schedule_job again": "select rota.schedule_job('known', '@hourly',"
+        " 't', queue => 'fired')",
         "unschedule_job": "select rota.unschedule_job('due')",
         "enable_schedule": "select rota.enable_schedule('disabled')",
         "run_schedule_now": "select rota.run_schedule_now('known')",

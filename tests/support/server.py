@@ -35,7 +35,7 @@ SETTINGS = (
 
 
 class Server:
-    """A server; `create` makes a new one, `copy` a replica of one that runs."""
+    """A server: `create` makes a new one, `copy` a replica, `twin` one that goes on alone."""
 
     def __init__(self, home: Path, password: str, *, port: int = 0) -> None:
         self.home, self.data = home, home / "data"
@@ -90,6 +90,15 @@ class Server:
              "-D", str(replica.data), "-d", self.url("postgres"))  # fmt: skip
         replica.start()
         return replica
+
+    def twin(self, home: Path) -> Server:
+        """Return a running server that is what this one was when it was stopped."""
+        home.mkdir()
+        give_away(home)
+        twin = Server(home, self._password)
+        subprocess.run(["cp", "-a", str(self.data), str(twin.data)], check=True)
+        twin.start()
+        return twin
 
     def url(self, database: str = DATABASE, host: str = "127.0.0.1", options: str = "") -> str:
         """Return the URL of a database of it."""
