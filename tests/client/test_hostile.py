@@ -119,10 +119,21 @@ def plain(parameter: inspect.Parameter) -> Any:
     return next(value for name, value in BY_TYPE.items() if kind.startswith(name))
 
 
+@pytest.fixture(scope="module")
+def client(
+    admin: psycopg.Connection[Any], template: str, url_of: Callable[[str], str]
+) -> Iterator[Client]:
+    """One for all tests: what their calls do is rolled back or refused."""
+    admin.execute(f"create database hostile template {template}".encode())
+    with psycopg.connect(url_of("hostile"), autocommit=True) as db:
+        yield Client(db)
+    admin.execute("drop database hostile with (force)")
+
+
 def outcome(db: psycopg.Connection[Any], call: Callable[[], Any]) -> str:
     """Return what comes of a call, within the transaction of a caller."""
     with db.transaction(force_rollback=True):
-        db.execute("create temporary table mine ()")
+        db.execute("select pg_current_xact_id()")  # as if something was written
         try:
             with db.transaction():
                 call()
