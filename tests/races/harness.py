@@ -35,6 +35,22 @@ def call(function: str, /, **arguments: Any) -> tuple[sql.Composed, dict[str, An
     return query.format(sql.Identifier(function), sql.SQL(", ").join(named)), arguments
 
 
+def keeping(*tables: str) -> str:
+    """Return the statements that keep what is in these tables, for a race to begin with."""
+    return "create schema kept;" + "".join(
+        f"create table kept.{table} as table rota.{table};" for table in tables
+    )
+
+
+def restoring(*tables: str) -> str:
+    """Return the statements that bring it back."""
+    return "".join(
+        f"delete from rota.{table};"
+        f"insert into rota.{table} overriding system value table kept.{table};"
+        for table in tables
+    )
+
+
 class Session:
     """One connection in autocommit, with a thread of its own for what must wait."""
 

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from invariants import check_invariants
-from races.harness import Session
+from races.harness import Session, keeping, restoring
 from support.clock import Clock
 
 OPERATIONS = {
@@ -47,6 +47,8 @@ STATES = (
     *("dead", "succeeded"),
 )
 REFUSALS = {"RT002", "RT003", "RT008"}
+# What an operation changes of a job.
+TABLES = ("jobs", "finished_jobs", "job_errors")
 
 
 @dataclass(frozen=True)
@@ -67,40 +69,44 @@ class Bench:
         self._count = 0
         self._in_turn: dict[tuple[str, ...], Ending] = {}
         clock.set("2026-03-01 12:00:00+00")
-        self._clock = clock
+        self._job = self._first_job(clock)
+        db.execute(keeping(*TABLES).encode())
 
-    def new_job(self) -> dict[str, Any]:
-        """Make a job of our state, alone in the tables; its lease, if it has one, is over."""
-        for table in ("jobs", "finished_jobs", "job_errors"):
-            self.db.execute(f"delete from rota.{table}")
-        self._count += 1
-        queue, token = f"q{self._count}", 0
-        attempts = 1 if self.state == "running its last attempt" else 3
+    def _first_job(self, clock: Clock) -> dict[str, Any]:
+        """Make a job of our state; its lease, if it has one, is over."""
+        token, attempts = 0, 1 if self.state == "running its last attempt" else 3
         job_id = self.b.fetch(
-            "select rota.enqueue('t', queue => %s, max_attempts => %s, idempotency_key => 'k',"
+            "select rota.enqueue('t', queue => 'q', max_attempts => %s, idempotency_key => 'k',"
             " expires_at => rota.now() + %s::interval, time_limit => %s)",
             (
-                queue,
                 attempts,
                 "1 second" if self.state in ("expired", "running") else None,
                 "1 second" if self.state == "running too long" else None,
             ),
         )[0][0]
         if self.state == "expired":
-            self._clock.advance("1 minute")
+            clock.advance("1 minute")
         elif self.state != "waiting":
-            claim = (
-                "select c.lease_token from rota.claim_jobs('first', array[%s], 1, '1 s') as c"
-            )
-            token = self.b.fetch(claim, (queue,))[0][0]
-            self._clock.advance("1 minute")
+            claim = "select c.lease_token from rota.claim_jobs('first', '{q}', 1, '1 s') as c"
+            token = self.b.fetch(claim)[0][0]
+            clock.advance("1 minute")
         if self.state == "dead":
             self.b.fetch(
                 "select from rota.fail_job(%s, %s, 'fatal', fatal => true)", (job_id, token)
             )
         elif self.state == "succeeded":
             self.b.fetch("select rota.finish_job(%s, %s)", (job_id, token))
-        return {"job_id": job_id, "token": token, "queue": queue}
+        return {"job_id": job_id, "token": token}
+
+    def new_job(self) -> dict[str, Any]:
+        """Make that job again, alone in the tables, in a queue where nobody has looked yet."""
+        self._count += 1
+        queue = f"q{self._count}"
+        self.db.execute(
+            f"update kept.jobs set queue = '{queue}';"
+            f"update kept.finished_jobs set queue = '{queue}';{restoring(*TABLES)}".encode()
+        )
+        return {**self._job, "queue": queue}
 
     def play_in_turn(self, *names: str) -> Ending:
         """Do the operations one after the other, once; the answer is that of the last."""

@@ -16,7 +16,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
-from races.harness import Session, call
+from races.harness import Session, call, keeping, restoring
 from races.instrument import ARM, DISARM, GATE, instrument
 from support.clock import Clock
 
@@ -41,16 +41,8 @@ OPERATIONS = {
     "start": "select rota.start_pipeline('p', idempotency_key => 'k') > 0",
     "define": 'select rota.define_pipeline(\'p\', \'[{"stage": "three", "job_type": "x"}]\')',
 }
-# What an operation changes of a run, as it was before the first and for each of the next.
+# What an operation changes of a run.
 TABLES = ("jobs", "finished_jobs", "stage_runs", "job_errors")
-KEEP = "create schema kept;" + "".join(
-    f"create table kept.{name} as table rota.{name};" for name in TABLES
-)
-RESTORE = "".join(
-    f"delete from rota.{name};"
-    f"insert into rota.{name} overriding system value table kept.{name};"
-    for name in TABLES
-)
 COUNTS = """
     select (select count(*) from rota.job_runs where id = %s),
         (select count(*) from rota.jobs where idempotency_key = 'k')
@@ -135,11 +127,11 @@ def test_a_run_is_in_one_stage_whatever_is_done_to_it_at_once(
         if state == "cancelled":
             b.fetch(*call("cancel_job", job_id=job_id))
         b.fetch(*call("fail_job", job_id=job_id, lease_token=token, **kind))
-    b.fetch(KEEP)
+    b.fetch(keeping(*TABLES))
     clock.advance("1 hour")
 
     for second, is_committed in itertools.product(OPERATIONS, (True, False)):
-        b.fetch(RESTORE)
+        b.fetch(restoring(*TABLES))
         if "define" in (first, second):
             b.fetch(*call("define_pipeline", pipeline="p", stages=Jsonb(STAGES)))
 
