@@ -9,8 +9,8 @@
  * A worker whose answer was lost asks again by the same token, and is told already_finished.
  *
  * What a job leads to is made in the same transaction: a run that was asked for meanwhile, the
- * start of those that wait for it.  A job of a pipeline ends, or goes on, by _end_stages()
- * (waiting/pipelines.sql).
+ * start of those that wait for it.  A job of a pipeline (waiting/pipelines.sql) that has a next
+ * stage does not end: _end_stages() writes what became of the stage, and the row goes on.
  */
 
 create or replace function rota.finish_job(
@@ -91,6 +91,32 @@ comment on function rota.finish_jobs is
     'End up to 1000 running jobs as succeeded and return finished, already_finished, lost, or '
     'busy (another session has the row locked, ask again) for each in the order given; results '
     'and next_stages are as long as job_ids; raises 22023.';
+
+/* Whether a running job may go on to a stage; one that is lost is told so by its finish. */
+create or replace function rota._check_next_stage(
+    argument text, job_id bigint, lease_token bigint, next_stage text
+) returns void language plpgsql as $$
+declare
+    v_pipeline text;
+begin
+    select j.pipeline into v_pipeline from rota.jobs as j
+    where j.id = _check_next_stage.job_id
+      and j.lease_token = _check_next_stage.lease_token and j.status = 'running';
+    if not found then
+        return;
+    elsif v_pipeline is null then
+        perform rota._refuse(argument, format(
+            'goes with a job of a pipeline only, and job %s is in none', job_id));
+    elsif _check_next_stage.next_stage <> 'end' and not exists (
+        select from rota.pipeline_stages as p
+        where p.pipeline = v_pipeline
+          and p.stage = _check_next_stage.next_stage and p.ordinal is not null
+    ) then
+        perform rota._refuse(argument, format(
+            'must be end or a stage of the pipeline %L, got %L', v_pipeline,
+            left(next_stage, 80)));
+    end if;
+end $$;
 
 /* What finish_jobs() answers for each job, whose arguments are checked. */
 create or replace function rota._finish_running(
@@ -242,6 +268,107 @@ begin
         perform rota._notify_results(v_ended);
     end if;
     return v_ended;
+end $$;
+
+/*
+ * Running or waiting jobs of pipelines leave their stage as _end_jobs() was told: those that
+ * succeed and have a next stage enter it, the others end.  Returns the ids of all.
+ *
+ * Each is locked first, so that the statements after it speak of the same row.  The call skips
+ * rows that another transaction has locked: a caller that is to wait for them has done so.
+ */
+create or replace function rota._end_stages(
+    job_ids bigint[], lease_tokens bigint[], old_status text, new_status text, results jsonb,
+    next_stages text[]
+) returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+    v_now timestamptz;
+    v_ids bigint[];
+    v_stages text[];
+    v_entering bigint[];
+    v_cancelled bigint[];
+    v_last bigint[];
+    v_held_limits text[];
+begin
+    with held as (
+        select j.id, j.pipeline, j.stage, j.cancel_requested_at,
+            array_position(_end_stages.job_ids, j.id) as place
+        from rota.jobs as j
+        where j.id = any(_end_stages.job_ids) and j.lease_token
+            = _end_stages.lease_tokens[array_position(_end_stages.job_ids, j.id)]
+          and j.status = _end_stages.old_status and j.pipeline is not null
+          -- The same conditions as in _archive_jobs().
+          and (_end_stages.new_status <> 'succeeded'
+            or not exists (select from rota.queue_grants)
+            or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))
+        for update skip locked
+    )
+    select array_agg(h.id), array_agg(n.stage),
+        array_agg(h.id) filter (where n.stage is not null and h.cancel_requested_at is null),
+        array_agg(h.id)
+            filter (where n.stage is not null and h.cancel_requested_at is not null),
+        array_agg(h.id) filter (where n.stage is null)
+    into v_ids, v_stages, v_entering, v_cancelled, v_last from held as h
+    left join rota.pipeline_stages as s on s.pipeline = h.pipeline and s.stage = h.stage
+    left join rota.pipeline_stages as n on n.pipeline = h.pipeline
+      and n.stage = case when _end_stages.new_status = 'succeeded'
+        then coalesce(_end_stages.next_stages[h.place], s.next_stage) end;
+    if v_ids is null then return '{}'::bigint[]; end if;
+
+    insert into rota.stage_runs (job_id, lease_token, pipeline, stage, status, queue, job_type,
+        attempts, worker, queued_at, started_at, finished_at, stage_input, result)
+    select j.id, j.lease_token, j.pipeline, j.stage, _end_stages.new_status, j.queue,
+        j.job_type, j.attempts, j.locked_by, coalesce(j.stage_queued_at, j.created_at),
+        j.started_at, (select rota.now()), j.stage_input,
+        nullif(_end_stages.results -> (array_position(_end_stages.job_ids, j.id) - 1), 'null')
+    from rota.jobs as j where j.id = any(v_ids) on conflict do nothing;
+    v_now := rota.now();
+
+    if v_entering is not null then
+        v_held_limits := array(
+            select unnest(j.held_limits) from rota.jobs as j where j.id = any(v_entering));
+        update rota.jobs as j
+        set stage = n.stage,
+            stage_input = nullif(_end_stages.results
+                -> (array_position(_end_stages.job_ids, j.id) - 1), 'null'),
+            stage_queued_at = v_now, job_type = n.job_type, queue = n.queue,
+            priority = coalesce(n.priority, j.priority),
+            max_attempts = coalesce(n.max_attempts, q.max_attempts, 10), lease = n.lease,
+            time_limit = coalesce(n.time_limit, (
+                select t.time_limit from rota.job_types as t where t.job_type = n.job_type
+            )),
+            backoff = n.backoff, status = 'queued', run_at = v_now, attempts = 0,
+            lease_token = least(j.lease_token, 9223372036854775806) + 1, locked_by = null,
+            locked_until = null, held_limits = null, progress_percent = null,
+            progress_message = null, last_error = null, error_type = null, failed_at = null,
+            started_at = null, updated_at = v_now
+        from rota.pipeline_stages as n left join rota.queues as q on q.queue = n.queue
+        where j.id = any(v_entering) and j.lease_token
+            = _end_stages.lease_tokens[array_position(_end_stages.job_ids, j.id)]
+          and j.status = 'running' and n.pipeline = j.pipeline
+          and n.stage = v_stages[array_position(v_ids, j.id)];
+        perform rota._enter_lanes(v_entering, v_held_limits);
+        perform rota._notify_for(v_entering);
+    end if;
+    if v_cancelled is not null then
+        perform rota._archive_jobs(rota._only(job_ids, v_cancelled), lease_tokens, 'running',
+            'cancelled', is_last_stage => true);
+    end if;
+    if v_last is not null then
+        perform rota._archive_jobs(rota._only(job_ids, v_last), lease_tokens, old_status,
+            new_status, results, is_last_stage => true);
+    end if;
+    return v_ids;
+end $$;
+
+/* The ids in their places, null for those that are not wanted. */
+create or replace function rota._only(job_ids bigint[], wanted bigint[])
+    returns bigint[] language plpgsql immutable as $$
+begin
+    return array(
+        select case when i.id = any(_only.wanted) then i.id end
+        from unnest(_only.job_ids) with ordinality as i (id, ordinal) order by i.ordinal
+    );
 end $$;
 
 /* The runs that producers requested meanwhile, of ended jobs given as rows of jobs. */

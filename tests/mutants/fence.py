@@ -244,8 +244,6 @@ FENCE = (
         "stage-checked-without-token",
         "A worker that lost its job is told that its stage is wrong, and not that it is lost.",
         "sql/waiting/test_pipelines.py",
-        sql(
-            "waiting/pipelines", "and j.lease_token = _check_next_stage.lease_token", "and true"
-        ),
+        sql("jobs/finish", "and j.lease_token = _check_next_stage.lease_token", "and true"),
     ),
 )
