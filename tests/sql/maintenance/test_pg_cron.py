@@ -314,14 +314,15 @@ def test_tick_does_the_rest_where_the_log_is_not_ours(shop, hindrance):
     shop.execute(hindrance)
 
     try:
-        did = one(shop, "tick")
+        # On a busy machine a tick leaves some of the retention to the next.
+        while (did := one(shop, "tick")).has_more:
+            assert None not in did
     finally:
         shop.execute("grant delete on cron.job_run_details to public")
 
     assert None not in did
-    assert ["retention of cron_runs failed" in text for text in warnings] == (
-        [True] if "delete" in hindrance else []
-    )
+    failed = {"retention of cron_runs failed" in text for text in warnings}
+    assert failed == ({True} if "delete" in hindrance else set())
 
 
 @pytest.fixture
