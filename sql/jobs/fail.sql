@@ -170,7 +170,7 @@ begin
           and e.message = left(_failed_before.error, 10000)
       ))
       -- A job that was cancelled after its stage: that has succeeded.
-      and not rota._is_finished(_failed_before.job_id, _failed_before.lease_token);
+      and not rota._is_finished(_failed_before.job_id, r.lease_token);
 end $$;
 
 create or replace function rota.snooze_job(job_id bigint, lease_token bigint, delay interval)
