@@ -27,7 +27,7 @@ declare
     v_let_in integer := 0;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
-    for v_budget in select b.* from rota.retry_budgets as b order by b.queue loop
+    for v_budget in select b.* from rota._held_budgets() as b order by b.queue loop
         v_first := rota._first_retries(v_budget.queue, 1);
         continue when v_first = '{}' or rota._is_paused(v_budget.queue, rota.now())
           or c_leaves and rota.now() - interval '3 seconds' < greatest(v_budget.filled_at,
@@ -40,6 +40,25 @@ begin
         end;
     end loop;
     return v_let_in;
+end $$;
+
+/* The budgets of queues whose retries are held.  There may be very many of others. */
+create or replace function rota._held_budgets()
+    returns setof rota.retry_budgets language plpgsql stable as $$
+begin
+    return query
+    with recursive held (hold) as (
+        select 'retries ' collate "C" where exists (select from rota.retry_budgets)
+        union all
+        select n.hold from held as h
+        cross join lateral (
+            select j.hold from rota.jobs as j
+            where j.hold > h.hold and j.hold < 'retries!' and j.hold <> 'time'
+            order by j.hold limit 1
+        ) as n
+    )
+    select b.* from held as h
+    join rota.retry_budgets as b on b.queue = substr(h.hold, 9);
 end $$;
 
 /* Let in what the budget of a queue allows; returns how many jobs. */

@@ -122,7 +122,7 @@ begin
         select from rota.job_definitions as d where d.next_run_at <= v_now
     ) or rota._has_checks() or rota._has_late('later') or exists (select from rota.breakers)
       or exists (
-        select from rota.retry_budgets as b where rota._first_retries(b.queue, 1) <> '{}'
+        select from rota._held_budgets() as b where rota._first_retries(b.queue, 1) <> '{}'
     ) then
         return true;
     end if;

@@ -319,7 +319,7 @@ begin
             rota._span(c_now - j.run_at), round(s.per_minute::numeric, 1)),
         format('select rota.set_queue(%L, retry_budget => ''{"per_minute": %s, "percent": '
             '%s}'');', b.queue, least(2 * b.per_minute, 1000000), least(2 * b.percent, 1000))
-    from rota.retry_budgets as b
+    from rota._held_budgets() as b
     cross join lateral unnest(rota._first_retries(b.queue, 1)) as f (id)
     join rota.jobs as j on j.id = f.id cross join lateral rota._budget_state(b) as s
     where j.run_at < c_now - interval '10 seconds' and b.per_minute is not null

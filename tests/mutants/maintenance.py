@@ -6,6 +6,12 @@ from mutants.mutant import mutant, sql
 
 MAINTENANCE = (
     mutant(
+        "tick-looks-at-all-budgets",
+        "Each tick looks for retries of each queue that has a budget.",
+        "sql/maintenance/test_budgets.py",
+        sql("maintenance/budgets", "from rota._held_budgets() as b", "from rota.retry_budgets as b"),
+    ),
+    mutant(
         "tick-looks-through-all-queues",
         "Each tick of a database of many queues looks through all of them for what ended.",
         "sql/maintenance/test_statistics.py",

@@ -287,6 +287,20 @@ def test_a_thousand_kinds_do_not_keep_the_first_ones(db, clock):
     assert let_in(db) == ids[100:]
 
 
+def test_a_tick_looks_at_no_budget_whose_queue_has_no_retries(db):
+    for number in range(50):
+        budget(db, queue=f"q{number}")
+    fail(db, 1, "1 hour", queue="q7")
+    scans = "select pg_stat_get_xact_numscans('rota.jobs_hold_idx'::regclass)"
+
+    with db.transaction():
+        before = scalar(db, scans)
+        db.execute("select rota._has_maintenance(), rota._spend_budgets()")
+        made = scalar(db, scans) - before
+
+    assert 0 < made < 20
+
+
 def test_explain_doctor_and_the_log_tell_of_a_budget(db, clock):
     clock.set("2026-01-01 00:00+00")
     budget(db, per_minute=6, percent=10)
