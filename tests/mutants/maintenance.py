@@ -6,10 +6,22 @@ from mutants.mutant import mutant, sql
 
 MAINTENANCE = (
     mutant(
+        "retention-goes-on-for-nothing",
+        "A database of many queues ticks all the time, though there is nothing to delete.",
+        "sql/maintenance/test_retention.py",
+        sql(
+            "maintenance/retention", "has_more := has_more or c_had_more;", "has_more := true;"
+        ),
+    ),
+    mutant(
         "tick-looks-at-all-budgets",
         "Each tick looks for retries of each queue that has a budget.",
         "sql/maintenance/test_budgets.py",
-        sql("maintenance/budgets", "from rota._held_budgets() as b", "from rota.retry_budgets as b"),
+        sql(
+            "maintenance/budgets",
+            "from rota._held_budgets() as b",
+            "from rota.retry_budgets as b",
+        ),
     ),
     mutant(
         "tick-looks-through-all-queues",

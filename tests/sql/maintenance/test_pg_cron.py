@@ -310,19 +310,20 @@ def test_tick_does_the_rest_where_the_log_is_not_ours(shop, hindrance):
         shop.execute("update cron.job set active = false")
     warnings: list[str] = []
     shop.add_notice_handler(lambda found: warnings.append(str(found.message_primary)))
-    shop.execute("update rota.maintenance set done_at = '-infinity'")
     shop.execute(hindrance)
 
     try:
-        # On a busy machine a tick leaves some of the retention to the next.
-        while (did := one(shop, "tick")).has_more:
-            assert None not in did
+        for _ in range(30):  # on a busy machine a tick leaves some to the next
+            shop.execute("update rota.maintenance set done_at = '-infinity'")
+            assert None not in one(shop, "tick")
+            if warnings:
+                break
     finally:
         shop.execute("grant delete on cron.job_run_details to public")
 
-    assert None not in did
-    failed = {"retention of cron_runs failed" in text for text in warnings}
-    assert failed == ({True} if "delete" in hindrance else set())
+    assert ["retention of cron_runs failed" in text for text in warnings] == (
+        [True] if "delete" in hindrance else []
+    )
 
 
 @pytest.fixture

@@ -477,6 +477,18 @@ def test_tick_says_of_each_kind_what_it_deleted_and_whether_there_is_more(db, cl
     assert {did.jobs_deleted + did.others_deleted for did in ticks} == {0}
 
 
+def test_tick_does_not_go_on_because_there_are_many_queues_to_look_at(db):
+    """Without a stopped clock: it is by the time that a kind takes."""
+    db.execute(
+        "insert into rota.queues (queue, keep_finished, keep_dead)"
+        " select 'q' || n, '1 day', '1 day' from generate_series(1, 2000) as n"
+    )
+    for _ in range(5):
+        db.execute("update rota.maintenance set done_at = '-infinity' where task = 'tick'")
+
+        assert not one(db, "tick").has_more
+
+
 def test_tick_that_just_reached_its_bound_says_that_there_is_no_more(db, clock):
     clock.set("2031-03-01 12:00+00")
     one(db, "tick")
