@@ -47,6 +47,42 @@ def test_without_uvloop_it_is_the_one_of_asyncio(monkeypatch: pytest.MonkeyPatch
     assert loop_factory() is None
 
 
+@pytest.mark.parametrize("make_loop", [loop_factory, lambda: None], ids=["uvloop", "asyncio"])
+def test_a_task_of_a_handler_that_exits_ends_no_worker(
+    client: rota.Client,
+    db: psycopg.Connection[Any],
+    dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+    make_loop: Any,
+) -> None:
+    monkeypatch.setattr("rota.worker.process.loop_factory", make_loop)
+    registry = rota.Registry()
+    goes_on = asyncio.Event()
+
+    async def leave() -> None:
+        sys.exit(7)
+
+    @registry.handler("exits")
+    async def exits(job: rota.AsyncJob) -> None:
+        try:
+            await asyncio.gather(leave())
+        finally:
+            goes_on.set()
+
+    @registry.handler("other")
+    async def other(job: rota.AsyncJob) -> None:
+        await goes_on.wait()
+
+    client.enqueue_many([{"job_type": "exits", "max_attempts": 1}, {"job_type": "other"}])
+    rota.Worker(dsn, registry, poll_interval=0.05).run(drain=True)
+
+    ended = "select job_type, status, error_type from rota.finished_jobs order by 1"
+    assert db.execute(ended).fetchall() == [
+        ("exits", "dead", "SystemExit"),
+        ("other", "succeeded", None),
+    ]
+
+
 def test_a_job_can_terminate_a_process_that_it_has_forked(
     client: rota.Client, db: psycopg.Connection[Any], dsn: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
+
+logger = logging.getLogger("rota")
 
 PR_SET_PDEATHSIG = 1
 LAST_WORDS = 1.0
@@ -42,12 +45,24 @@ def run_in_loop(main: Coroutine[Any, Any, None]) -> bool:
     executor = ThreadPoolExecutor(thread_name_prefix="asyncio")
     runner.get_loop().set_default_executor(executor)
     try:
-        runner.run(main)
+        _run_to_end(main, runner.get_loop())
     finally:
         has_ended = _end_tasks(runner.get_loop()) and _end_threads(executor)
         if has_ended:
             runner.close()
     return has_ended
+
+
+def _run_to_end(main: Coroutine[Any, Any, None], loop: AbstractEventLoop) -> None:
+    """Run *main*, also while something else in its loop, as of a handler, calls `sys.exit`."""
+    running = loop.create_task(main)
+    while True:
+        try:
+            return loop.run_until_complete(running)
+        except SystemExit:  # it leaves the loop at once, which can go on
+            if running.done():
+                raise
+            logger.exception("a task or callback of the event loop has called sys.exit()")
 
 
 def _end_tasks(loop: AbstractEventLoop) -> bool:
