@@ -261,6 +261,16 @@ def test_options_of_the_task_are_defaults_and_those_of_a_call_go_first(
     ]
 
 
+def test_a_value_has_one_key_in_whatever_form_it_is_given() -> None:
+    @Registry().task(idempotency_key="{user}:{amount}")
+    def pay(user: UUID, amount: float) -> None: ...
+
+    user = "5F1E0B5E-0000-4000-8000-00000000000A"
+    given: list[tuple[Any, float]] = [(UUID(user), 1.0), (user, 1)]
+
+    assert {pay.job(*each)["idempotency_key"] for each in given} == {f"{user.lower()}:1.0"}
+
+
 def test_a_task_and_a_call_say_for_how_long_a_job_may_start(client: Client) -> None:
     registry = Registry()
 

@@ -165,7 +165,9 @@ class Task(Generic[Call, P, R]):
             said = f"got an unexpected argument {unknown[0]!r}" if unknown else str(error)
             raise TypeError(f"{self.job_type}{self._signature}: {said}") from None
         payload = {name: self._encode(name, item) for name, item in bound.arguments.items()}
-        self._decode(payload)  # what the worker could not read is refused here
+        # What the worker could not read is refused here.  Keys are made of what it would read:
+        # a value has one key, whether it is given as a UUID or as its text.
+        bound.arguments |= self._decode(payload)
         bound.apply_defaults()
         keys = {
             name: template.format_map(bound.arguments)
