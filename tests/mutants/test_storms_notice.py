@@ -219,7 +219,7 @@ def test_a_guard_that_is_missing_is_found(
         db.execute(f"drop index rota.{HELD_BY[mutant]}")
 
     def look(seed: int) -> bool:
-        found, _ = storm.play(dsn, feature, steps=1000, seed=seed, processes=4)
+        found, _ = storm.play(dsn, feature, steps=400, seed=seed, processes=4)
         return any(problem in str(each) for each in found)
 
-    assert is_noticed(db, mutations, look, tries=24, forget=FORGET)
+    assert is_noticed(db, mutations, look, tries=60, forget=FORGET)

@@ -52,7 +52,7 @@ def test_a_guard_that_is_missing_is_found(
     db.execute(change or "select")
 
     def look(seed: int) -> bool:
-        problems, counts = tickers.play(dsn, 12, seed, processes=4, stops=("3 minutes",))
+        problems, counts = tickers.play(dsn, 5, seed, processes=4, stops=("3 minutes",))
         return bool(problems or counts["duplicates"])
 
-    assert is_noticed(db, mutations, look, tries=8, forget=FORGET)
+    assert is_noticed(db, mutations, look, tries=20, forget=FORGET)
