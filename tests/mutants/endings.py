@@ -11,7 +11,7 @@ ENDINGS = (
         "A batch of endings waits for a run of a pipeline that another session has locked.",
         "races/test_racing_pipelines.py",
         sql(
-            "waiting/pipelines",
+            "jobs/finish",
             "for update skip locked\n    )\n    select array_agg(h.id)",
             "for update\n    )\n    select array_agg(h.id)",
         ),

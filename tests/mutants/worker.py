@@ -212,7 +212,7 @@ WORKER = (
         "unread-arguments-enqueued",
         "A job is enqueued whose payload the worker will not be able to read.",
         "client/test_tasks.py",
-        client("tasks", "self._decode(payload)  # what", "# what"),
+        client("tasks", "bound.arguments |= self._decode(payload)", "pass"),
     ),
     mutant(
         "cancelled-ends-nothing",
