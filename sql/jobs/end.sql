@@ -121,8 +121,7 @@ declare
     v_retry_ins interval[];
     v_fatals boolean[];
     v_run_ats timestamptz[];
-    v_finished bigint[];
-    v_finished_answers text[];
+    v_answers text[];
     v_held bigint[];
     v_failed_ids bigint[];
     v_failed_statuses text[];
@@ -156,22 +155,20 @@ begin
         stack, retry_in, fatal, delay, n);
 
     -- A list that holds null for the jobs that end otherwise keeps its places.
+    if 'succeeded' = any(v_outcomes) then
+        v_answers := rota._finish_running(
+            array(
+                select case when t.outcome = 'succeeded' then t.job_id end
+                from unnest(v_ids, v_outcomes) with ordinality as t (job_id, outcome, n)
+                order by t.n
+            ),
+            v_tokens, v_results, v_stages);
+    end if;
     if 'succeeded' = all(v_outcomes) then
         return query
         select t.job_id, t.lease_token, t.answer, null::timestamptz
-        from unnest(v_ids, v_tokens, rota._finish_running(v_ids, v_tokens, v_results, v_stages))
-            as t (job_id, lease_token, answer);
+        from unnest(v_ids, v_tokens, v_answers) as t (job_id, lease_token, answer);
         return;
-    elsif 'succeeded' = any(v_outcomes) then
-        select array_agg(t.n order by t.n),
-            rota._finish_running(array_agg(t.job_id order by t.n),
-                array_agg(t.lease_token order by t.n),
-                jsonb_agg(v_results -> (t.n::integer - 1) order by t.n),
-                array_agg(v_stages[t.n] order by t.n))
-        into v_finished, v_finished_answers
-        from unnest(v_ids, v_tokens, v_outcomes)
-            with ordinality as t (job_id, lease_token, outcome, n)
-        where t.outcome = 'succeeded';
     end if;
 
     -- All are locked before the first is changed: none waits for a row while it holds others.
@@ -196,14 +193,13 @@ begin
     return query
     select t.job_id, t.lease_token,
         coalesce(
-            s.answer, f.status, b.status,
+            case when t.outcome = 'succeeded' then t.answer end, f.status, b.status,
             case when g.run_at = 'infinity' then 'cancelled'
                 when g.id is not null then t.outcome
                 when rota._is_running(t.job_id, t.lease_token) then 'busy' else 'lost' end),
         coalesce(f.run_at, b.run_at, nullif(g.run_at, 'infinity'))
-    from unnest(v_ids, v_tokens, v_outcomes, v_errors, v_held)
-        with ordinality as t (job_id, lease_token, outcome, error, held_id, n)
-    left join unnest(v_finished, v_finished_answers) as s (n, answer) on s.n = t.n
+    from unnest(v_ids, v_tokens, v_outcomes, v_errors, v_held, v_answers)
+        with ordinality as t (job_id, lease_token, outcome, error, held_id, answer, n)
     left join unnest(v_failed_ids, v_failed_statuses, v_failed_run_ats)
         as f (id, status, run_at) on f.id = t.held_id and t.outcome = 'failed'
     left join unnest(v_returned_ids, v_returned_run_ats)

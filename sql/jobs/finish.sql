@@ -118,7 +118,7 @@ begin
     end if;
 end $$;
 
-/* What finish_jobs() answers for each job, whose arguments are checked. */
+/* What finish_jobs() answers for each job, whose arguments are checked; ids may be null. */
 create or replace function rota._finish_running(
     job_ids bigint[], lease_tokens bigint[], results jsonb, next_stages text[]
 ) returns text[] language plpgsql as $$
@@ -129,8 +129,8 @@ declare
 begin
     v_first := rota._end_jobs(job_ids, lease_tokens, 'running', 'succeeded', results,
         next_stages, true);
-    if cardinality(v_first) = cardinality(job_ids) then
-        return array_fill('finished'::text, array[cardinality(v_first)]);
+    if cardinality(v_first) = cardinality(array_remove(job_ids, null)) then
+        return array_fill('finished'::text, array[cardinality(job_ids)]);
     end if;
 
     -- Some are not ours any more, or locked by another session, or were.
@@ -169,7 +169,7 @@ declare
 begin
     v_ended := rota._archive_jobs(job_ids, lease_tokens, old_status, new_status, results,
         is_optimistic);
-    if cardinality(v_ended) < cardinality(job_ids) then
+    if cardinality(v_ended) < cardinality(array_remove(job_ids, null)) then
         v_ended := v_ended || rota._end_stages(job_ids, lease_tokens, old_status, new_status,
             results, next_stages);
     end if;
