@@ -288,13 +288,13 @@ MAINTENANCE = (
         sql("jobs/end", "if v_problem is not null then", "if false then"),
     ),
     mutant(
-        "later-job-keeps-all",
-        "A job that cannot be let in at its time keeps all others, and all checks.",
+        "later-job-counts-though-it-stayed",
+        "A job that a trigger keeps as it is at its time is a reason to tick again.",
         "sql/waiting/test_pending.py",
         sql(
             "maintenance/sweep",
             "v_ids := rota._let_in(job_ids, 'time');",
-            "perform rota._place_jobs(job_ids);",
+            "perform rota._enter_lanes(job_ids);",
         ),
     ),
     mutant(
@@ -402,7 +402,7 @@ MAINTENANCE = (
     ),
     mutant(
         "stage-finished-by-two",
-        "Of two that finish a stage at once both are told that they have.",
+        "A finish that is repeated before it is committed is told that its stage is lost.",
         "races/test_racing_pipelines.py",
         sql(
             "jobs/finish",
