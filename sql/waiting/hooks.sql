@@ -135,10 +135,9 @@ begin
             from jsonb_path_query(_jobs_ended.jobs, '$[*].held_limits[*] ? (@ != null)')
                 as h (limit_name)
         ));
-    elsif exists (select from rota.limits) then
+    elsif old_status in ('queued', 'failed') and exists (select from rota.limits) then
         perform rota._check_held_of(j.job ->> 'job_type', j.job ->> 'limit_key')
-        from jsonb_array_elements(_jobs_ended.jobs) as j (job)
-        where _jobs_ended.old_status in ('queued', 'failed');
+        from jsonb_array_elements(_jobs_ended.jobs) as j (job);
     end if;
     if jsonb_path_exists(jobs, '$[*] ? (@.ordering_key != null || @.definition != null)') then
         perform rota._leave_keys(jobs, old_status, new_status);
