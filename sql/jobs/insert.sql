@@ -5,7 +5,8 @@
  * key, the run that follows another, a job that comes back from the history, the jobs of
  * schedules and pipelines.  What a new job has is the list of columns in _insert_jobs() and
  * stands there alone; all else of a row, as what its last attempt left, is not taken over.  A
- * single enqueue() and a batch of plain jobs have cheaper inserts of their own.
+ * single enqueue() and a batch of plain jobs have inserts of their own: as rows they would take
+ * 1.4 to 1.7 times, and 1.3 times, the CPU.
  *
  * A caller passes jobs with keys in the order of the keys, so that two calls that share some
  * wait for each other in one direction only.
@@ -115,7 +116,8 @@ begin
 end $$;
 
 /* The live job of a key, also while it is locked; null if there is none.  Null too where an
- * older snapshot may show as live what has ended: there the insert has to find out. */
+ * older snapshot may show as live what has ended: there the insert has to find out.  To look
+ * for the newest, as _find_keyed() does, would take a sixth more of an enqueue with a key. */
 create or replace function rota._find_live(idempotency_key text, key_scope text)
     returns bigint language plpgsql stable set enable_seqscan = off as $$
 declare
