@@ -318,6 +318,7 @@ def test_changes_of_a_job_are_all_seen_by_these_tests() -> None:
         re.findall(r"(?:update|delete from) (?:only )?rota\.jobs\b", text)
     )
     assert len(changes()) >= 11
+    assert UNGUARDED.keys() <= {name for name, _ in changes()}
 
 
 @pytest.mark.parametrize(
