@@ -26,11 +26,28 @@ create or replace function rota._check_breakers()
     returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set jit = off set lock_timeout = '100ms' as $$
 declare
+    c_now constant timestamptz := rota.now();
+    -- Read once for all: a closed one opens only by failures among these.
+    c_failing constant text[] := array(
+        select distinct e.queue || ' ' || e.job_type
+        from (
+            select r.queue, r.job_type from rota.job_errors as r
+            where r.failed_at >= (
+                select min(b.counts_from) from rota.breakers as b where b.retry_at is null
+            )
+              and r.failed_at <= c_now
+            order by r.failed_at desc limit 5000
+        ) as e
+    );
     v_breaker rota.breakers;
     v_changed integer := 0;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
-    for v_breaker in select b.* from rota.breakers as b order by b.job_type, b.queue loop
+    for v_breaker in
+        select b.* from rota.breakers as b
+        where b.retry_at is not null or b.updated_at > c_now
+          or b.queue || ' ' || b.job_type = any(c_failing) order by b.job_type, b.queue
+    loop
         begin
             v_changed := v_changed + rota._check_breaker(v_breaker)::integer;
         exception

@@ -501,6 +501,28 @@ def test_a_breaker_that_fails_stops_no_other(db, clock):
     assert [job.job_id for job in claim(db, max_jobs=9)] == waiting[1:]
 
 
+def test_a_tick_reads_the_failures_once_for_all_breakers(db):
+    for number in range(30):
+        value(db, "set_breaker", job_type="x", queue=f"q{number}", max_failures=3)
+    db.execute(
+        "insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker,"
+        " started_at, failed_at, message)"
+        " select n, 1, 1, 'other', 'x', 'w', t, t, 'e'"
+        " from generate_series(1, 300) as n, rota.now() as t"
+    )
+    read = (
+        "select sum(pg_stat_get_xact_tuples_returned(indexrelid))::integer from pg_index"
+        " where indrelid::regclass::text like 'rota.job_errors%'"
+    )
+
+    with db.transaction():
+        before = scalar(db, read)
+        db.execute("select rota._check_breakers()")
+        made = scalar(db, read) - before
+
+    assert 300 <= made < 1000
+
+
 def test_a_tick_waits_for_no_operator_who_is_about_to_pause_what_a_breaker_has(db, connect):
     for job_type in ("mail", "other"):
         value(db, "set_breaker", job_type=job_type, max_failures=1)
