@@ -47,3 +47,36 @@ begin
     perform set_config('rota.installed_version', rota.version(), true);
     perform rota._note_drift();
 end $$;
+
+/*
+ * To replace a view locks it until the commit.  Who reads several, as doctor() does, has one
+ * and waits for the next; if that were the other way round for the install, the server would
+ * end one of the two.  So the install takes the locks of all before any other, and where it
+ * would wait for long it gives them back and tries again.  It keeps the first that doctor()
+ * reads, before which that has none.
+ */
+do $$
+declare
+    v_views constant name[] := array(
+        select v.viewname from pg_views as v where v.schemaname = 'rota'
+        -- Those that others read come last: they begin with _.
+        order by v.viewname <> 'ticker_health', v.viewname desc
+    );
+    v_view name;
+begin
+    for v_try in 1..25 loop
+        begin
+            foreach v_view in array v_views loop
+                execute format('alter view rota.%I owner to %I', v_view, current_user);
+                exit when v_try = 1;
+                perform set_config('lock_timeout', '400ms', true);
+            end loop;
+            exit when v_try > 1;
+        exception
+            when lock_not_available then
+                if v_try in (1, 25) then raise; end if;
+                perform pg_sleep(0.02);
+        end;
+    end loop;
+    perform set_config('lock_timeout', '5s', true);
+end $$;

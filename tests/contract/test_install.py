@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -142,6 +145,32 @@ def test_installers_at_once_take_turns(empty: str, sql_dir: Path) -> None:
     ended = [(process.communicate()[1], process.returncode) for process in running]
 
     assert ended == [("", 0)] * 4
+
+
+@pytest.mark.slow
+def test_an_install_and_who_reads_several_views_do_not_wait_for_each_other(
+    empty: str, psql: Any, sql_dir: Path
+) -> None:
+    """The reader has a view, which the install waits for, and wants what that has."""
+    psql(empty, "-f", sql_dir / "install.sql")
+    waiting = (
+        "select exists (select from pg_locks as l join pg_class as c on c.oid = l.relation"
+        " where not l.granted and c.relnamespace = 'rota'::regnamespace)"
+    )
+    with (
+        psycopg.connect(empty) as reader,
+        psycopg.connect(empty, autocommit=True) as observer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        reader.execute("select from rota.dead_jobs")
+        installing = pool.submit(psql, empty, "-f", sql_dir / "install.sql")
+        wait_until(lambda: observer.execute(waiting).fetchone() == (True,), "it does not wait")
+
+        for view in ("job_runs", "queue_stats", "unknown_effects"):
+            reader.execute(f"select from rota.{view}".encode())
+        reader.commit()
+
+        assert installing.result().returncode == 0
 
 
 @pytest.mark.slow

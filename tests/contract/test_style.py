@@ -11,9 +11,10 @@ SQL = Path(__file__).resolve().parents[2] / "sql"
 UPGRADES = sorted(SQL.glob("upgrades/*.sql"))
 PARTS = sorted({*SQL.glob("*/*.sql")} - {*UPGRADES})
 MANIFESTS = [SQL / "install.sql", SQL / "uninstall.sql", SQL / "front.sql"]
-# Names of partitions, roles and servers cannot be arguments of a statement, pg_cron may be
-# missing, and doctor() goes through a list of functions.
+# Names of partitions, views, roles and servers cannot be arguments of a statement, pg_cron may
+# be missing, and doctor() goes through a list of functions.
 DYNAMIC = [
+    "all.sql",
     "visible_rows.sql",
     "ids.sql",
     "archive.sql",

@@ -6,6 +6,18 @@ from mutants.mutant import mutant, sql
 
 MAINTENANCE = (
     mutant(
+        "install-waits-with-half-of-the-views",
+        "An install and who reads several views wait for each other, and one is ended.",
+        "contract/test_install.py",
+        sql("upgrades/all", "for v_try in 1..25 loop", "for v_try in 1..0 loop"),
+    ),
+    mutant(
+        "tick-reads-failures-for-each-breaker",
+        "Each tick reads the newest 5000 failures once more for each breaker.",
+        "sql/jobs/test_retries.py",
+        sql("maintenance/breakers", "b.queue || ' ' || b.job_type = any(c_failing)", "true"),
+    ),
+    mutant(
         "retention-goes-on-for-nothing",
         "A database of many queues ticks all the time, though there is nothing to delete.",
         "sql/maintenance/test_retention.py",
