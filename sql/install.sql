@@ -21,6 +21,13 @@ set local lock_timeout = '5s';
 set local search_path = pg_catalog, pg_temp;
 -- A part may name functions of a later one.
 set local check_function_bodies = off;
+-- Named, the tablespace that a database has by default is refused for partitioned tables.
+do $$ begin
+    perform set_config('default_tablespace', '', true)
+    from pg_database as d join pg_tablespace as t on t.oid = d.dattablespace
+    where d.datname = current_database()
+      and t.spcname = current_setting('default_tablespace');
+end $$;
 
 -- Of two installers at once the second waits here, and then finds the schema.
 do $$ begin perform pg_advisory_xact_lock(hashtextextended('rota.install', 0)); end $$;

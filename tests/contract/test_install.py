@@ -57,6 +57,16 @@ def test_install_says_nothing_when_all_is_well(empty: str, psql: Any, sql_dir: P
     assert (second.stdout + second.stderr).strip() == ""
 
 
+def test_install_where_the_default_tablespace_is_named(
+    empty: str, psql: Any, sql_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGOPTIONS", "-c default_tablespace=pg_default")
+
+    psql(empty, "-f", sql_dir / "install.sql")
+
+    assert has_rota(empty)
+
+
 @pytest.mark.slow
 def test_install_twice_changes_nothing(
     empty: str, psql: Any, dump: Dump, sql_dir: Path
