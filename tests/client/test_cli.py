@@ -22,6 +22,7 @@ from rota.__main__ import main
 from rota.cli.output import NAMES
 from rota.cli.parser import make_parser
 from rota.cli.top import brief, figure
+from rota.testing import assert_enqueued
 from support.clock import Clock
 
 
@@ -365,6 +366,23 @@ def test_uninstall(
     assert "--yes" in run("uninstall", code=2)
     assert run("uninstall", "--yes") == f"rota is removed from {name}\n"
     assert run("uninstall", "--yes", code=1) == f"rota: rota is not installed in {name}\n"
+
+
+def test_times_are_read_in_whatever_style_the_database_writes_them(
+    run: Callable[..., str], client: Client, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    for setting in ("datestyle = 'German, DMY'", "intervalstyle = 'sql_standard'"):
+        db.execute(f"alter database {db.info.dbname} set {setting}")  # type: ignore[arg-type]
+    client.schedule_job("nightly", "0 2 * * *", "a", jitter=timedelta(minutes=5))
+    job_id = client.enqueue("a", {}, idempotency_key="k").job_id
+    client.fail_job(job_id, client.claim_jobs("w")[0].lease_token, "broken")
+
+    assert "nightly" in run("schedule", "list")
+    for command in ("status", "jobs", "errors", "audit", "limits", "tick"):
+        assert run(command)
+    assert run("top", "--once")
+    assert "broken" in run("job", str(job_id))
+    assert assert_enqueued(dsn, "a", status="failed")
 
 
 @pytest.mark.slow

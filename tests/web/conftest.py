@@ -58,6 +58,8 @@ def web_url(server: Any, admin: psycopg.Connection[Any], template: str) -> Itera
             f"create role {LOGIN} login noinherit password 'web' in role {OBSERVER}, {OPERATOR}"
         )
         owner.execute(f"grant usage on schema rota to {LOGIN}")
+        # In which psycopg reads no time: the page has to choose another style.
+        owner.execute(f"alter role {LOGIN} set datestyle = 'German, DMY'")
     yield server.url("web")
     admin.execute("drop database web with (force)")
     for role in (LOGIN, OBSERVER, OPERATOR):

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from psycopg import Connection
+from psycopg import Connection, Cursor
 from psycopg.rows import dict_row
 
 _META = re.compile(r"\s*\\(\w+)\s*(.*?)\s*$")
@@ -136,7 +136,8 @@ class _Script:
 
 
 def _execute(connection: Connection[Any], text: str) -> None:
-    connection.execute(text.encode())
+    # Not with a cursor of another class, which may take only one statement at a time.
+    Cursor(connection).execute(text.encode())
 
 
 def _asker(connection: Connection[Any]) -> Callable[[str], Mapping[str, bool]]:

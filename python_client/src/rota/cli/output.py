@@ -23,6 +23,7 @@ from typing import Any, TextIO
 import psycopg
 from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Format
 from psycopg.rows import dict_row
 
 from ..client.connecting import connect, named, one_line
@@ -179,12 +180,21 @@ def hint_to_connect(arguments: argparse.Namespace) -> str | None:
     return "Name the database: -d postgresql://user@host/database, or DATABASE_URL"
 
 
+class BinaryCursor(psycopg.Cursor[Any]):
+    """Reads times whatever DateStyle and IntervalStyle are: psycopg knows ISO texts only."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.format = Format.BINARY
+
+
 @contextmanager
 def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
     """Open a connection whose rows are dicts."""
     with connect(conninfo(arguments), "rota cli") as connection:
         connection.patience = getattr(arguments, "patience", inf)
         connection.row_factory = dict_row
+        connection.cursor_factory = BinaryCursor
         yield connection
 
 

@@ -87,7 +87,8 @@ def _search(
 
 def _rows(session: Session, with_ended: bool) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the names of what is known of jobs, and all jobs that wait, or all there are."""
-    with session.connection.cursor(row_factory=dict_row) as cursor:
+    # In binary, what is read does not depend on DateStyle and IntervalStyle.
+    with session.connection.cursor(row_factory=dict_row, binary=True) as cursor:
         cursor.execute(
             "select r.*, r.run_at - r.created_at as delay from rota.job_runs as r"
             " where %s or r.status in ('blocked', 'queued', 'failed') order by r.id",

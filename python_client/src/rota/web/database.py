@@ -160,7 +160,8 @@ class Database:
                 role = await self._role(connection, access)
                 begin = sql.SQL(
                     "begin {}; set local statement_timeout = {}; set local time zone 'UTC';"
-                    " set local intervalstyle = 'postgres'; set local jit = off"
+                    " set local datestyle = 'ISO'; set local intervalstyle = 'postgres';"
+                    " set local jit = off"
                 ).format(sql.SQL(mode), sql.Literal(f"{round(seconds * 1000)}ms"))
                 if access == "operator":
                     begin += sql.SQL("; set local lock_timeout = {}").format(LOCK_TIME)
