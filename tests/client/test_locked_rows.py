@@ -140,6 +140,31 @@ def test_a_locked_row_takes_up_no_place(
 
 
 @pytest.mark.slow
+def test_an_end_that_waits_long_is_told_once(
+    client: Client,
+    background: Background,
+    lock: Lock,
+    status: Status,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("rota.worker.completer.BUSY_PAUSE", 0.01)
+    registry = Registry()
+    is_open, has_begun = threading.Event(), threading.Event()
+    registry.add("waits", lambda job: (has_begun.set(), is_open.wait(30))[0])
+    job_id = client.enqueue("waits").job_id
+    background(registry)
+    assert has_begun.wait(10)
+
+    with lock(job_id):
+        is_open.set()
+        wait_until(lambda: "which has locked its row" in caplog.text)
+    wait_until(lambda: status(job_id) == "succeeded")
+
+    assert caplog.text.count(f"rota explain {job_id} names it") == 1
+
+
+@pytest.mark.slow
 def test_a_call_that_takes_long_is_not_begun_anew(
     client: Client,
     db: psycopg.Connection[Any],

@@ -50,6 +50,9 @@ LEAVING_PAUSE = 0.01
 """Seconds after which it looks again whether all are answered."""
 RELEASE_PAUSE = 0.1
 """Seconds until a locked job is given back again, maybe by a worker that leaves."""
+MAX_SILENT = 10
+"""So often the row of a job may be locked before that is told: a handler may have left its own
+transaction open."""
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
 
 
@@ -67,6 +70,7 @@ class _Report:
     """What is told of a job; *result* is JSON text, *size* what it takes of `MAX_SIZE`.
 
     *came_after* is how the handler ended, if a transaction of its own may have ended the job.
+    *refusals* counts how often its row was locked.
     """
 
     job: BaseJob
@@ -76,6 +80,7 @@ class _Report:
     result: str | None = None
     is_changed: bool = False
     is_given_back: bool = False
+    refusals: int = 0
     size: int = 0
     retry: Retry | None = None
 
@@ -292,6 +297,10 @@ class Completer:
         if job not in self._reports:
             return False  # the worker has left
         if row.answer == "busy":
+            report.refusals += 1
+            if report.refusals == MAX_SILENT:
+                text = "job %s: its end waits for another session, which has locked its row"
+                logger.warning(text + "; rota explain %s names it", job.job_id, job.job_id)
             pause = RELEASE_PAUSE if report.is_given_back else BUSY_PAUSE
             asyncio.get_running_loop().call_later(pause, self._add, report)
             return False
