@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from rota import AsyncClient, Client, Job, Registry
+from rota import AsyncClient, Client, Job, Registry, Worker, install
 from rota.worker.connection import (
     Connection,
     ConnectionState,
@@ -63,6 +63,30 @@ def test_json_is_utf_8_whatever_the_environment_says(
     drain(registry)
 
     assert seen == [{"name": "Zoë"}] * 2
+
+
+@pytest.mark.slow
+def test_an_error_is_kept_where_the_database_lacks_its_characters(
+    admin: psycopg.Connection[Any], server: Any
+) -> None:
+    admin.execute("create database latin template template0 encoding 'LATIN1' locale 'C'")
+    url = server.url("latin")
+    registry = Registry()
+
+    @registry.handler("fails")
+    def fails(job: Job) -> None:
+        raise ValueError("Zoë \N{RIGHTWARDS ARROW} nowhere")
+
+    try:
+        with psycopg.connect(url, autocommit=True) as db:
+            install(db)
+            Client(db).enqueue("fails", max_attempts=1)
+            Worker(url, registry).run(drain=True)
+            dead = db.execute("select error_type, last_error from rota.dead_jobs").fetchall()
+    finally:
+        admin.execute("drop database latin with (force)")
+
+    assert dead == [("ValueError", r"Zo\xeb \u2192 nowhere")]
 
 
 def count(db: psycopg.Connection[Any]) -> int:

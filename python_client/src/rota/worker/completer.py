@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -53,6 +53,8 @@ RELEASE_PAUSE = 0.1
 MAX_SILENT = 10
 """So often the row of a job may be locked before that is told: a handler may have left its own
 transaction open."""
+UNTRANSLATABLE = "22P05"
+"""A text has characters that the encoding of the database lacks."""
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
 
 
@@ -337,7 +339,11 @@ class Completer:
         job, loop = report.job, asyncio.get_running_loop()
         if (row.error_code or "")[:2] in ("22", "54") and not report.is_changed:
             # An argument is wrong, and the same report would be refused again.
-            if report.result is not None and job.next_stage is None:
+            if row.error_code == UNTRANSLATABLE and report.outcome.kind == "failed":
+                report.is_changed = True
+                error, stack = map(_ascii_of, (report.outcome.error, report.outcome.stack))
+                report.outcome = replace(report.outcome, error=error, stack=stack)
+            elif report.result is not None and job.next_stage is None:
                 logger.warning(
                     "job %s: its result was refused and dropped: %s", job.job_id, row.message
                 )
@@ -361,6 +367,11 @@ class Completer:
             return False
         loop.call_later(pause, self._add, report)
         return True
+
+
+def _ascii_of(text: str) -> str:
+    """Write the characters that another encoding may lack as Python does."""
+    return text.encode("ascii", "backslashreplace").decode()
 
 
 def _warn_of_what_came_after(job: BaseJob, outcome: Outcome) -> None:
