@@ -12,8 +12,6 @@ from threading import Thread
 
 import pytest
 
-from security.audit import Pages
-
 TESTS = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 
@@ -95,6 +93,9 @@ class Index(BaseHTTPRequestHandler):
 def test_the_page_of_a_project_speaks_only_for_its_newest_release(
     release: str, status: int
 ) -> None:
+    # It starts a process of pip, and each worker imports this file.
+    from security.audit import Pages
+
     with HTTPServer(("127.0.0.1", 0), Index) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         answer = Pages().get(f"http://127.0.0.1:{server.server_port}/pypi/{release}/json")
