@@ -35,7 +35,6 @@ pytestmark = pytest.mark.slow
 
 Kind = Callable[[str], Any]
 Drain = Callable[..., None]
-ENDS = pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
 MISSING = "rota.NotCommitted"
 
 
@@ -70,76 +69,78 @@ def _amounts(db: psycopg.Connection[Any]) -> list[int]:
     return [row[0] for row in db.execute("select amount from public.payments order by id")]
 
 
-def _ends(db: psycopg.Connection[Any]) -> list[Any]:
-    """What became of the jobs of these tests, and of what their handlers enqueued."""
-    return db.execute(
+def _ends(db: psycopg.Connection[Any], way: str = "") -> list[Any]:
+    """What became of the jobs of these tests, or of one way, and of what they enqueued."""
+    found = db.execute(
         "select job_type, status, error_type, result from rota.job_runs order by id"
     ).fetchall()
+    return [row for row in found if way in ("", row[0].removeprefix("written."))]
 
 
-@pytest.mark.parametrize("kind", SYNC, ids=lambda kind: kind.__name__)
-@ENDS
+def _ended(way: str, commits: bool) -> list[Any]:
+    """What is to become of a job of that way, and of what its handler enqueued."""
+    if not commits:
+        return [(way, "failed", "client.test_finish_in.Undo", None)]
+    return [
+        (way, "succeeded", None, {"charged": True}),
+        (f"written.{way}", "queued", None, None),
+    ]
+
+
+def _ways(kinds: list[Kind]) -> dict[str, tuple[Kind, bool]]:
+    """Give each connection, with a transaction that commits and one that does not, a name."""
+    return {
+        f"{kind.__name__}.{end}": (kind, end == "commit")
+        for kind in kinds
+        for end in ("commit", "rollback")
+    }
+
+
 def test_writes_and_the_end_are_committed_together_or_not_at_all(
-    kind: Kind,
-    commits: bool,
-    client: Client,
-    dsn: str,
-    db: psycopg.Connection[Any],
-    drain: Drain,
+    client: Client, dsn: str, db: psycopg.Connection[Any], drain: Drain
 ) -> None:
-    registry = Registry()
+    registry, ways = Registry(), _ways(SYNC)
 
-    @registry.handler("charge")
     def charge(job: Job) -> None:
+        kind, commits = ways[job.job_type]
         with kind(dsn) as (connection, _):
-            Client(connection).enqueue("written", queue="other")
+            Client(connection).enqueue(f"written.{job.job_type}", queue="other")
             job.result = {"charged": True}
             job.finish_in(connection)
-            assert _ends(db) == [("charge", "running", None, None)]
+            assert _ends(db, job.job_type) == [(job.job_type, "running", None, None)]
             if not commits:
                 raise Undo
 
-    client.enqueue("charge")
-    drain(registry)
+    for way in ways:
+        registry.add(way, charge)
+        client.enqueue(way)
+    drain(registry, concurrency=1)
 
-    ended = [
-        ("charge", "succeeded", None, {"charged": True}),
-        ("written", "queued", None, None),
-    ]
-    failed = [("charge", "failed", "client.test_finish_in.Undo", None)]
-    assert _ends(db) == (ended if commits else failed)
+    for way, (_, commits) in ways.items():
+        assert _ends(db, way) == _ended(way, commits)
 
 
-@pytest.mark.parametrize("kind", IN_LOOP, ids=lambda kind: kind.__name__)
-@ENDS
 def test_the_same_in_the_loop(
-    kind: Kind,
-    commits: bool,
-    client: Client,
-    dsn: str,
-    db: psycopg.Connection[Any],
-    drain: Drain,
+    client: Client, dsn: str, db: psycopg.Connection[Any], drain: Drain
 ) -> None:
-    registry = Registry()
+    registry, ways = Registry(), _ways(IN_LOOP)
 
-    @registry.handler("charge")
     async def charge(job: AsyncJob) -> None:
+        kind, commits = ways[job.job_type]
         async with kind(dsn) as (connection, _):
-            await AsyncClient(connection).enqueue("written", queue="other")
+            await AsyncClient(connection).enqueue(f"written.{job.job_type}", queue="other")
             job.result = {"charged": True}
             await job.finish_in(connection)
             if not commits:
                 raise Undo
 
-    client.enqueue("charge")
-    drain(registry)
+    for way in ways:
+        registry.add(way, charge)
+        client.enqueue(way)
+    drain(registry, concurrency=1)
 
-    ended = [
-        ("charge", "succeeded", None, {"charged": True}),
-        ("written", "queued", None, None),
-    ]
-    failed = [("charge", "failed", "client.test_finish_in.Undo", None)]
-    assert _ends(db) == (ended if commits else failed)
+    for way, (_, commits) in ways.items():
+        assert _ends(db, way) == _ended(way, commits)
 
 
 @pytest.mark.slow
