@@ -5,7 +5,8 @@ the calls that have to do with other jobs only, in the same queue and of the sam
 that is possible.  None may wait, and each must do what it is for.
 
 Acts on different things are left open together: a call that waits for one of them waits for
-the transaction.
+the transaction.  What takes away is not beside what adds, for a row that comes and goes in a
+transaction keeps nobody waiting.
 """
 
 from __future__ import annotations
@@ -294,17 +295,12 @@ ACTS = {
         "set_archive": "select rota.set_archive('kept')",
     },
     "pauses": {
-        "set_breaker reset": "select rota.set_breaker('t', 'q', reset => true)",
-        "set_limit reset": "select rota.set_limit(limit_key => 'c:*', reset => true)",
         "pause_queue": "select rota.pause_queue('q')",
         "pause_type": "select rota.pause_type('t')",
         "pause_type in a queue": "select rota.pause_type('t', 'q', until => now() + '1 h')",
         "pause_all": "select rota.pause_all('because')",
-        "resume_queue": "select rota.resume_queue('paused')",
-        "resume_type": "select rota.resume_type('paused', 'paused')",
     },
     "limits": {
-        "resume_all": "select rota.resume_all()",
         "set_limit": "select rota.set_limit(job_type => 't', max_running => 1000)",
         "set_limit of keys": "select rota.set_limit(limit_key => 'c:*', max_running => 1000)",
         "set_limit of a queue": "select rota.set_limit(queue => 'q', max_running => 1000)",
@@ -314,19 +310,26 @@ ACTS = {
     },
     "grants, pipelines and schedules": {
         "grant_queue": "select rota.grant_queue('pg_monitor', 'q', 'worker')",
-        "revoke_queue": "select rota.revoke_queue('pg_monitor', 'moving')",
         "define_pipeline": f"select rota.define_pipeline('p', {STAGES})",
         "define_pipeline new": f"select rota.define_pipeline('new', {STAGES})",
-        "drop_pipeline": "select rota.drop_pipeline('dropped')",
         "disable_schedule": "select rota.disable_schedule('due')",
     },
     "schedules": {
         "schedule_job": "select rota.schedule_job('new', '@daily', 't', queue => 'fired')",
         "schedule_job again": "select rota.schedule_job('known', '@hourly',"
         " 't', queue => 'fired')",
-        "unschedule_job": "select rota.unschedule_job('due')",
         "enable_schedule": "select rota.enable_schedule('disabled')",
         "run_schedule_now": "select rota.run_schedule_now('known')",
+    },
+    "what takes away": {
+        "set_breaker reset": "select rota.set_breaker('t', 'q', reset => true)",
+        "set_limit reset": "select rota.set_limit(limit_key => 'c:*', reset => true)",
+        "resume_queue": "select rota.resume_queue('paused')",
+        "resume_type": "select rota.resume_type('paused', 'paused')",
+        "resume_all": "select rota.resume_all()",
+        "revoke_queue": "select rota.revoke_queue('pg_monitor', 'moving')",
+        "drop_pipeline": "select rota.drop_pipeline('dropped')",
+        "unschedule_job": "select rota.unschedule_job('due')",
     },
     "a queue that moves": {
         "begin_queue_move": "select rota.begin_queue_move('paused', 6)",
