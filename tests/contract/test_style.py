@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 SQL = Path(__file__).resolve().parents[2] / "sql"
 UPGRADES = sorted(SQL.glob("upgrades/*.sql"))
@@ -52,12 +51,27 @@ def numbered(text: str, pattern: str, flags: re.RegexFlag = re.IGNORECASE) -> li
     return [f"{number}: {line}" for number, line in lines if re.search(pattern, line, flags)]
 
 
-every_file = pytest.mark.parametrize(
-    "path", PARTS + UPGRADES + MANIFESTS, ids=lambda path: path.relative_to(SQL).as_posix()
-)
-every_part = pytest.mark.parametrize(
-    "path", PARTS, ids=lambda path: path.relative_to(SQL).as_posix()
-)
+def of_each(paths: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """Let a test judge all these files, and tell what is wrong with each."""
+
+    def decorate(judge: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            wrong = []
+            for path in paths:
+                try:
+                    judge(path)
+                except AssertionError as error:
+                    error.add_note(f"in {path.relative_to(SQL)}")
+                    wrong.append(error)
+            if wrong:
+                raise ExceptionGroup("style", wrong)
+
+        return test
+
+    return decorate
+
+
+every_file, every_part = of_each(PARTS + UPGRADES + MANIFESTS), of_each(PARTS)
 
 
 @every_file
