@@ -199,17 +199,17 @@ def test_values_of_every_kind_go_both_ways_in_the_loop(kind: Kind, dsn: str) -> 
 
 
 @EACH
-@pytest.mark.parametrize("payload", [{"at": AT}, {"n": float("nan")}, {"nul": "\x00"}])
 def test_what_is_no_json_is_refused_before_it_is_sent(
-    kind: Kind, payload: Any, dsn: str, db: psycopg.Connection[Any]
+    kind: Kind, dsn: str, db: psycopg.Connection[Any]
 ) -> None:
     with kind(dsn) as (connection, _):
         client = Client(connection)
-        with pytest.raises(rota.InvalidArgumentError, match=r"^payload"):
-            client.enqueue("a", payload)
-        client.enqueue("a", {"n": 1})  # the transaction is not broken
+        for n, payload in enumerate(({"at": AT}, {"n": float("nan")}, {"nul": "\x00"})):
+            with pytest.raises(rota.InvalidArgumentError, match=r"^payload"):
+                client.enqueue("a", payload)
+            client.enqueue("a", {"n": n})  # the transaction is not broken
 
-    assert _numbers(db) == [1]
+    assert _numbers(db) == [0, 1, 2]
 
 
 def test_a_job_is_seen_by_what_django_does_on_commit(

@@ -222,20 +222,19 @@ LOSSES = {
 CALLS = {"record": record, "complete": complete, "withdraw": withdraw}
 
 
-@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("is_recorded", [True, False])
-def test_a_lost_lease_changes_nothing(db, clock, loss, name, is_recorded):
+def test_a_lost_lease_changes_nothing(db, clock, loss, is_recorded):
     job = running(db)
     if is_recorded:
         record(db, job)
     before = ledger(db)
     LOSSES[loss](db, clock, job)
 
-    with raises("RT002"):
-        CALLS[name](db, job)
-
-    assert ledger(db) == before
+    for act in CALLS.values():
+        with raises("RT002"):
+            act(db, job)
+        assert ledger(db) == before
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -328,13 +327,13 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("argument", "bad"), BAD)
 @pytest.mark.parametrize("name", CALLS)
-def test_bad_arguments_are_refused(db, name, argument, bad):
+def test_bad_arguments_are_refused(db, name):
     job = running(db)
 
-    with refused(argument):
-        CALLS[name](db, job, **{argument: bad})
+    for argument, bad in BAD:
+        with refused(argument):
+            CALLS[name](db, job, **{argument: bad})
 
 
 @pytest.mark.parametrize(("argument", "bad"), [b for b in BAD if b[0] in MAIL])
