@@ -50,7 +50,7 @@ create or replace function rota._next_full_scan(
     scanned_at timestamptz, walked bigint, max_pause interval default '2 seconds'
 ) returns bigint language plpgsql immutable as $$
 begin
-    return rota._micros(scanned_at)
+    return (extract(epoch from scanned_at) * 1000000)::bigint
         + least(20 * walked, extract(epoch from max_pause) * 1000000)::bigint;
 end $$;
 
@@ -59,7 +59,7 @@ create or replace function rota._is_full_scan_due(
     full_scan_at bigint, moment timestamptz, max_pause interval default '1 minute'
 ) returns boolean language plpgsql immutable as $$
 declare
-    c_moment constant bigint := rota._micros(moment);
+    c_moment constant bigint := (extract(epoch from moment) * 1000000)::bigint;
 begin
     return (full_scan_at > c_moment
         and full_scan_at <= c_moment + extract(epoch from max_pause) * 1000000) is not true;
@@ -101,7 +101,7 @@ declare
 begin
     if was_full then
         v_walked := coalesce(pg_stat_get_xact_tuples_returned(index),
-            rota._micros(rota.now())) - walked_before;
+            (extract(epoch from rota.now()) * 1000000)::bigint) - walked_before;
         if v_walked < 200 then return; end if;
         v_start := array[rota._next_full_scan(moment, v_walked, max_pause)];
     else

@@ -46,7 +46,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_call constant text := format('claim %L %s %s %s', worker, queues, lease, job_types);
     v_start constant bigint[] := string_to_array(rota._scan_start(v_call), ' ')::bigint[];
-    c_moment constant bigint := rota._micros(v_now);
+    c_moment constant bigint := (extract(epoch from v_now) * 1000000)::bigint;
     v_is_configured constant boolean := exists (
         select from rota.configured_names as c
         where c.name = any(case when array_ndims(claim_jobs.queues) = 1
@@ -179,8 +179,11 @@ begin
           and coalesce(j.own_lane, j.priority) = _lock_head.start[3]::integer and j.hold is null
           and j.status in ('queued', 'failed')
           and coalesce(j.own_place, j.run_at) <= _lock_head.due and j.run_at <= _lock_head.due
-          and (coalesce(j.own_place, j.run_at), j.id)
-            >= (rota._from_micros(nullif(_lock_head.start[4], 0)), _lock_head.start[5])
+          and (coalesce(j.own_place, j.run_at), j.id) >= (
+            case
+                when _lock_head.start[4] = 0 then timestamptz '-infinity'
+                else 'epoch'::timestamptz + _lock_head.start[4] * interval '1 microsecond'
+            end, _lock_head.start[5])
           and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))
           and not exists (
             select from rota.jobs as u where u.queue = _lock_head.queues[1]
@@ -355,7 +358,7 @@ create or replace function rota._lock_lanes(
     job_types text[], due timestamptz, locked_ids bigint[]
 ) returns bigint[] language plpgsql as $$
 declare
-    c_due constant bigint := rota._micros(due);
+    c_due constant bigint := (extract(epoch from _lock_lanes.due) * 1000000)::bigint;
     v_start bigint[] := coalesce(start, '{0,0}'::bigint[]);
     v_is_full constant boolean := rota._is_full_scan_due(v_start[2], due);
     v_next integer := 3;
@@ -433,7 +436,10 @@ declare
     c_queue constant text := queues[1];
     c_end constant timestamptz := ends[1];
     c_lane constant integer := first[1]::integer;
-    c_place constant timestamptz := rota._from_micros(nullif(first[2], 0));
+    c_place constant timestamptz := case
+        when first[2] = 0 then timestamptz '-infinity'
+        else 'epoch'::timestamptz + first[2] * interval '1 microsecond'
+    end;
     c_id constant bigint := first[3];
     v_place timestamptz;
     v_ids bigint[];
@@ -460,7 +466,7 @@ begin
             _lock_lane.max_jobs, _lock_lane.job_types, _lock_lane.due,
             _lock_lane.locked_ids) as m;
     end if;
-    return rota._micros(greatest(v_place, 'epoch')) || v_ids;
+    return (extract(epoch from greatest(v_place, 'epoch')) * 1000000)::bigint || v_ids;
 end $$;
 
 /* The same for several queues, in one order over all of them.  No index has that order, and
@@ -527,7 +533,10 @@ create or replace function rota._check_claim(
 ) returns void language plpgsql as $$
 begin
     perform rota._check_text('worker', worker, 255);
-    perform rota._check_number('max_jobs', max_jobs, 1, 1000);
+    if (max_jobs between 1 and 1000) is not true then
+        perform rota._refuse('max_jobs',
+            'must be 1 to 1000, got ' || coalesce(max_jobs::text, 'null'));
+    end if;
     perform rota._check_names('queues', queues);
     perform rota._check_interval('lease', lease, '1 millisecond', '30 days', true);
     if job_types is not null then perform rota._check_names('job_types', job_types); end if;
