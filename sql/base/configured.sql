@@ -38,6 +38,11 @@ begin
     elsif tg_op = 'DELETE' then
         delete from rota.configured_names as c
         where c.name = v_name and c.source = v_source;
+        -- What it held is let in, also where somebody deletes the row by hand.
+        if tg_table_name = 'pauses'
+          and ((v_row ->> 'until')::timestamptz <= rota.now()) is not true then
+            perform rota._add_checks('pause', array[v_row ->> 'pause_name']);
+        end if;
     else
         insert into rota.configured_names (name, source, role)
         values (v_name, v_source, (v_row ->> 'role')::regrole) on conflict do nothing;

@@ -131,7 +131,8 @@ declare
 begin
     if job_type is null then perform rota._check_stays(queue, 'claims'); end if;
     delete from rota.pauses as p where p.pause_name = c_name;
-    perform rota._add_checks('pause', array[c_name]);
+    -- Else the trigger leaves it.
+    if not found then perform rota._add_checks('pause', array[c_name]); end if;
     perform rota._notify_paused(queue);
 end $$;
 

@@ -6,6 +6,12 @@ from mutants.mutant import mutant, sql
 
 MAINTENANCE = (
     mutant(
+        "pause-deleted-by-hand",
+        "What a pause has held waits for ever, once its row is deleted by hand.",
+        "sql/jobs/test_pauses.py",
+        sql("base/configured", "if tg_table_name = 'pauses'\n", "if false\n"),
+    ),
+    mutant(
         "install-waits-with-half-of-the-views",
         "An install and who reads several views wait for each other, and one is ended.",
         "contract/test_install.py",

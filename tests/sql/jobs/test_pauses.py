@@ -288,6 +288,18 @@ def test_explain_and_doctor_tell_what_is_paused_and_how_to_resume_it(db):
     assert not [row for row in call(db, "verify") if row.violations]
 
 
+def test_what_a_pause_has_held_comes_back_where_its_row_is_deleted_by_hand(db):
+    job_id = enqueue(db)
+    value(db, "pause_type", job_type="x")
+    assert claim(db) == []
+    settle(db)
+
+    db.execute("delete from rota.pauses")
+    settle(db)
+
+    assert ids(claim(db)) == [job_id]
+
+
 def test_a_job_that_cannot_be_let_in_after_a_pause_keeps_no_other(db):
     jobs = [enqueue(db, "mail") for _ in range(3)]
     value(db, "pause_type", job_type="mail")
