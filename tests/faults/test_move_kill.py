@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 
 import psycopg
 from psycopg.conninfo import make_conninfo
@@ -12,15 +13,26 @@ from psycopg.conninfo import make_conninfo
 from faults.forward_kill import ask, forwarding
 from faults.move_kill import play, two_servers
 from faults.test_forward_kill import urls
+from rota.__main__ import main
 from support.server import free_port
 from support.waiting import wait_until
 
 __all__ = ["urls"]
 
 
-def rota(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rota", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@dataclass
+class Done:
+    """What a command ended with, and said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def rota(*words: str) -> Done:
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as errors:
+        code = main(words)
+    return Done(code, out.getvalue(), errors.getvalue())
 
 
 def make_known(url: str) -> None:
