@@ -206,7 +206,7 @@ FIRST = {feature: mutant for mutant, (feature, _, _) in reversed(MUTANTS.items()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "mutant",
     [pytest.param(m, marks=[] if m in FIRST else [pytest.mark.long]) for m in MUTANTS],
