@@ -420,10 +420,12 @@ def test_retention_purges_a_bounded_number_by_the_index(db):
         " from generate_series(1, 2500) as n"
     )
 
-    deleted, has_more = [], True
-    while has_more:
-        did = one(db, "tick")
-        deleted, has_more = [*deleted, did.effects_deleted], did.has_more
+    deleted: list[int] = []
+    for _ in range(100):  # on a busy machine a tick leaves some kinds to the next
+        db.execute("update rota.maintenance set done_at = '-infinity' where task = 'tick'")
+        deleted.append(one(db, "tick").effects_deleted)
+        if sum(deleted) == 2500:
+            break
     assert [number for number in deleted if number] == [1001, 1001, 498]
     assert ledger(db) == []
 

@@ -223,9 +223,9 @@ def test_what_was_sent_long_ago_and_not_ended_does_not_come_in_twice(db, there):
     there.execute("update rota.receipts set received_at = rota.now() - interval '1 year'")
 
     def retain() -> int:
-        there.execute("update rota.maintenance set done_at = '-infinity'")
-        while one(there, "tick").has_more:
-            pass
+        for _ in range(10):  # on a busy machine a tick leaves some kinds to the next
+            there.execute("update rota.maintenance set done_at = '-infinity'")
+            one(there, "tick")
         return scalar(there, "select count(*) from rota.receipts")  # type: ignore[no-any-return]
 
     assert retain() == 1
