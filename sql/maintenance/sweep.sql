@@ -1,5 +1,6 @@
 /*
- * maintenance/sweep.sql -- what is late: leases that ended, jobs that expired, jobs for later.
+ * maintenance/sweep.sql -- end leases that ran out and jobs that expired, let in jobs whose
+ * time has come.
  *
  * A running job whose lease has ended is treated as one whose attempt failed.  No leader does
  * this and no daemon: any session may call it at any time, each call does a bounded amount, and

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -96,10 +96,28 @@ def _ways(kinds: list[Kind]) -> dict[str, tuple[Kind, bool]]:
     }
 
 
+def _check_each(
+    ways: Mapping[str, tuple[Any, bool]],
+    charge: Any,
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+) -> None:
+    """Let the handler end a job in each of these ways, and look at what is written."""
+    registry = Registry()
+    for way in ways:
+        registry.add(way, charge)
+        client.enqueue(way)
+    drain(registry, concurrency=1)
+
+    for way, (_, commits) in ways.items():
+        assert _ends(db, way) == _ended(way, commits)
+
+
 def test_writes_and_the_end_are_committed_together_or_not_at_all(
     client: Client, dsn: str, db: psycopg.Connection[Any], drain: Drain
 ) -> None:
-    registry, ways = Registry(), _ways(SYNC)
+    ways = _ways(SYNC)
 
     def charge(job: Job) -> None:
         kind, commits = ways[job.job_type]
@@ -111,19 +129,13 @@ def test_writes_and_the_end_are_committed_together_or_not_at_all(
             if not commits:
                 raise Undo
 
-    for way in ways:
-        registry.add(way, charge)
-        client.enqueue(way)
-    drain(registry, concurrency=1)
-
-    for way, (_, commits) in ways.items():
-        assert _ends(db, way) == _ended(way, commits)
+    _check_each(ways, charge, client, db, drain)
 
 
 def test_the_same_in_the_loop(
     client: Client, dsn: str, db: psycopg.Connection[Any], drain: Drain
 ) -> None:
-    registry, ways = Registry(), _ways(IN_LOOP)
+    ways = _ways(IN_LOOP)
 
     async def charge(job: AsyncJob) -> None:
         kind, commits = ways[job.job_type]
@@ -134,13 +146,7 @@ def test_the_same_in_the_loop(
             if not commits:
                 raise Undo
 
-    for way in ways:
-        registry.add(way, charge)
-        client.enqueue(way)
-    drain(registry, concurrency=1)
-
-    for way, (_, commits) in ways.items():
-        assert _ends(db, way) == _ended(way, commits)
+    _check_each(ways, charge, client, db, drain)
 
 
 @pytest.mark.slow

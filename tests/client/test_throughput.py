@@ -115,7 +115,8 @@ def test_a_batch_of_the_users_choice_is_not_given_back(
     background: Background,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rota.worker.executor.MAX_WAIT", 0.1)
+    for limit in ("MAX_WAIT", "MAX_WAIT_IN_BATCH"):
+        monkeypatch.setattr(f"rota.worker.executor.{limit}", 0.1)
     releases = _calls(monkeypatch, "end_jobs")
     registry = Registry()
     registry.add("slow", lambda job: time.sleep(0.5))

@@ -28,7 +28,9 @@ MAINTENANCE = (
         "A database of many queues ticks all the time, though there is nothing to delete.",
         "sql/maintenance/test_retention.py",
         sql(
-            "maintenance/retention", "has_more := has_more or c_had_more;", "has_more := true;"
+            "maintenance/retention",
+            "has_more := has_more or c_had_more or v_did;",
+            "has_more := true;",
         ),
     ),
     mutant(
