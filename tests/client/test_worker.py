@@ -269,12 +269,23 @@ class UnprintableError(Exception):
         raise RuntimeError("not even this")
 
 
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_handler_that_is_cancelled_by_itself_ends_its_job(
+    client: Client, status: Status, drain: Drain, kind: str
+) -> None:
+    def end(error: BaseException) -> None:
+        raise error
+
+    (job_id,) = end_one_by_one(client, drain, kind, [asyncio.CancelledError()], end)
+
+    assert status(job_id) == "failed"
+
+
 RAISED: list[tuple[BaseException, str]] = [
     (SystemExit(3), "failed"),
     (StopIteration(), "failed"),
     (KeyboardInterrupt(), "failed"),
     (UnprintableError(), "failed"),
-    (asyncio.CancelledError(), "failed"),
     (Exception("x" * 1_000_000), "failed"),
     (rota.FatalError("never again"), "dead"),
     (rota.RetryIn(timedelta.max), "failed"),
