@@ -19,6 +19,18 @@ def at(second: int) -> datetime:
     return datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC)
 
 
+@pytest.fixture(params=["read committed", "repeatable read"])
+def enqueue_in(request):
+    """Enqueue at this level: only in read committed a known key is found by a look before."""
+
+    def enqueue_in(db, **arguments):
+        with db.transaction():
+            db.execute(f"set transaction isolation level {request.param}")
+            return enqueue(db, **arguments)
+
+    return enqueue_in
+
+
 def live(db):
     """Return (id, status, version in the payload) of the key's live job, if there is one."""
     found = rows(db, "select id, status, payload from rota.jobs where idempotency_key = 'k'")
@@ -128,13 +140,13 @@ def test_a_job_that_comes_back_takes_the_rerun_along(db, clock, ending):
 
 @pytest.mark.parametrize("state", ["queued", "running", "finished"])
 @pytest.mark.parametrize("seconds", [3, 4])
-def test_enqueue_rerun_ignores_a_version_that_is_not_newer(db, state, seconds):
+def test_enqueue_rerun_ignores_a_version_that_is_not_newer(db, enqueue_in, state, seconds):
     first = enqueue(db, payload={"v": 4}, **RERUN, updated_at=at(4))
     jobs = claim(db) if state != "queued" else []
     if state == "finished":
         finish(db, *jobs)
 
-    assert enqueue(db, payload={"v": seconds}, **RERUN, updated_at=at(seconds)) == first
+    assert enqueue_in(db, payload={"v": seconds}, **RERUN, updated_at=at(seconds)) == first
 
     if jobs and state == "running":
         finish(db, *jobs)
@@ -166,13 +178,13 @@ def test_finish_repeated_after_a_rerun_is_answered_as_done(db):
     assert scalar(db, "select count(*) from rota.jobs") == 1
 
 
-def test_enqueue_replace_changes_a_waiting_job_and_leaves_a_running_one(db, clock):
+def test_enqueue_replace_changes_a_waiting_job_and_leaves_a_running_one(db, clock, enqueue_in):
     now = clock.set("2026-01-01 00:00+00")
     first = enqueue(db, payload={"v": 1}, delay="1 hour", **REPLACE)
 
-    assert enqueue(db, payload={"v": 2}, priority=7, **REPLACE) == first
+    assert enqueue_in(db, payload={"v": 2}, priority=7, **REPLACE) == first
     (job,) = claim(db)
-    assert enqueue(db, payload={"v": 3}, **REPLACE) == first
+    assert enqueue_in(db, payload={"v": 3}, **REPLACE) == first
 
     assert (job.payload, job.priority, job.run_at) == ({"v": 2}, 7, now)
     finish(db, job)
@@ -246,7 +258,7 @@ def test_enqueue_debounces_up_to_max_wait(db, clock):
 
 
 @pytest.mark.parametrize("ending", ["finish", "cancel"])
-def test_enqueue_unique_for_makes_no_other_job_in_that_time(db, clock, ending):
+def test_enqueue_unique_for_makes_no_other_job_in_that_time(db, clock, enqueue_in, ending):
     clock.set("2026-01-01 00:00+00")
     first = enqueue(db, unique_for="1 hour", **KEY)
     if ending == "finish":
@@ -255,9 +267,9 @@ def test_enqueue_unique_for_makes_no_other_job_in_that_time(db, clock, ending):
         value(db, "cancel_job", job_id=first)
 
     clock.advance("59 minutes")
-    assert enqueue(db, unique_for="1 hour", **KEY) == first
+    assert enqueue_in(db, unique_for="1 hour", **KEY) == first
     clock.advance("2 minutes")
-    second = enqueue(db, unique_for="1 hour", **KEY)
+    second = enqueue_in(db, unique_for="1 hour", **KEY)
 
     assert second != first
     assert live(db) == [(second, "queued", None)]
