@@ -66,7 +66,13 @@ def run_tests(bindir: Path, arguments: list[str]) -> tuple[bool, str]:
 
 
 # With the storms, which are races of many.
-ROOMS = ["sql", "races", "model/test_storms.py", "model/test_tickers.py"]
+ROOMS = [
+    "sql",
+    "races",
+    "contract/test_plans.py",
+    "model/test_storms.py",
+    "model/test_tickers.py",
+]
 IN_PARALLEL = ("-n", "2", "--dist", "loadfile")
 
 

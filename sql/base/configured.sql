@@ -10,7 +10,8 @@
  * skip the name (base/queue_rights.sql).
  *
  * A transaction that sees the setting sees the name in the list, since one transaction writes
- * both.  The list stays short, so it does no harm if a plan reads it whole.
+ * both.  The list stays short, so it does no harm if a plan reads it whole; enqueue(), which is
+ * called the most, never does.
  */
 
 /* Trigger of a table of settings.  A queue stands in the list by its name, and has no space in

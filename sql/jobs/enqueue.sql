@@ -93,10 +93,10 @@ begin
         end if;
     end if;
 
-    v_is_configured := exists (
-        select from rota.configured_names as c
+    -- With exists() the planner would read the list from its start, and hope for an early row.
+    v_is_configured := (
+        select bool_or(rota._may_confine(c.role)) from rota.configured_names as c
         where c.name = any(array['access producer', enqueue.queue, 'type ' || enqueue.job_type])
-          and rota._may_confine(c.role)
     );
     if v_is_configured then
         perform rota._check_queues('producer', array[queue]);

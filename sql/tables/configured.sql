@@ -12,6 +12,9 @@ create table rota.configured_names (
     constraint configured_names_pkey primary key (name, source)
 );
 
+-- All pauses of types have one name: with statistics of that, each enqueue would read them all.
+alter table rota.configured_names alter column name set statistics 0;
+
 comment on table rota.configured_names is
     'Queues, job types and accesses that a setting, a limit, a pause or a grant is for, and '
     'queues with fair shares.';

@@ -137,6 +137,15 @@ def session(request: pytest.FixtureRequest, scenario: str) -> Iterator[Session]:
             pytest.skip("the server has no auto_explain")
 
 
+def is_small(node: dict[str, Any]) -> bool:
+    """Whether PostgreSQL 18 reads settings into a hash, since there are few by its statistics.
+
+    It takes no account there of what is disabled, and plans again when they become many.
+    """
+    settings = ("fair_queues", "limits", "pauses", "queues")
+    return node.get("Disabled") is True and node.get("Relation Name") in settings
+
+
 def check(session: Session, round_number: int, jobs: int, name: str) -> None:
     """Hold the plans of the last call against what so many jobs may cost.
 
@@ -148,7 +157,8 @@ def check(session: Session, round_number: int, jobs: int, name: str) -> None:
         # The list of names that something is set for is short, see base/configured.sql, and so
         # are the grants.  And the progress of the statistics is one row.
         is_list = relation in ("configured_names", "queue_grants", "stats_progress")
-        assert not (kind == "Seq Scan" and relation) or is_list, (name, relation)
+        is_whole = kind == "Seq Scan" and relation and not is_small(node)
+        assert not is_whole or is_list, (name, relation)
         if kind == "Sort":
             assert node["Actual Rows"] <= 2 * (jobs + 20), (name, node)
         if relation == "jobs":
@@ -348,7 +358,8 @@ def test_plans_of_claims_do_not_see_what_stands_behind_limits(limited: str, mode
                 assert len(jobs) == expected, queues
                 for node in session.nodes():
                     relation = node.get("Relation Name")
-                    assert not (node["Node Type"] == "Seq Scan" and relation), relation
+                    is_whole = node["Node Type"] == "Seq Scan" and not is_small(node)
+                    assert not (is_whole and relation), relation
                     if relation in ("jobs", "limit_slots", "limit_parts"):
                         removed = node.get("Rows Removed by Filter", 0)
                         assert removed <= 60 + max_jobs, json.dumps(node)
@@ -359,4 +370,5 @@ def test_plans_of_claims_do_not_see_what_stands_behind_limits(limited: str, mode
             session.call("select * from rota.finish_jobs(%s, %s)", ids, tokens)
             for node in session.nodes():
                 relation = node.get("Relation Name")
-                assert not (node["Node Type"] == "Seq Scan" and relation), relation
+                is_whole = node["Node Type"] == "Seq Scan" and not is_small(node)
+                assert not (is_whole and relation), relation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sql.helpers import one, rows
+from sql.helpers import enqueue, one, rows, scalar
 
 RECOUNT = """
     select queue, 'queues' from rota.queues
@@ -52,3 +52,15 @@ def test_a_setting_that_is_rolled_back_is_not_listed(db):
     db.execute("rollback")
 
     assert rows(db, LISTED) == []
+
+
+def test_an_enqueue_does_not_read_a_long_list(db):
+    db.execute("select rota.pause_type('t' || n) from generate_series(1, 2000) as n")
+    db.execute("analyze rota.configured_names")
+    read = "select pg_stat_get_xact_tuples_returned('rota.configured_names'::regclass)"
+
+    with db.transaction():
+        before = scalar(db, read)
+        enqueue(db)
+
+        assert scalar(db, read) == before
