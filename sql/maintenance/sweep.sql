@@ -176,11 +176,11 @@ begin
     perform rota._fail_running(array_agg(s.id), array_agg(s.lease_token),
         array_agg(case
             when s.is_overdue
-            then format('time limit: %s did not end the job within %s', s.locked_by,
+            -- In quotes, since fold_error() is to take the errors of all workers as one.
+            then format('time limit: worker %L did not end the job within %s', s.locked_by,
                 s.overdue_at - s.started_at)
-            else format(
-                'lease expired: %s neither finished the job nor sent a heartbeat before %s',
-                s.locked_by, s.locked_until)
+            else format('lease expired: worker %L neither finished the job nor sent a '
+                'heartbeat before %s', s.locked_by, s.locked_until)
         end),
         array_agg(case when s.is_overdue then 'time_limit' else 'lease_expired' end), null,
         array_agg(case when not s.is_overdue

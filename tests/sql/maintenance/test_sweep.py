@@ -65,7 +65,7 @@ def test_sweep_stale_leases_takes_back_a_job_that_is_over_its_time_limit(db, clo
 
     row = run(db, job.job_id)
     assert (row.status, row.attempts, row.error_type) == ("failed", 1, "time_limit")
-    assert row.last_error == "time limit: w did not end the job within 00:00:10"
+    assert row.last_error == "time limit: worker 'w' did not end the job within 00:00:10"
     assert row.run_at == now + timedelta(minutes=5)
     with raises("RT002"):
         one(db, "heartbeat", **owner(job))
@@ -110,7 +110,20 @@ def test_sweep_stale_leases_fails_the_attempt(db, clock):
     assert timedelta(seconds=0.8) <= row.run_at - now <= timedelta(seconds=1.2)
     (error,) = rows(db, "select * from rota.job_errors")
     assert (error.worker, error.error_type, error.attempt) == ("w", "lease_expired", 1)
-    assert "w neither finished" in error.message
+    assert "worker 'w' neither finished" in error.message
+
+
+def test_leases_that_end_are_one_error_whoever_held_them(db, clock):
+    """The names of workers that are killed differ by each start."""
+    for worker in ("vm:1:a8ee92", "vm:2:c7b30c"):
+        enqueue(db)
+        claim(db, worker=worker)
+    clock.advance("2 minutes")
+
+    assert value(db, "sweep_stale_leases") == 2
+
+    (group,) = rows(db, "select * from rota.error_groups")
+    assert (group.error_type, group.jobs) == ("lease_expired", 2)
 
 
 def test_sweep_waits_for_the_backoff_where_a_lease_ends_twice_in_a_row(db, clock):
