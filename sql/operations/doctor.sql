@@ -372,14 +372,19 @@ $$;
 create or replace function rota._examine_failures()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('failures of type %s in queue %s rise: %s of %s attempts in the '
-            'last 10 minutes, usually %s', r.job_type, r.queue, r.failures, r.attempts,
-            r.usual_failures),
+            'last 10 minutes, usually %s%s', r.job_type, r.queue, r.failures, r.attempts,
+            trim_scale(r.usual_failures), e.words),
         -- Not error_groups, in which those of others may be the newest.
-        format('select rota.fold_error(message) as error, count(*) as failures, max(job_id) as '
-            'job_id from (select job_id, message from rota.job_errors where queue = %L and '
-            'job_type = %L order by failed_at desc limit 1000) as e group by 1 order by 2 desc '
-            'limit 10;', r.queue, r.job_type)
-    from rota.rising_failures() as r;
+        format('select job_id, failed_at, error_type, message from rota.job_errors where '
+            'queue = %L and job_type = %L order by failed_at desc limit 20;', r.queue,
+            r.job_type)
+    from rota.rising_failures() as r
+    left join lateral (
+        select format('; the last of job %s with %s', f.job_id,
+            rota._error_words(f.error_type, f.message)) as words
+        from rota.job_errors as f
+        where f.queue = r.queue and f.job_type = r.job_type order by f.failed_at desc limit 1
+    ) as e on true;
 $$;
 
 create or replace function rota._examine_statistics()

@@ -117,8 +117,9 @@ def test_failures_that_rise_are_a_row_and_a_finding(db, clock):
     assert (row.queue, row.job_type, row.attempts, row.failures) == ("default", "a", 6, 5)
     findings = [row for row in call(db, "doctor") if row.finding == "failures"]
     assert [row.severity for row in findings] == ["warning"]
-    assert "5 of 6 attempts" in findings[0].evidence
-    assert rows(db, findings[0].remedy)[0].failures == 5
+    assert "5 of 6 attempts in the last 10 minutes, usually 0; the last" in findings[0].evidence
+    last = max(row.job_id for row in rows(db, findings[0].remedy))
+    assert findings[0].evidence.endswith(f"; the last of job {last} with e")
 
 
 @pytest.mark.parametrize(("before", "now"), [(0, 4), (144 * 2, 6)])
