@@ -24,6 +24,7 @@ from rota.cli.parser import make_parser
 from rota.cli.top import brief, figure
 from rota.testing import assert_enqueued
 from support.clock import Clock
+from support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -308,6 +309,41 @@ def test_status_counts_a_worker_that_is_idle(
     (due,) = json.loads(run("status", "--json"))["due_jobs"]
 
     assert due["workers_of_type"] == count
+
+
+def test_status_tells_workers_that_are_gone(
+    run: Callable[..., str], dsn: str, client: Client
+) -> None:
+    """One that was killed has not said so, but its session has ended."""
+    client.enqueue("x")
+    client.report_worker("here", "host", 1, "0.2.0", ["default"])
+    with psycopg.connect(dsn, autocommit=True) as killed:
+        Client(killed).report_worker("killed", "host", 2, "0.2.0", ["default"])
+        assert "gone" not in run("status")
+
+    def shown() -> str:
+        return run("status")
+
+    wait_until(lambda: "gone" in shown(), "its session ends")
+    lines = {line.split()[0]: line for line in shown().splitlines() if line}
+    assert "gone" not in lines["here"]
+    assert "0.2.0    gone, " in lines["killed"]
+    assert json.loads(run("status", "--json"))["due_jobs"][0]["workers_of_type"] == 1
+    assert "killed" not in run("top", "--once")
+
+
+def test_status_says_how_old_its_numbers_are(
+    run: Callable[..., str], client: Client, db: psycopg.Connection[Any]
+) -> None:
+    """Where there are very many jobs, ticks count them."""
+    client.enqueue("x")
+    assert "counted" not in run("status")
+    client.enqueue_many([{"job_type": "x", "payload": {"a": "a" * 1000}}] * 5000)
+    while client.tick().has_more:
+        pass
+    db.execute("update rota.count_progress set counted_at = counted_at - interval '20 s'")
+
+    assert "since there are very many jobs" in run("status")
 
 
 def test_observer_may_ask_for_the_status(

@@ -65,7 +65,8 @@ def resume(arguments: argparse.Namespace) -> int:
     elif still:
         print(f"{what} is resumed; still paused: {', '.join(still)}")
     else:
-        print(f"{what} is resumed: workers claim its jobs")
+        jobs = "its jobs" if arguments.job_type or arguments.queue else "jobs"
+        print(f"{what} is resumed: workers claim {jobs}")
     return 0
 
 

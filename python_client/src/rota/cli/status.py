@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any, LiteralString
 
 import psycopg
@@ -18,8 +19,11 @@ from .output import connected, print_findings, print_json, print_list, short, sp
 from .top import MAX_ROWS, brief, share, worst_of
 
 CRITICAL = 2
+OLD_COUNT = timedelta(seconds=3)
 PARTS: dict[str, LiteralString] = {
-    "queues": "select * from rota.queue_stats order by queue",
+    "queues": """
+        select *, rota.now() - counted_at as counted_ago from rota.queue_stats order by queue
+        """,
     "paused": """
         select pause_name, queue, job_type, set_by, paused_by, paused_at, reason, until
         from rota.pauses
@@ -35,8 +39,10 @@ PARTS: dict[str, LiteralString] = {
                 from rota.workers as w
                 where j.queue = any (w.queues)
                   and (w.job_types is null or j.job_type = any (w.job_types))
-                  -- One that is idle reports every five.
+                  -- As doctor() sees it: one that is idle reports every five.
                   and w.last_seen_at > rota.now() - interval '6 minutes'
+                  and (w.backend_pid is null or pg_is_in_recovery()
+                      or exists (select from pg_stat_get_activity(w.backend_pid)))
             ) as workers_of_type
         from rota.job_counts() as j
         where j.status in ('queued', 'failed') and j.is_due
@@ -60,9 +66,13 @@ PARTS: dict[str, LiteralString] = {
     "workers": """
         select
             worker, host, pid, version, queues, job_types, started_at, last_seen_at,
-            rota.now() - last_seen_at as silent_for
-        from rota.workers
-        order by worker
+            rota.now() - last_seen_at as silent_for, not (
+                w.last_seen_at > rota.now() - interval '6 minutes'
+                and (w.backend_pid is null or pg_is_in_recovery()
+                    or exists (select from pg_stat_get_activity(w.backend_pid)))
+            ) as is_gone
+        from rota.workers as w
+        order by is_gone, worker
         """,
 }
 
@@ -100,6 +110,9 @@ def status(arguments: argparse.Namespace) -> int:
             if rows:
                 print(f"\n{TITLES.get(name, name.replace('_', ' '))}")
                 print_list([SHOWN[name](row) for row in worst_of(rows)])
+                old = [row["counted_ago"] for row in rows if row.get("counted_ago")]
+                if old and max(old) > OLD_COUNT:
+                    print(f"counted {span(max(old))} ago, since there are very many jobs")
                 if len(rows) > MAX_ROWS:
                     print(f"the worst of {len(rows)}; all: rota status --json")
     return CRITICAL if worst == "critical" else 0
@@ -179,7 +192,7 @@ def _worker(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "worker": row["worker"],
         "version": row["version"],
-        "seen": f"{span(row['silent_for']) or '0 s'} ago",
+        "seen": f"{'gone, ' * row['is_gone']}{span(row['silent_for']) or '0 s'} ago",
         "queues": " ".join(row["queues"]),
         "job types": " ".join(row["job_types"] or ["all"]),
     }

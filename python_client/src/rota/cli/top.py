@@ -49,6 +49,8 @@ PARTS: dict[str, LiteralString] = {
         from rota.workers as w
         left join rota.running_jobs as r on r.locked_by = w.worker
         where w.last_seen_at > rota.now() - interval '6 minutes'
+          and (w.backend_pid is null or pg_is_in_recovery()
+              or exists (select from pg_stat_get_activity(w.backend_pid)))
         group by w.worker
         order by jobs desc, w.worker
         limit 10
