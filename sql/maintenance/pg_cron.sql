@@ -69,6 +69,21 @@ create or replace function rota._has_cron()
     );
 $$;
 
+/* That pg_cron is to tick, but cannot, and why; null if that is not known. */
+create or replace function rota._cron_trouble()
+    returns text language plpgsql stable as $$
+begin
+    if not rota._has_cron() then return null; end if;
+    return (
+        select format('pg_cron is to tick, but its last run failed: %s', l.return_message)
+        from cron.job as j cross join lateral (
+            select d.status, d.return_message from cron.job_run_details as d
+            where d.jobid = j.jobid order by d.runid desc limit 1
+        ) as l
+        where j.jobname = 'rota tick' and j.username = current_user and l.status = 'failed'
+    );
+end $$;
+
 /* The version of the pg_cron of this database, else of the one that could be there. */
 create or replace function rota._cron_version()
     returns text language sql stable as $$

@@ -110,8 +110,9 @@ create or replace function rota._examine_ticker()
             'tick --loop%s',
             case when t.last_tick_at is not null then 'for ' || rota._span(t.lag)
                 else format('since the install, %s ago', rota._span(t.lag)) end,
-            case when to_regnamespace('cron') is not null
-                then ', or let pg_cron tick with select rota.start_ticker()' end),
+            coalesce('; ' || rota._cron_trouble(), case
+                when to_regnamespace('cron') is not null
+                then ', or let pg_cron tick with select rota.start_ticker()' end)),
         'select * from rota.tick();'
     from rota.ticker_health as t
     -- While there is nothing to do, a tick is recorded every five.
@@ -476,10 +477,13 @@ $$;
 
 create or replace function rota._examine_schedules()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    (select 'critical', format('schedule %s should have made a job %s ago', d.name,
-            rota._span(rota.now() - d.next_run_at)),
+    (select 'critical', format('schedule %s should have made a job %s ago%s', d.name,
+            rota._span(rota.now() - d.next_run_at),
+            case when t.last_tick_at > d.next_run_at then ''
+                else ', and no tick has run since. Start a worker or rota tick --loop' end),
         'select * from rota.tick();'
-    from rota.job_definitions as d where d.next_run_at < rota.now() - interval '1 minute'
+    from rota.job_definitions as d cross join rota.ticker_health as t
+    where d.next_run_at < rota.now() - interval '1 minute'
     order by d.next_run_at limit 1000)
     union all
     -- A planned time is dealt with once, whatever the clock says later.

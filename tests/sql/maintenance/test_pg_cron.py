@@ -500,3 +500,23 @@ def test_stop_ticker_waits_for_another_who_starts_or_stops(cron_server, shop, fi
         b.close()
 
     assert answer == [(first == "start_ticker",)]
+
+
+def test_doctor_tells_that_pg_cron_cannot_tick(shop):
+    """As where it may not log in without a password."""
+    with shop.transaction():  # or it would tick meanwhile
+        call(shop, "start_ticker")
+        shop.execute("update cron.job set active = false")
+    shop.execute(
+        "update rota.maintenance set done_at = now() - interval '1 hour' where task = 'tick'"
+    )
+
+    def told() -> str:
+        return next(row for row in call(shop, "doctor") if row.finding == "ticker").evidence
+
+    assert told().endswith("or let pg_cron tick with select rota.start_ticker()")
+    shop.execute(
+        "insert into cron.job_run_details (jobid, runid, username, status, return_message)"
+        " select jobid, 1000000, username, 'failed', 'connection failed' from cron.job"
+    )
+    assert told().endswith("; pg_cron is to tick, but its last run failed: connection failed")
