@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -448,6 +449,32 @@ def test_worker_command(
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [line["event"] for line in lines if "event" in line] == ["claimed", "succeeded"]
     assert db.execute("select result from rota.finished_jobs").fetchone() == ({"n": 1},)
+
+
+@pytest.mark.slow
+def test_a_worker_logs_an_await_that_a_handler_forgot(
+    dsn: str, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "my_jobs.py").write_text(
+        "import rota\n"
+        "registry = rota.Registry()\n"
+        "@registry.handler('a')\n"
+        "async def a(job): job.set_progress(50)\n"
+    )
+    client.enqueue("a")
+
+    command = [sys.executable, "-m", "rota", "worker", "my_jobs:registry", "--drain"]
+    done = subprocess.run(
+        [*command, "-d", dsn, "--log-format", "json"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    (told,) = [line["message"] for line in lines if line["logger"] == "py.warnings"]
+    assert re.search(r"my_jobs\.py:4: .*set_progress' was never awaited", told)
 
 
 @pytest.mark.parametrize(

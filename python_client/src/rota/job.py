@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import time
@@ -384,10 +383,6 @@ class Job(BaseJob):
 class AsyncJob(BaseJob):
     """A job for an ``async def`` function, which runs in the worker's event loop."""
 
-    def __init__(self, claim: ClaimedJob, context: JobContext, claimed_at: float) -> None:
-        super().__init__(claim, context, claimed_at)
-        self._calls: dict[str, Coroutine[Any, Any, None]] = {}
-
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
         """Lend a connection in a transaction that finishes the job, like `Job.transaction`."""
@@ -416,8 +411,7 @@ class AsyncJob(BaseJob):
         if not is_async(connection):
             _finish_in(self, cast(Caller, connection))
             return None
-        self._calls["finish_in"] = self._finish_in_async(cast(AsyncCaller, connection))
-        return self._calls["finish_in"]
+        return self._finish_in_async(cast(AsyncCaller, connection))
 
     async def _finish_in_async(self, connection: AsyncCaller) -> None:
         client = AsyncClient(connection)
@@ -449,26 +443,11 @@ class AsyncJob(BaseJob):
         result: T = await self._context.processes.run(function, args, kwargs)
         return result
 
-    def set_progress(
-        self, percent: float, message: str | None = None
-    ) -> Coroutine[Any, Any, None]:
+    async def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
-        self._calls["set_progress"] = self._store_progress(percent, message)
-        return self._calls["set_progress"]
-
-    async def _store_progress(self, percent: float, message: str | None) -> None:
         with self._storing_progress():
             action = self._progress(percent, message)
             await self._context.connections.call_async(self, action, PROGRESS_TIMEOUT)
-
-    def forget_calls(self) -> list[str]:
-        """Drop the calls that were not awaited; return their names."""
-        forgotten = []
-        for name, call in self._calls.items():
-            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
-                call.close()
-                forgotten.append(name)
-        return forgotten
 
 
 def _finish_in(job: BaseJob, connection: Caller) -> None:

@@ -250,6 +250,7 @@ def set_up_log(log_format: str = "text", log_level: str = "info") -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
+    logging.captureWarnings(True)  # such as that a handler has not awaited a call
 
 
 def print_json(value: Any) -> None:

@@ -18,7 +18,6 @@ import json
 import math
 import secrets
 import time
-import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -468,7 +467,6 @@ def _drive(registry: Registry, steps: Steps[T]) -> T:
                         _refuse_loop()
                         loop = stack.enter_context(asyncio.Runner())
                     outcome = loop.run(run_async(cast(Any, handler), job))
-                    _warn_of(job.forget_calls())
                 else:
                     outcome = run_sync(cast(Callable[[Job], object], handler), cast(Job, job))
                 job = steps.send(outcome)
@@ -484,18 +482,12 @@ async def _drive_async(registry: Registry, steps: Steps[T]) -> T:
             handler = registry[job.job_type]
             if isinstance(job, AsyncJob):
                 outcome = await run_async(cast(Any, handler), job)
-                _warn_of(job.forget_calls())
             else:
                 call = cast(Callable[[Job], object], handler)
                 outcome = await asyncio.to_thread(run_sync, call, cast(Job, job))
             job = steps.send(outcome)
     except StopIteration as stop:
         return cast(T, stop.value)
-
-
-def _warn_of(forgotten: list[str]) -> None:
-    for name in forgotten:
-        warnings.warn(f"{name}() was not awaited", RuntimeWarning, stacklevel=4)
 
 
 def _refuse_loop() -> None:

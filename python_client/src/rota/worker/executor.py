@@ -237,8 +237,6 @@ class Executor:
         if (outcome := _refusal(job)) is None:
             handler = cast(AsyncHandler, self._registry[job.job_type])
             outcome = await run_async(handler, job)
-            for name in job.forget_calls():
-                logger.warning("job %s: %s() was not awaited", job.job_id, name)
         self._end(job, outcome)
 
     def _run_in_thread(self, job: Job) -> None:
