@@ -79,6 +79,24 @@ def test_rota_queue_move_tells_moves_and_ends(urls):
     assert again.returncode == 1
 
 
+def test_rota_queue_move_knows_a_queue_whose_jobs_are_not_counted_yet(urls):
+    """Where there are very many jobs, ticks count them now and then."""
+    both = [word for url in urls for word in ("--database", url)]
+    with psycopg.connect(urls[0], autocommit=True) as here:
+        here.execute(
+            "select rota.enqueue('x', jsonb_build_object('a', repeat('a', 1000)), queue => 'r')"
+            " from generate_series(1, 5000)"
+        )
+        while here.execute("select has_more from rota.tick()").fetchone() == (True,):
+            pass
+        here.execute("select rota.enqueue('x', queue => 'q')")
+        assert ask(here, "select count(*) from rota.queue_stats where queue = 'q'") == 0
+
+        can = rota("queue", "move", "q", "--to", "2", *both, "--dry-run")
+
+    assert "queue q can move to database 2" in can.stdout
+
+
 def test_rota_queue_move_goes_on_and_says_end_only_when_nothing_waits(urls):
     both = [word for url in urls for word in ("--database", url)]
     words = ["queue", "move", "q", "--to", "2", *both]

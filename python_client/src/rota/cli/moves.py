@@ -134,8 +134,15 @@ def _plan(source: str, target: str, arguments: argparse.Namespace) -> list[MoveF
 
 
 def _is_known(connection: psycopg.Connection[Any], queue: str) -> bool:
-    query = "select from rota.queue_stats where queue = %s"
-    return connection.execute(query, [queue]).fetchone() is not None
+    # Of very many jobs the first tells only what was there when they were counted.
+    query = """
+        select from rota.queue_stats where queue = %(queue)s
+        union all
+        select from rota.job_runs
+        where queue = %(queue)s and status in ('blocked', 'queued', 'running', 'failed')
+        limit 1
+        """
+    return connection.execute(query, {"queue": queue}).fetchone() is not None
 
 
 def _status(database: str, queue: str) -> MoveStatus | None:

@@ -112,7 +112,7 @@ def status(arguments: argparse.Namespace) -> int:
                 print_list([SHOWN[name](row) for row in worst_of(rows)])
                 old = [row["counted_ago"] for row in rows if row.get("counted_ago")]
                 if old and max(old) > OLD_COUNT:
-                    print(f"counted {span(max(old))} ago, since there are very many jobs")
+                    print(f"counted {span(max(old))} ago: the table of jobs is large")
                 if len(rows) > MAX_ROWS:
                     print(f"the worst of {len(rows)}; all: rota status --json")
     return CRITICAL if worst == "critical" else 0
