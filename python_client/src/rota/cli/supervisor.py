@@ -116,11 +116,10 @@ class Supervisor:
         self._children = [Child(command, number) for number in range(processes)]
         self._reload = reload
         self._is_done = is_done
-        self._is_stopping = False
         self._signals = 0
         self._is_ready = self._has_worked = False
         self._reloaded_at: float | None = None
-        self._codes: list[int] = []
+        self._code = 0
 
     def run(self) -> int:
         """Return the worst exit code of the children, once all have left."""
@@ -140,7 +139,7 @@ class Supervisor:
                     child.stop(self._signals)
                     child.tell()
                 if self._is_stopping and not any(c.is_running for c in self._children):
-                    return max(self._codes, default=0)
+                    return self._code
                 if files is not None and not self._is_stopping and files.have_changed():
                     logger.info("files have changed: restarting the workers")
                     self._reloaded_at = time.monotonic()
@@ -149,9 +148,12 @@ class Supervisor:
                         child.stop(STOP_NOW)  # somebody waits for the new code
                 time.sleep(CHECK_INTERVAL)
 
+    @property
+    def _is_stopping(self) -> bool:
+        return self._signals > 0 or not self._children
+
     def _stop(self, now: bool) -> None:
         # No more than this: a signal may come while a child is being started.
-        self._is_stopping = True
         self._signals += 1
         notify_service("STOPPING=1")
 
@@ -164,20 +166,17 @@ class Supervisor:
                     notify_service("READY=1")
 
     def _take_end(self, child: Child, code: int) -> None:
-        if self._is_stopping:
-            self._codes.append(code if code >= 0 else 1)
-        elif code == USED_WRONGLY and self._reloaded_at is not None:
+        if code == USED_WRONGLY and not self._is_stopping and self._reloaded_at is not None:
             # A file is saved with half a line: it ends no session.
             if child.started_at > self._reloaded_at:
                 logger.warning("worker process %s waits for the next change", child.number)
                 child.hold()
-        elif code == USED_WRONGLY and not self._has_worked:
-            self._codes.append(code)
+            return
+        if code == USED_WRONGLY and not (self._is_stopping or self._has_worked):
             self._stop(False)
-        elif self._is_done:
-            self._codes.append(code if code >= 0 else 1)
+        if self._is_stopping or self._is_done:
+            self._code = max(self._code, code if code >= 0 else 1)
             self._children.remove(child)
-            self._is_stopping = not self._children
         else:
             # From here on a module that cannot be imported may be half of a deployment.
             self._has_worked = True
