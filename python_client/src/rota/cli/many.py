@@ -173,17 +173,17 @@ def _begin(function: Callable[[], T]) -> Future[T]:
 
 
 class Divided(InFront):
-    """Keeps what each thread writes, until it takes it; what its maker writes goes below."""
+    """Keeps what each thread writes, until it takes it; what its maker writes goes on."""
 
-    def __init__(self, below: TextIO) -> None:
-        self._below = below
+    def __init__(self, raw: TextIO) -> None:
+        super().__init__(raw)
         self._maker = threading.get_ident()
         self._own = threading.local()
 
     def write(self, text: str) -> int:
         """Keep it, or pass it on."""
         if threading.get_ident() == self._maker:
-            return self._below.write(text)
+            return self.raw.write(text)
         self._own.text = getattr(self._own, "text", "") + text
         return len(text)
 
@@ -192,14 +192,6 @@ class Divided(InFront):
         text: str = getattr(self._own, "text", "")
         self._own.text = ""
         return text
-
-    def flush(self) -> None:
-        """Flush what is below."""
-        self._below.flush()
-
-    def isatty(self) -> bool:
-        """Tell whether a terminal is below."""
-        return self._below.isatty()
 
 
 @contextmanager

@@ -61,7 +61,18 @@ def printable(text: str) -> str:
 
 
 class InFront(io.TextIOBase):
-    """A stream in front of another one, which stays as it is."""
+    """A stream in front of another one, *raw*, which stays as it is."""
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def flush(self) -> None:
+        """Flush the other one."""
+        self.raw.flush()
+
+    def isatty(self) -> bool:
+        """Tell whether the other one is a terminal."""
+        return self.raw.isatty()
 
     def close(self) -> None:
         """Do nothing: whoever collects this closes it, when the other may be closed."""
@@ -70,24 +81,13 @@ class InFront(io.TextIOBase):
 class PlainText(InFront):
     """A stream that a terminal shows and does not obey, whatever texts come from jobs."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.raw = stream
-
     def write(self, text: str) -> int:
         """Write it with escapes."""
         self.raw.write(printable(text))
         return len(text)
 
-    def flush(self) -> None:
-        """Flush what is below."""
-        self.raw.flush()
-
-    def isatty(self) -> bool:
-        """Tell whether a terminal is below."""
-        return self.raw.isatty()
-
     def fileno(self) -> int:
-        """Return the number of what is below."""
+        """Return the number of the other one."""
         return self.raw.fileno()
 
     def writable(self) -> bool:
@@ -96,7 +96,7 @@ class PlainText(InFront):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Return that of what is below."""
+        """Return that of the other one."""
         return self.raw.encoding
 
     @property
