@@ -144,9 +144,10 @@ class BaseJob:
         """Texts that the producer sent along."""
         self.open_effects: set[str] = set()
         """The effects that are due and in whose blocks its handler is."""
-        self.claimed_at = self.confirmed_at = claimed_at
+        self.confirmed_at = claimed_at
         """When the lease was last given, on the monotonic clock."""
         self.began_at = claimed_at
+        """When its handler started, once it has."""
         self._transaction = threading.Lock()
         self._context = context
 
@@ -371,7 +372,8 @@ class Job(BaseJob):
         *withdraw_on* says that it did not: it is due again.  Raise EffectInProgressError while
         another job is at it.
         """
-        return PlainRecording(self, self._context, scope, key, if_unknown, keep, withdraw_on)
+        connections = self._context.connections
+        return PlainRecording(self, connections, scope, key, if_unknown, keep, withdraw_on)
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
@@ -429,7 +431,8 @@ class AsyncJob(BaseJob):
         withdraw_on: Errors = WITHDRAW_ON,
     ) -> AbstractAsyncContextManager[Effect]:
         """Do something outside of the database once, like `Job.effect`."""
-        return AsyncRecording(self, self._context, scope, key, if_unknown, keep, withdraw_on)
+        connections = self._context.connections
+        return AsyncRecording(self, connections, scope, key, if_unknown, keep, withdraw_on)
 
     async def run_in_process(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs

@@ -261,7 +261,7 @@ class Executor:
             job.job_type,
             job.time_limit,
         )
-        self.ends.add("lost", job, time.monotonic() - job.claimed_at)
+        self.ends.add("lost", job, time.monotonic() - job.began_at)
         self._go_on()
 
     def _end(self, job: BaseJob, answer: Outcome | BaseException) -> None:
