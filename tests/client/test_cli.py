@@ -1058,7 +1058,11 @@ def test_errors_are_listed_by_kind(run: Callable[..., str], client: Client) -> N
 
     assert (most["failures"], most["jobs"], most["message"]) == (2, 2, "row N of '...'")
     assert least["message"] == "disk full"
-    assert "E: row N of '...'" in run("errors", "--type", "load")
+    assert most["last_message"] == "row 1 of 'file 1'"
+    shown = " ".join(run("errors", "--type", "load").split())
+    assert "E: row N of '...' (load in queue default, 2 jobs, last " in shown
+    assert f"such as job {most['last_job_id']}: row 1 of 'file 1')" in shown
+    assert f"such as job {least['last_job_id']})" in shown
     assert run("errors", "--queue", "other") == "(none)\n"
 
 

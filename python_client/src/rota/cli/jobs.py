@@ -177,7 +177,8 @@ GROUPS: LiteralString = """
         count(*) as failures, count(distinct e.job_id) as jobs,
         max(e.failed_at) as last_failed_at,
         min(e.failed_at) as first_failed_at, max(e.job_id) as last_job_id, e.queue, e.job_type,
-        e.error_type, e.message
+        e.error_type, e.message,
+        left((array_agg(e.text order by e.job_id desc))[1], 200) as last_message
     from (
         select n.*, rota.fold_error(n.text) as message
         from (
@@ -194,6 +195,7 @@ GROUPS: LiteralString = """
     limit %(limit)s
     """
 MAX_ERRORS = 20000
+QUOTE = "'...'"
 
 
 def errors(arguments: argparse.Namespace) -> None:
@@ -212,7 +214,9 @@ def errors(arguments: argparse.Namespace) -> None:
                 f"{row['failures']} x",
                 f"{': '.join(filter(None, (row['error_type'], row['message'])))}"
                 f" ({row['job_type']} in queue {row['queue']}, {row['jobs']} jobs, last"
-                f" {short(row['last_failed_at'])}, such as job {row['last_job_id']})",
+                f" {short(row['last_failed_at'])}, such as job {row['last_job_id']}"
+                # Folded, a KeyError does not even tell the key.
+                f"{': ' + row['last_message'] if QUOTE in row['message'] else ''})",
                 None,
             )
             for row in rows
