@@ -463,12 +463,12 @@ begin
                 select j.id, j.status, j.job_type, j.queue, j.priority, j.run_at,
                     j.max_attempts,
                     jsonb_typeof(coalesce(j.rerun_payload, j.payload)) as payload_type,
-                    null::text as key, null::text as key_scope
+                    null::text as key, null::text as key_scope, null::timestamptz as ended_at
                 from rota.jobs as j where j.id = any(v_ids) and j.xmax <> all(v_holders)
                 union all
                 select f.id, f.status, null, null, null, null, f.max_attempts,
                     rota._payload_type(f.payload), f.idempotency_key,
-                    coalesce('pipeline ' || f.pipeline, f.job_type)
+                    coalesce('pipeline ' || f.pipeline, f.job_type), f.finished_at
                 from rota.finished_jobs as f
                 where f.id = any(v_ids) and f.xmax <> all(v_holders)
             ) as l
@@ -599,10 +599,8 @@ begin
             select from rota.dependencies as d where d.parent_id = _conflict.job_id
         ) or exists (select from rota.halted_keys as h where h.job_id = _conflict.job_id)) then
         v_reason := 'other jobs wait for it';
-    elsif act = 'purge' and exists (
-        select from rota.finished_jobs as f
-        where f.id = _conflict.job_id and f.finished_at >= rota._counted_until()
-    ) and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}' then
+    elsif act = 'purge' and (locked ->> 'ended_at')::timestamptz >= rota._counted_until()
+      and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}' then
         v_reason := 'an open transaction may let jobs wait for it: try again';
     end if;
     if v_reason is null then return null; end if;
