@@ -338,13 +338,14 @@ def test_status_says_how_old_its_numbers_are(
 ) -> None:
     """Where there are very many jobs, ticks count them."""
     client.enqueue("x")
-    assert "counted" not in run("status")
+    assert "counted" not in run("status") + run("top", "--once")
     client.enqueue_many([{"job_type": "x", "payload": {"a": "a" * 1000}}] * 5000)
     while client.tick().has_more:
         pass
     db.execute("update rota.count_progress set counted_at = counted_at - interval '20 s'")
 
-    assert "the table of jobs is large" in run("status")
+    assert "s ago: the table of jobs is large" in run("status")
+    assert re.search("^rota in .*, counted 2[0-9] s ago$", run("top", "--once"), re.MULTILINE)
 
 
 def test_observer_may_ask_for_the_status(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Any, LiteralString
 
 import psycopg
@@ -16,10 +15,9 @@ from ..client.connecting import one_line
 from ..client.sync_client import Client
 from ..rows import Finding
 from .output import connected, print_findings, print_json, print_list, short, span
-from .top import MAX_ROWS, brief, share, worst_of
+from .top import MAX_ROWS, brief, count_age, share, worst_of
 
 CRITICAL = 2
-OLD_COUNT = timedelta(seconds=3)
 PARTS: dict[str, LiteralString] = {
     "queues": """
         select *, rota.now() - counted_at as counted_ago from rota.queue_stats order by queue
@@ -110,9 +108,8 @@ def status(arguments: argparse.Namespace) -> int:
             if rows:
                 print(f"\n{TITLES.get(name, name.replace('_', ' '))}")
                 print_list([SHOWN[name](row) for row in worst_of(rows)])
-                old = [row["counted_ago"] for row in rows if row.get("counted_ago")]
-                if old and max(old) > OLD_COUNT:
-                    print(f"counted {span(max(old))} ago: the table of jobs is large")
+                if name == "queues" and (old := count_age(rows)):
+                    print(f"{old}: the table of jobs is large")
                 if len(rows) > MAX_ROWS:
                     print(f"the worst of {len(rows)}; all: rota status --json")
     return CRITICAL if worst == "critical" else 0

@@ -26,11 +26,14 @@ from .output import (
 )
 
 MAX_ROWS = 20
+OLD_COUNT = timedelta(seconds=3)
 CLEAR = "\x1b[H\x1b[J"
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 PARTS: dict[str, LiteralString] = {
     "now": "select rota.now() as now",
-    "queues": "select * from rota.queue_stats order by queue",
+    "queues": """
+        select *, rota.now() - counted_at as counted_ago from rota.queue_stats order by queue
+        """,
     "rates": """
         select s.*, extract(epoch from rota.now() - s.starts_at)::float / 60 as minutes
         from rota.job_stats(
@@ -108,8 +111,10 @@ def screen(parts: dict[str, list[dict[str, Any]]], database: str) -> list[str]:
     total = {name: sum(row[name] for row in queues) for name in ("ready", "running", "dead")}
     oldest = max((row["oldest_ready_age"] or timedelta() for row in queues), default=None)
     per_minute = sum(rate(row) for row in rates.values())
+    old = count_age(queues)
     lines = [
-        f"rota in {database}, {parts['now'][0]['now']:%Y-%m-%d %H:%M:%S %Z}",
+        f"rota in {database}, {parts['now'][0]['now']:%Y-%m-%d %H:%M:%S %Z}"
+        f"{', ' * bool(old)}{old}",
         f"ready {total['ready']}, oldest {span(oldest or timedelta()) or '0 s'}; "
         f"running {total['running']}; dead {total['dead']}; "
         f"{figure(per_minute)} attempts a minute; workers {len(parts['workers'])}",
@@ -134,6 +139,12 @@ def worst_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return age, row.get("dead", 0)
 
     return rows if len(rows) <= MAX_ROWS else sorted(rows, key=trouble)[: -MAX_ROWS - 1 : -1]
+
+
+def count_age(queues: list[dict[str, Any]]) -> str:
+    """Return how old the numbers of the queues are, unless they were just counted."""
+    age = max((row["counted_ago"] or timedelta() for row in queues), default=timedelta())
+    return f"counted {span(age)} ago" if age > OLD_COUNT else ""
 
 
 def rate(row: dict[str, Any]) -> float:
