@@ -319,7 +319,8 @@ def test_status_tells_workers_that_are_gone(
     client.enqueue("x")
     client.report_worker("here", "host", 1, "0.2.0", ["default"])
     with psycopg.connect(dsn, autocommit=True) as killed:
-        Client(killed).report_worker("killed", "host", 2, "0.2.0", ["default"])
+        for number in range(21):
+            Client(killed).report_worker(f"killed{number}", "host", 2, "0.2.0", ["default"])
         assert "gone" not in run("status")
 
     def shown() -> str:
@@ -328,7 +329,7 @@ def test_status_tells_workers_that_are_gone(
     wait_until(lambda: "gone" in shown(), "its session ends")
     lines = {line.split()[0]: line for line in shown().splitlines() if line}
     assert "gone" not in lines["here"]
-    assert "0.2.0    gone, " in lines["killed"]
+    assert "0.2.0    gone, " in lines["killed20"]
     assert json.loads(run("status", "--json"))["due_jobs"][0]["workers_of_type"] == 1
     assert "killed" not in run("top", "--once")
 
@@ -1063,6 +1064,7 @@ def test_errors_are_listed_by_kind(run: Callable[..., str], client: Client) -> N
     shown = " ".join(run("errors", "--type", "load").split())
     assert "E: row N of '...' (load in queue default, 2 jobs, last " in shown
     assert f"such as job {most['last_job_id']}: row 1 of 'file 1')" in shown
+    assert "E: disk full (load in queue default, 1 job, last " in shown
     assert f"such as job {least['last_job_id']})" in shown
     assert run("errors", "--queue", "other") == "(none)\n"
 

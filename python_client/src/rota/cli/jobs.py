@@ -213,7 +213,8 @@ def errors(arguments: argparse.Namespace) -> None:
             (
                 f"{row['failures']} x",
                 f"{': '.join(filter(None, (row['error_type'], row['message'])))}"
-                f" ({row['job_type']} in queue {row['queue']}, {row['jobs']} jobs, last"
+                f" ({row['job_type']} in queue {row['queue']}, {row['jobs']}"
+                f" job{'s' * (row['jobs'] != 1)}, last"
                 f" {short(row['last_failed_at'])}, such as job {row['last_job_id']}"
                 # Folded, a KeyError does not even tell the key.
                 f"{': ' + row['last_message'] if QUOTE in row['message'] else ''})",

@@ -136,7 +136,8 @@ def worst_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     def trouble(row: dict[str, Any]) -> tuple[timedelta, int]:
         age = row.get("oldest_ready_age") or row.get("silent_for") or timedelta(0)
-        return age, row.get("dead", 0)
+        # Those that are gone would hide the others: a worker that is killed leaves many.
+        return -age if row.get("is_gone") else age, row.get("dead", 0)
 
     return rows if len(rows) <= MAX_ROWS else sorted(rows, key=trouble)[: -MAX_ROWS - 1 : -1]
 
