@@ -67,12 +67,14 @@ def work(arguments: argparse.Namespace) -> int:
     gc.collect()
     gc.freeze()
     try:
-        run_together(workers, drain=arguments.drain, once=arguments.once, beside=beside)
+        have_ended = run_together(
+            workers, drain=arguments.drain, once=arguments.once, beside=beside
+        )
     except OSError as error:
         if health is None or error.errno != errno.EADDRINUSE:
             raise
         raise CommandError(f"another process already uses port {health[1]}") from None
-    if any(worker.has_threads for worker in workers):
+    if not have_ended:
         # A handler ignores that its job was given back: end it together with the process,
         # without a clean-up of the interpreter that it could disturb.
         logging.shutdown()

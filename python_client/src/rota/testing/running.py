@@ -41,6 +41,7 @@ from ..worker.completer import NOT_COMMITTED
 from ..worker.events import Outcome, failure, run_async, run_sync
 from ..worker.lending import JobConnections
 from ..worker.own_process import Processes, check_can_be_found, packed, question_of
+from ..worker.process import is_in_loop
 from .session import NoDatabase, NoDatabaseError, Session, session_of
 
 T = TypeVar("T")
@@ -464,7 +465,9 @@ def _drive(registry: Registry, steps: Steps[T]) -> T:
                 handler = registry[job.job_type]
                 if isinstance(job, AsyncJob):
                     if loop is None:
-                        _refuse_loop()
+                        if is_in_loop():
+                            text = "await drain_async() or run_job_async()"
+                            raise RuntimeError(f"an event loop runs here: {text}")
                         loop = stack.enter_context(asyncio.Runner())
                     outcome = loop.run(run_async(cast(Any, handler), job))
                 else:
@@ -488,11 +491,3 @@ async def _drive_async(registry: Registry, steps: Steps[T]) -> T:
             job = steps.send(outcome)
     except StopIteration as stop:
         return cast(T, stop.value)
-
-
-def _refuse_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise RuntimeError("an event loop runs here: await drain_async() or run_job_async()")

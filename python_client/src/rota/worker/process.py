@@ -35,6 +35,15 @@ def loop_factory() -> Callable[[], AbstractEventLoop] | None:
     return cast(Callable[[], AbstractEventLoop], found)
 
 
+def is_in_loop() -> bool:
+    """Whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def run_in_loop(main: Coroutine[Any, Any, None]) -> bool:
     """Run *main* as `asyncio.run` does; return whether all that it began has ended, too.
 

@@ -39,6 +39,7 @@ from .maintenance import Maintenance, Presence
 from .notifier import Notifier
 from .process import (
     LAST_WORDS,
+    is_in_loop,
     notify_service,
     peak_memory,
     run_in_loop,
@@ -114,7 +115,6 @@ class Worker:
         self._max_memory = max_memory
         self._has_signals = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._has_ended = True
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -320,11 +320,6 @@ class Worker:
         """How many handlers run, or have ended without the database knowing."""
         return self._executor.running
 
-    @property
-    def has_threads(self) -> bool:
-        """Whether a handler that did not want to end still runs, in a thread or in the loop."""
-        return bool(self._executor.threads) or not self._has_ended
-
     async def _claim(self, client: AsyncClient, max_jobs: int) -> list[ClaimedJob]:
         job_types = self._registry.job_types
         return await client.claim_jobs(
@@ -423,13 +418,14 @@ def run_together(
     drain: bool = False,
     once: bool = False,
     beside: Sequence[AbstractAsyncContextManager[object]] = (),
-) -> None:
+) -> bool:
     """Run workers in this process until all have left; if one fails, the others stop.
 
     With *drain* or *once* the others do theirs before the failure is raised.  All this is
-    within the contexts *beside*.
+    within the contexts *beside*.  Return whether all handlers have ended: some ignore that
+    they are told to, in a thread or in the loop.
     """
-    if _is_in_loop():
+    if is_in_loop():
         raise RuntimeError("an event loop is already running: await worker.run_async()")
 
     def stop(now: bool = False) -> None:
@@ -462,8 +458,7 @@ def run_together(
         for worker in workers:
             worker._has_signals = has_signals
         has_ended = run_in_loop(work())
-    for worker in workers:
-        worker._has_ended = has_ended
+    return has_ended and not any(worker._executor.threads for worker in workers)
 
 
 async def _tell_ready(workers: Sequence[Worker], tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -487,14 +482,6 @@ async def _expire_on(
 ) -> None:
     await event.wait()
     limit.reschedule(asyncio.get_running_loop().time() + seconds)
-
-
-def _is_in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _numbers_of(version: str) -> list[int]:
