@@ -283,10 +283,14 @@ def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the head of a table and one line for each row."""
     if not rows:
         return ["(none)"]
-    table = [list(rows[0])] + [[_cell(*item) for item in row.items()] for row in rows]
+    return aligned([list(rows[0]), *([_cell(*item) for item in row.items()] for row in rows)])
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each row, without the columns that are empty in all."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True) if w).rstrip()
         for cells in table
     ]
 

@@ -29,6 +29,7 @@ from .output import (
     UsageError,
     acting,
     agreed,
+    aligned,
     committing,
     connected,
     hint_for,
@@ -586,13 +587,9 @@ def print_runs(
         print("(none planned)")
         return
 
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True) if w).rstrip()
-        for cells in table
-    ]
-    print("\n".join(lines[:2]))
-    for (before, run), line in zip(pairwise(runs), lines[2:], strict=True):
+    head, first, *others = aligned(table)
+    print(head, first, sep="\n")
+    for (before, run), line in zip(pairwise(runs), others, strict=True):
         if before.utc_offset != run.utc_offset:
             print(_change(before.utc_offset, run.utc_offset))
         print(line)

@@ -67,7 +67,6 @@ def top(arguments: argparse.Namespace) -> None:
         _go_on(arguments)
         return
     with connected(arguments) as connection:
-        connection.autocommit = True
         if arguments.json:
             print_json(ask(connection))
         else:
@@ -87,7 +86,6 @@ def _go_on(arguments: argparse.Namespace) -> None:
         while not is_over:
             try:
                 with connected(arguments) as connection:
-                    connection.autocommit = True
                     while not is_over:
                         is_over = show(screen(ask(connection), connection.info.dbname))
                         has_shown = True

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
@@ -213,7 +212,7 @@ def clean(value: Any) -> Any:
     """Replace what ``jsonb`` refuses, all the way down."""
     if isinstance(value, str):
         return clean_text(value)
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not isfinite(value):
         return None
     if isinstance(value, Mapping):
         return {clean(k) if isinstance(k, str) else k: clean(v) for k, v in value.items()}
