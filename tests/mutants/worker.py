@@ -423,7 +423,7 @@ WORKER = (
         "client/test_transaction.py",
         client(
             "worker/lending",
-            "        if resets:\n            if _set",
+            "        if self._resets:\n            if _set",
             "        if False:\n            if _set",
         ),
     ),

@@ -90,11 +90,14 @@ T = TypeVar("T")
 class Lent(Generic[C]):
     """One open connection, which is lent to one job after the other.
 
-    It has a second handle of its socket, by which the *watch* shuts it down: the number of the
-    first may be that of another socket by then.
+    If it *resets*, the server forgets between two jobs what the first has set.  It has a
+    second handle of its socket, by which the *watch* shuts it down: the number of the first may
+    be that of another socket by then.
     """
 
-    def __init__(self, connection: C, watch: Watch | None = None) -> None:
+    def __init__(
+        self, connection: C, watch: Watch | None = None, *, resets: bool = False
+    ) -> None:
         self.connection: C = connection
         self.job: BaseJob
         self.until = inf
@@ -103,6 +106,7 @@ class Lent(Generic[C]):
         self.error: Exception | None = None
         """Why its socket was shut down."""
         self._watch = watch
+        self._resets = resets
         self._is_ready = False
         self._is_being_reset = False
         self._idle_since = 0.0
@@ -122,7 +126,7 @@ class Lent(Generic[C]):
         """Let what follows be the handler's, which may take as long as its lease is kept."""
         self.until = inf
 
-    def prepare(self, *, resets: bool) -> Generator[Wait, Ready | int, bool]:
+    def prepare(self) -> Generator[Wait, Ready | int, bool]:
         """Ask a new session whether it is ours alone, and an old one whether it is reset.
 
         Return whether it can be lent.
@@ -131,7 +135,7 @@ class Lent(Generic[C]):
             answer = yield from self._ask(PID)
             if is_own(self.connection, [int(answer.get_value(0, 0) or 0)]):
                 self.connection.prepare_threshold = PREPARE_AFTER
-                if resets:
+                if self._resets:
                     yield from self._ask(_PREPARE_RESET)
             self._settings = _settings_of(self.connection)
             self._is_ready = True
@@ -152,13 +156,13 @@ class Lent(Generic[C]):
             self._is_ready = True
         return self._is_ready
 
-    def give_back(self, *, resets: bool) -> bool:
+    def give_back(self) -> bool:
         """Let the server forget what was set, and wait for nothing; say if another may come."""
         is_ready, self._is_ready = self._is_ready, False
         is_idle = self.connection.info.transaction_status is TransactionStatus.IDLE
         if not is_ready or self.connection.closed or not is_idle:
             return False
-        if resets:
+        if self._resets:
             if _settings_of(self.connection) != self._settings:
                 return False
             is_own = self.connection.prepare_threshold is not None
@@ -305,9 +309,10 @@ class Pool:
             while True:
                 lent = self._take(psycopg.Connection)
                 if lent is None:
-                    lent = Lent(connect(self._conninfo, "rota job", limit), self._watch)
+                    connection = connect(self._conninfo, "rota job", limit)
+                    lent = Lent(connection, self._watch, resets=self._resets)
                 with self._using(job, lent):
-                    if lent.connection.wait(lent.prepare(resets=self._resets)):
+                    if lent.connection.wait(lent.prepare()):
                         lent.allow()
                         yield lent
                         return
@@ -337,9 +342,9 @@ class Pool:
                 if lent is None:
                     async with time_limit(limit):
                         connection = await connect_async(self._conninfo, "rota job")
-                    lent = Lent(connection, self._watch)
+                    lent = Lent(connection, self._watch, resets=self._resets)
                 with self._using(job, lent):
-                    if await lent.connection.wait(lent.prepare(resets=self._resets)):
+                    if await lent.connection.wait(lent.prepare()):
                         lent.allow()
                         yield lent
                         return
@@ -413,7 +418,7 @@ class Pool:
                 raise lent.error from error
             raise
         finally:
-            is_clean = lent.give_back(resets=self._resets)
+            is_clean = lent.give_back()
             self._watch.remove(lent)
             with self._lock:
                 if is_clean and lent.error is None and not self._is_closed:
