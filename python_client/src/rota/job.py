@@ -43,9 +43,10 @@ PROGRESS_TIMEOUT = 5.0
 
 
 class State(Enum):
-    """How far a job in hand is, from one to the next; only who runs its handler moves it.
+    """How far a job in hand is: from each state to the next, and back after a rollback.
 
-    One whose end was rolled back is running again, and a handler may end in any of the three.
+    Only what runs its handler changes it.  A handler may end while it is running, finishing or
+    finished.
     """
 
     HELD = "held"
@@ -166,7 +167,7 @@ class BaseJob:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether a transaction had its end once, so that may have been committed."""
+        """Whether a transaction has held its end, and so may have committed it."""
         return self._put_at < inf
 
     @property
@@ -253,15 +254,14 @@ class BaseJob:
         if self.is_stopping:
             raise JobCancelled(f"the worker of job {self.job_id} is stopping")
 
-    def _progress(self, percent: float, message: str | None) -> Callable[[Any], Any]:
-        ids = self.job_id, self.lease_token
-        return lambda client: client.set_progress(*ids, percent, message)
-
     @contextmanager
-    def _storing_progress(self) -> Iterator[None]:
-        """Go on without the progress if the database cannot be reached."""
+    def _storing_progress(
+        self, percent: float, message: str | None
+    ) -> Iterator[Callable[[Any], Any]]:
+        """Give the call that stores it; go on without it if the database cannot be reached."""
+        ids = self.job_id, self.lease_token
         try:
-            yield
+            yield lambda client: client.set_progress(*ids, percent, message)
         except LeaseLostError:
             self.lose()
             raise
@@ -377,8 +377,7 @@ class Job(BaseJob):
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
-        with self._storing_progress():
-            action = self._progress(percent, message)
+        with self._storing_progress(percent, message) as action:
             self._context.connections.call(self, action, PROGRESS_TIMEOUT)
 
 
@@ -448,8 +447,7 @@ class AsyncJob(BaseJob):
 
     async def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
-        with self._storing_progress():
-            action = self._progress(percent, message)
+        with self._storing_progress(percent, message) as action:
             await self._context.connections.call_async(self, action, PROGRESS_TIMEOUT)
 
 
