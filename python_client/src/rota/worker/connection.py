@@ -263,7 +263,7 @@ class Connection:
     ) -> T:
         """Run *action*; after a database error the next call opens a new connection.
 
-        Whoever is cancelled hears of it, also where the driver answered at the same moment.
+        A cancellation is raised even if the driver has answered at the same moment.
         """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker

@@ -1,10 +1,10 @@
 """The jobs in hand: those that wait for a free place, and those whose handler runs.
 
-The databases of one process share its places.  Those that are hungry have equal parts of them:
-who has jobs that wait for a place, found some when it claimed last, or is about to claim.  So
-one with a long backlog gets all places where the others are quiet, and no less than its floor,
-a part of all databases, where they are not; and a job that comes in where all was quiet waits
-for one handler at most.  A database that is lost is never hungry.
+All databases of a process share its places.  A database is hungry if jobs of it wait for a
+place, if its last claim has found some, or if it is about to claim.  The hungry ones have equal
+parts of the places.  So a database with a long backlog has all places while the others are
+quiet, and never less than its floor, an equal part among all databases.  A job that comes in
+where all was quiet waits for one handler at most.  A database that is lost is never hungry.
 """
 
 from __future__ import annotations
@@ -139,9 +139,12 @@ class Executor:
     def cancel(self, job: BaseJob) -> None:
         """Cancel an async handler, and once more when its lease or its time is over.
 
-        Who is told that again and goes on though both are over is given up.
-        A thread asks its job.  What either waits for of the database is cut off by the `Watch`,
-        and so that comes first: the driver asks a server that hangs before it lets go.
+        A plain handler, in its thread, asks its job instead.  A handler that still runs when
+        this is called again, with lease and time both over, is given up.
+
+        The `Watch` shuts down the connections that a handler waits for.  The second
+        cancellation comes after that: a driver that is cancelled first asks the server, which
+        may hang.
         """
         if job not in self._running:
             return
@@ -189,7 +192,7 @@ class Executor:
         await self._completer.close()
 
     @property
-    def is_short(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether jobs wait for a place."""
         return bool(self._held)
 

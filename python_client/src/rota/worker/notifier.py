@@ -5,12 +5,13 @@ channels, and a task of its own: `go` says what to be and returns at once, so a 
 hangs never delays a claim.  It calls *on_notify* when it is notified of jobs, *on_maintenance*
 when of a check to be done by ``tick()``, *on_answer* with the seconds after which to claim at
 the latest, and *on_change* when it is on, or not any more.  While it is idle and no claim is
-made it calls it again at that time: an idle worker makes one call in each interval, which
-tells whether to claim and whether to tick, and that the connection still works.
+made it calls wait_for_jobs() again at that time: an idle worker makes one call in each
+interval, which tells whether to claim and whether to tick, and that the connection works.
 
-It waits for jobs that travel as well, if `wait_also` names their queues, unless it is active:
-then whoever carries them looks by itself.  *on_other* tells him that some have come, or with
-false that he is to look: there may be some, or they are not heard of any more.
+It also waits for jobs that go to other databases, if `wait_also` names their queues, unless
+it is active: then the forwarder looks by itself.  It calls *on_other* with true when such jobs
+have come, and with false when the forwarder has to look, because some may be there or the
+notifier does not wait for them any more.
 
 Behind a pooler in transaction mode no notification would arrive and the locks would stay with
 a connection of others.  So first of all it sends itself a message by way of another

@@ -313,7 +313,8 @@ class Worker:
     def _is_hungry(self) -> bool:
         if not self._state.is_up or self._stop.is_set():
             return False
-        return self._executor.is_short or self._fetcher.is_hungry(is_short=self._share.is_short)
+        is_short = self._share.is_short
+        return self._executor.has_waiting or self._fetcher.is_hungry(is_short=is_short)
 
     @property
     def running(self) -> int:
