@@ -74,6 +74,16 @@ def test_resume_queue_lets_jobs_be_claimed_again(db):
     assert ids(claim(db, queues=["q"])) == [job_id]
 
 
+def test_a_queue_that_is_empty_at_the_moment_can_be_paused(db):
+    report = {"worker": "w", "host": "h", "pid": 1, "version": "0.2.0"}
+    value(db, "report_worker", **report, queues=["default"])
+
+    call(db, "pause_queue", queue="default")
+
+    enqueue(db)
+    assert claim(db) == []
+
+
 @pytest.mark.parametrize("function", ["pause_queue", "resume_queue"])
 def test_pause_queue_and_resume_queue_refuse_unknown_and_bad_names(db, function):
     job_id = enqueue(db, queue="known")
