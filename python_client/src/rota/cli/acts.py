@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, LiteralString
@@ -232,14 +231,10 @@ def _tell_count(
     return 0
 
 
-_told_at = [0.0]
-
-
 def _tell_progress(done: int, found: int, *, is_last: bool) -> None:
-    """Say on a terminal's stderr how far it is, at most ten times a second."""
-    if not sys.stderr.isatty() or (time.monotonic() < _told_at[0] + 0.1 and not is_last):
+    """Say on a terminal's stderr how far it is."""
+    if not sys.stderr.isatty():
         return
-    _told_at[0] = time.monotonic()
     part = min(1.0, done / found) if found else 1.0
     bar = "#" * round(part * 30)
     print(f"\r[{bar:<30}] {done} of {found}", end="\n" if is_last else "", file=sys.stderr)
