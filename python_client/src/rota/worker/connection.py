@@ -45,7 +45,7 @@ IDLE_TIMEOUT = 60.0
 CANCEL_TIMEOUT = 1.0
 """Seconds that the server has to confirm the end of a call that was cancelled."""
 PROBE_INTERVAL = (0.25, 0.5)
-"""Seconds after which one of those that wait for a database that is away looks for it."""
+"""Seconds until one of all that wait for a database tries whether it is back."""
 UNREACHABLE = {"53300", "57P01", "57P02", "57P03", "57P05"}
 """Too many connections; the server shuts down, crashes, starts, or ends idle sessions."""
 PID = b"select pg_backend_pid()"

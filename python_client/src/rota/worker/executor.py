@@ -46,7 +46,7 @@ AHEAD = 0.2
 WINDOW = 0.05
 """Seconds after which the rate is looked at again."""
 PAUSE = 0.005
-"""Seconds between two reports, in which more jobs may end: each costs as much as ten."""
+"""Seconds between two reports, so that more jobs go with each: it costs as much as ten."""
 MAX_WAIT = 2.0
 """Seconds after which a job that has not been started is given back."""
 MAX_WAIT_IN_BATCH = 10.0

@@ -27,17 +27,17 @@ from .notifier import EARLIEST, Notifier, Place
 PATIENCE = 5
 """Failed claims in a row after which a loop that is to end by itself gives up."""
 ACTIVE_INTERVAL = (0.002, 0.01)
-"""Seconds between two active looks: the more jobs come, the more each look shall find."""
+"""Seconds between two looks of the active poller: the more jobs come, the longer."""
 BUSY_RATE = 3000.0
-"""Jobs a second from which on it is the longest."""
+"""Jobs a second from which on that is the longest."""
 RATE_WINDOW = 0.1
-"""Seconds over which these are counted."""
+"""Seconds over which these jobs are counted."""
 ACTIVE_FROM = 0.01
-"""Seconds between two finds from which on a worker becomes active."""
+"""A worker that finds jobs twice within so many seconds becomes the active poller."""
 ACTIVE_UNTIL = 0.03
-"""Seconds without a find after which it is idle again."""
+"""Seconds without a job after which it is idle again."""
 HUNGRY_FOR = 0.25
-"""Seconds that a claim keeps places free for what it may find."""
+"""Seconds for which a claim under way keeps places free for the jobs that it may find."""
 LOOK_AGAIN = 0.1
 """Seconds after the last notification until it asks when to claim."""
 SHORTEST_WAIT = (0.01, 1.0)

@@ -1,8 +1,8 @@
 """Connections that handlers are lent, and those over which their own calls of rota go.
 
-A handler has a connection for its transaction; effects and progress share a few that no handler
-gets.  So there are never more than *size* of the first and `CALLS` of the second, and a handler
-that records progress within its transaction waits for none that waits for it.
+A handler has a connection for its transaction; effects and progress share a few that no
+handler gets.  So there are never more than *size* of the first and `CALLS` of the second, and
+handlers that record progress within their transactions never wait for those of each other.
 
 The thread of the heartbeats watches each use of a connection, be it of a thread or of the loop.
 A call of ours that has no answer within its limit, and all that is lent to a job whose lease or

@@ -28,8 +28,8 @@ LOOK_INTERVAL = 300.0
 LEAVE_TIMEOUT = 3.0
 HURRY_INTERVAL = 0.1
 OUTAGE_PAUSE = 10.0
-"""Seconds after an outage until a tick, which takes back what other workers run: the longest
-pause after which they try to connect again, and tell that they live."""
+"""Seconds after an outage until a tick.  It takes back the jobs of workers that are silent, so
+all of them first get the longest pause between two of their tries to connect."""
 
 
 class Ticker:
