@@ -152,6 +152,7 @@ create or replace function rota._lock_head(
 -- @plpgsql_check_options: performance_warnings = off
 declare
     v_rows tid[];
+    v_end timestamptz := due;
     v_has_pauses boolean := false;
     v_has_expired boolean;
 begin
@@ -170,6 +171,10 @@ begin
         end if;
         v_has_pauses := exists (select from rota.pauses);
         if v_has_pauses and rota._is_paused(queues[1], due) then return null; end if;
+        -- As _open_queues() has it.
+        if exists (select from rota.fair_queues as f where f.queue = _lock_head.queues[1]) then
+            v_end := due + interval '1 minute';
+        end if;
     end if;
 
     select array_agg(h.ctid), bool_or(h.is_expired) into v_rows, v_has_expired
@@ -178,7 +183,8 @@ begin
         where j.queue = _lock_head.queues[1]
           and coalesce(j.own_lane, j.priority) = _lock_head.start[3]::integer and j.hold is null
           and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) <= _lock_head.due and j.run_at <= _lock_head.due
+          and coalesce(j.own_place, j.run_at) <= v_end
+          and j.run_at <= _lock_head.due
           and (coalesce(j.own_place, j.run_at), j.id) >= (
             case
                 when _lock_head.start[4] = 0 then timestamptz '-infinity'

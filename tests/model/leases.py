@@ -305,7 +305,8 @@ class Model(Keys):
         stale = [j for j in self.jobs.values() if j.locked_until and j.locked_until < self.now]
         stale.sort(key=lambda j: (j.locked_until, self._still_runs(j), j.id))
         for job in stale[:max_jobs]:
-            self._fail(job, f"lease expired: {job.locked_by}", "lease_expired", None, False)
+            error = f"lease expired: worker '{job.locked_by}'"
+            self._fail(job, error, "lease_expired", None, False)
         return [[min(len(stale), max_jobs)]]
 
     def _still_runs(self, job: Job) -> bool:

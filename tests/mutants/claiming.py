@@ -202,7 +202,7 @@ CLAIMS = (
         sql(
             "jobs/claim",
             """\
-          and coalesce(j.own_place, j.run_at) <= _lock_head.due
+          and coalesce(j.own_place, j.run_at) <= v_end
           and j.run_at <= _lock_head.due
 """,
             "",

@@ -65,6 +65,16 @@ def test_heads_of_ordering_keys_given_back_keep_their_turns(db):
     assert places(db) == before
 
 
+def test_a_claim_takes_jobs_of_places_that_are_still_to_come(db, clock):
+    """Those of one key are microseconds apart, however many came at once."""
+    clock.set("2026-01-01 00:00+00")
+    enqueue(db, limit_key="k")
+    others = [enqueue(db) for _ in range(3)]
+    claim(db)
+
+    assert [job.job_id for job in claim(db, max_jobs=10)] == others
+
+
 def test_a_job_that_is_given_back_is_not_behind_the_backlog_of_its_key(db):
     first, *_ = [enqueue(db, limit_key="large") for _ in range(20)]
     (job,) = claim(db)
