@@ -38,9 +38,11 @@ class Limits(Model):
         self.limited.add(name)
         self.unsettled.add(name)
         if is_new or reset or given.keys() & {"max_starts", "per", "burst"}:
-            # A rate counts from its last change.
+            # A rate counts from its last change, that of a class not for keys with their own.
             self.starts = {
-                its: at for its, at in self.starts.items() if not _is_meant(name, its)
+                its: at
+                for its, at in self.starts.items()
+                if not _is_meant(name, its) or (its != name and its in self.limits)
             }
         return [[None]]
 
