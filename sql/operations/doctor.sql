@@ -152,8 +152,8 @@ create or replace function rota._examine_workers()
         ) as r
         group by r.locked_by
     ) as h
-    join rota.workers as w on w.worker = h.locked_by
-    where not exists (select from rota._live_workers() as l where l.worker = w.worker)
+    join rota._workers as w on w.worker = h.locked_by
+    where not w.is_live
     order by h.jobs desc, w.worker limit 20;
 $$;
 
@@ -257,8 +257,8 @@ create or replace function rota._untaken_jobs(queues text[])
     ) as t
     -- It may have come this moment, and a worker just before it.
     where t.due_since < rota.now() - interval '10 seconds' and not exists (
-        select from rota._live_workers() as w
-        where t.queue = any(w.queues)
+        select from rota._workers as w
+        where w.is_live and t.queue = any(w.queues)
           and (w.job_types is null or t.job_type = any(w.job_types))
     )
     order by t.due_since limit 20;
@@ -273,8 +273,8 @@ create or replace function rota._examine_job_types()
             format('select * from rota.explain_job(%s);', u.job_id) as remedy
         from rota._untaken_jobs(rota._ready_queues()) as u where u.queue !~ '^forward:[0-9]+$'
     ), workers as (
-        select count(*) as live from rota._live_workers() as l
-        where l.queues[1] !~ '^forward:[0-9]+$'
+        select count(*) as live from rota._workers as l
+        where l.is_live and l.queues[1] !~ '^forward:[0-9]+$'
     )
     (select t.severity, format('no worker is running, but jobs of %s are due, the first for '
             '%s, such as job %s. Start one for each queue: rota worker MODULE:REGISTRY '
@@ -702,6 +702,7 @@ create or replace function rota._examine_versions()
                     rota.version())
             else 'upgrade the database, with rota install of the newer package'
         end), null::text
-    from rota._live_workers() as w where w.version is distinct from rota.version()
+    from rota._workers as w
+    where w.is_live and w.version is distinct from rota.version()
     order by w.worker limit 20;
 $$;

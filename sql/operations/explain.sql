@@ -361,7 +361,7 @@ begin
     into v_takers, v_others
     from (
         select l.worker, l.job_types is null or job.job_type = any(l.job_types) as takes_type
-        from rota._live_workers() as l where job.queue = any(l.queues)
+        from rota._workers as l where l.is_live and job.queue = any(l.queues)
     ) as w;
     if v_takers > 0 then
         return;
@@ -478,8 +478,9 @@ begin
         select 'lease_over', format('%s, but its lease expired %s ago: the next tick takes it '
                 'back', c_holder, rota._span(c_now - job.locked_until)),
             'select rota.sweep_stale_leases();';
-    elsif exists (select from rota.workers as w where w.worker = job.locked_by)
-      and not exists (select from rota._live_workers() as l where l.worker = job.locked_by) then
+    elsif exists (
+        select from rota._workers as w where w.worker = job.locked_by and not w.is_live
+    ) then
         return query
         select 'worker_gone', format('%s, but that worker is no longer connected: without a '
                 'sign of life the job is taken back in %s, when its lease expires', c_holder,

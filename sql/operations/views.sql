@@ -310,6 +310,26 @@ comment on view rota.unknown_effects is
     'Effects that may or may not have happened, with the job that recorded them; '
     'settle_effect() records which.';
 
+/* The session by which a worker reports must be connected too.  On a standby the sessions of
+ * the primary are not to be seen. */
+create or replace view rota._workers as
+select w.worker, w.host, w.pid, w.version, w.queues, w.job_types, w.concurrency, w.started_at,
+    w.last_seen_at, rota.now() - w.last_seen_at as silent_for,
+    -- A worker that is idle reports every five minutes.
+    w.last_seen_at > rota.now() - interval '6 minutes'
+    and (w.backend_pid is null or pg_is_in_recovery()
+        or exists (select from pg_stat_get_activity(w.backend_pid))) as is_live
+from rota.workers as w;
+
+create or replace view rota.worker_health with (security_barrier = true) as
+select w.* from rota._workers as w
+where (select rota.visible_queues()) is null
+   or w.queues && (select rota.visible_queues())::text[];
+
+comment on view rota.worker_health is
+    'One row per worker that has reported within a day: what it takes, how long ago it '
+    'reported, and whether it is live: it reported within six minutes and is still connected.';
+
 create or replace view rota.ticker_health as
 select nullif(u.done_at, '-infinity') as last_tick_at, u.done_by as last_tick_by,
     n.now - coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as lag, (

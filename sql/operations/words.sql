@@ -84,8 +84,8 @@ create or replace function rota._forwarder_words(queue text)
             order by w.last_seen_at desc limit 1),
             (select format('forwarders are running, but know only the databases %s',
                 string_agg(distinct substr(q.queue, 9), ', '))
-            from rota._live_workers() as l cross join unnest(l.queues) as q (queue)
-            where q.queue ~ '^forward:[0-9]+$' having count(*) > 0),
+            from rota._workers as l cross join unnest(l.queues) as q (queue)
+            where l.is_live and q.queue ~ '^forward:[0-9]+$' having count(*) > 0),
             'no forwarder here ever knew a database with that number'));
 $$;
 
@@ -243,17 +243,6 @@ create or replace function rota._session_words(pid integer)
         from pg_stat_get_activity(_session_words.pid) as g
         join pg_stat_activity as a on a.pid = g.pid cross join (select rota.now() as now) as n
     ), format('pid %s, which has just disconnected', pid));
-$$;
-
-/* Workers that are there: they have reported lately, and the session by which they did is still
- * connected.  On a standby the sessions of the primary are not to be seen. */
-create or replace function rota._live_workers()
-    returns setof rota.workers language sql stable as $$
-    select w.* from rota.workers as w
-    -- A worker that is idle reports every five.
-    where w.last_seen_at > rota.now() - interval '6 minutes'
-      and (w.backend_pid is null or pg_is_in_recovery()
-        or exists (select from pg_stat_get_activity(w.backend_pid)));
 $$;
 
 /* That an attempt is over its time limit; null if it is not. */

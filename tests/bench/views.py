@@ -114,6 +114,7 @@ QUESTIONS = {
     "now() - interval '7 days', step => 'day', group_by => '{queue}')",
     "rising_failures()": "select * from rota.rising_failures()",
     "ticker_health": "select * from rota.ticker_health",
+    "worker_health": "select * from rota.worker_health",
     "running_jobs": "select * from rota.running_jobs",
     "stale_jobs": "select * from rota.stale_jobs",
     "unknown_effects": "select * from rota.unknown_effects",

@@ -97,6 +97,7 @@ begin
     perform count(v::text) from rota.error_groups as v;
     perform count(v::text) from rota.hourly_stats as v;
     perform count(v::text) from rota.ticker_health as v;
+    perform count(v::text) from rota.worker_health as v;
     perform rota_fuzz.tick_well();
     perform rota.fail_job(c.job_id, c.lease_token, 'it broke')
     from rota.claim_jobs('after', v_queues, 100, '1 minute') as c;

@@ -130,6 +130,7 @@ _READS = """
     _runs                 .       .         .         .
     _visible_dead         .       .         .         .
     _visible_runs         .       .         .         .
+    _workers              .       .         .         .
     jobs                  .       .         .         .
     id_timeline           .       .         .         .
     jobs_id_seq           .       .         .         .
@@ -173,6 +174,7 @@ _READS = """
     key_starts_id_seq      .       .         .         .
     ticker_health         .       .         x         x
     unknown_effects       .       .         x         x
+    worker_health         .       .         x         x
     upgrade_log           .       .         .         .
     manifest              .       .         .         .
     maintenance           .       .         .         .

@@ -166,7 +166,7 @@ def test_views_run_with_the_rights_of_the_owner_and_never_bend(db: Db) -> None:
         db, f"{relations} and relkind = 'v' and reloptions is null order by relname"
     )
     assert [name for _, name in no_barriers] == [
-        "_ends", "_runs", "dead_jobs", "job_runs", "ticker_health",
+        "_ends", "_runs", "_workers", "dead_jobs", "job_runs", "ticker_health",
     ]  # fmt: skip
 
 

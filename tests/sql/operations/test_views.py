@@ -30,6 +30,8 @@ COLUMNS = {
     " average_duration longest_duration",
     "limit_stats": "limit_name max_running running waiting max_starts per burst next_start_at",
     "unknown_effects": "scope key recorded_at expires_at job_id job_type status",
+    "worker_health": "worker host pid version queues job_types concurrency started_at"
+    " last_seen_at silent_for is_live",
     "ticker_health": "last_tick_at last_tick_by lag schedules_overdue oldest_overdue"
     " schedules_broken",
 }
@@ -191,3 +193,23 @@ def test_hourly_stats_sums_up_what_ended(db, clock):
         (hour, "put_off", "x", 0, 0, 1, None, None, None),
         (hour + timedelta(hours=1), "default", "x", 1, 0, 0, *[seconds[9]] * 3),
     ]
+
+
+def test_worker_health_tells_who_is_silent_or_no_longer_connected(db, clock):
+    """A worker is live if it has reported within six minutes and its session is connected."""
+    clock.set("2026-01-01 00:00+00")
+    report = "select rota.report_worker(%s, 'host', 1, '1.0', '{a}')"
+    db.execute(report, ["silent"])
+    clock.advance("6 min")
+    db.execute(report, ["live"])
+    db.execute(report, ["gone"])
+    db.execute("update rota.workers set backend_pid = 0 where worker = 'gone'")
+
+    found = rows(
+        db, "select worker, silent_for, is_live from rota.worker_health order by worker"
+    )
+
+    silence = timedelta(minutes=6)
+    assert found == [
+        ("gone", timedelta(0), False), ("live", timedelta(0), True), ("silent", silence, False)
+    ]  # fmt: skip

@@ -34,13 +34,9 @@ PARTS: dict[str, LiteralString] = {
             rota.now() - min(j.first_run_at) as oldest_waits,
             (
                 select count(*)
-                from rota.workers as w
-                where j.queue = any (w.queues)
+                from rota.worker_health as w
+                where w.is_live and j.queue = any (w.queues)
                   and (w.job_types is null or j.job_type = any (w.job_types))
-                  -- As doctor() sees it: one that is idle reports every five.
-                  and w.last_seen_at > rota.now() - interval '6 minutes'
-                  and (w.backend_pid is null or pg_is_in_recovery()
-                      or exists (select from pg_stat_get_activity(w.backend_pid)))
             ) as workers_of_type
         from rota.job_counts() as j
         where j.status in ('queued', 'failed') and j.is_due
@@ -64,12 +60,8 @@ PARTS: dict[str, LiteralString] = {
     "workers": """
         select
             worker, host, pid, version, queues, job_types, started_at, last_seen_at,
-            rota.now() - last_seen_at as silent_for, not (
-                w.last_seen_at > rota.now() - interval '6 minutes'
-                and (w.backend_pid is null or pg_is_in_recovery()
-                    or exists (select from pg_stat_get_activity(w.backend_pid)))
-            ) as is_gone
-        from rota.workers as w
+            silent_for, not is_live as is_gone
+        from rota.worker_health
         order by is_gone, worker
         """,
 }

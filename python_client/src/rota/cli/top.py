@@ -47,14 +47,12 @@ PARTS: dict[str, LiteralString] = {
         limit 10
         """,
     "workers": """
-        select w.worker, w.last_seen_at, rota.now() - w.last_seen_at as silent_for,
+        select w.worker, w.last_seen_at, w.silent_for,
             count(r.id) as jobs, max(r.running_for) as longest
-        from rota.workers as w
+        from rota.worker_health as w
         left join rota.running_jobs as r on r.locked_by = w.worker
-        where w.last_seen_at > rota.now() - interval '6 minutes'
-          and (w.backend_pid is null or pg_is_in_recovery()
-              or exists (select from pg_stat_get_activity(w.backend_pid)))
-        group by w.worker
+        where w.is_live
+        group by w.worker, w.last_seen_at, w.silent_for
         order by jobs desc, w.worker
         limit 10
         """,

@@ -55,13 +55,9 @@ DIED: LiteralString = """
 
 WORKERS: LiteralString = """
     select w.worker, w.host, w.pid, w.version, w.queues, w.job_types, w.started_at,
-        w.last_seen_at, not (
-            w.last_seen_at > rota.now() - interval '6 minutes'
-            and (w.backend_pid is null or pg_is_in_recovery()
-                or exists (select from pg_stat_get_activity(w.backend_pid)))
-        ) as is_stale,
+        w.last_seen_at, not w.is_live as is_stale,
         coalesce(h.jobs, 0) as jobs, h.oldest_started_at, h.job_ids, w.concurrency
-    from rota.workers as w
+    from rota.worker_health as w
     left join (
         select r.locked_by, count(*) as jobs, min(r.started_at) as oldest_started_at,
             (array_agg(r.id order by r.started_at))[:20] as job_ids
