@@ -7,7 +7,8 @@
 
 create or replace function rota.report_worker(
     worker text, host text, pid integer, version text, queues text[],
-    job_types text[] default null, concurrency integer default null
+    job_types text[] default null, concurrency integer default null,
+    backend_pid integer default null
 ) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_text('worker', worker, 255);
@@ -40,7 +41,9 @@ begin
         backend_pid)
     values (report_worker.worker, left(report_worker.host, 255), report_worker.pid,
         left(report_worker.version, 255), report_worker.queues, report_worker.job_types,
-        report_worker.concurrency, pg_backend_pid())
+        report_worker.concurrency,
+        -- A pooler has told the driver another number, and ends its sessions when it likes.
+        case when report_worker.backend_pid = pg_backend_pid() then pg_backend_pid() end)
     on conflict on constraint workers_pkey do update
     set host = excluded.host, pid = excluded.pid, version = excluded.version,
         queues = excluded.queues, job_types = excluded.job_types,
@@ -52,8 +55,10 @@ end $$;
 
 comment on function rota.report_worker is
     'Record that a worker is alive, which job_types it takes and how many jobs at a time, for '
-    'explain_job() and for readers of rota.workers; raises 22023, and 0A000 for a version of '
-    'the client that this database does not work with.';
+    'explain_job() and for readers of rota.worker_health.  backend_pid is the server process '
+    'of its connection, as its driver knows it: once that is gone, so is the worker; behind a '
+    'pooler the two differ, and only its silence tells; raises 22023, and 0A000 for a version '
+    'of the client that this database does not work with.';
 
 create or replace function rota.deregister_worker(worker text)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

@@ -300,8 +300,8 @@ comment on column rota.workers.job_types is 'What it has handlers for; null mean
 comment on column rota.workers.concurrency is
     'How many jobs it runs at a time; null if it has not reported that.';
 comment on column rota.workers.backend_pid is
-    'The server process by which it reported: if that is gone, so is the worker, unless it is '
-    'reconnecting.';
+    'The server process by which it reported, if that is its own: if it is gone, so is the '
+    'worker, unless it is reconnecting.';
 
 -- A worker that leaves takes its row along; when workers came, deploys are told by these.
 create table rota.worker_starts (

@@ -320,7 +320,10 @@ def test_status_tells_workers_that_are_gone(
     client.report_worker("here", "host", 1, "0.2.0", ["default"])
     with psycopg.connect(dsn, autocommit=True) as killed:
         for number in range(21):
-            Client(killed).report_worker(f"killed{number}", "host", 2, "0.2.0", ["default"])
+            Client(killed).report_worker(
+                f"killed{number}", "host", 2, "0.2.0", ["default"],
+                backend_pid=killed.info.backend_pid,
+            )  # fmt: skip
         assert "gone" not in run("status")
 
     def shown() -> str:

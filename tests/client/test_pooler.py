@@ -44,6 +44,25 @@ async def _threshold(client: AsyncClient) -> int | None:
     return client.connection.prepare_threshold
 
 
+def test_a_worker_counts_on_its_session_only_where_that_is_its_own(
+    dsn: str, db: psycopg.Connection[Any], pooler: str
+) -> None:
+    """A pooler ends its sessions when it likes, and the worker lives on."""
+    registry = Registry()
+    registry.handler("x")(lambda job: None)
+    seen = (
+        "select w.backend_pid is null, h.is_live"
+        " from rota.workers as w join rota.worker_health as h using (worker)"
+    )
+    for url, is_pooled in ((pooler, True), (dsn, False)):
+        worker = BackgroundWorker(url, registry)
+        try:
+            wait_until(lambda: db.execute(seen).fetchall(), "its report")
+            assert db.execute(seen).fetchall() == [(is_pooled, True)]
+        finally:
+            worker.stop()
+
+
 @pytest.mark.slow
 def test_everything_works_behind_a_pooler(
     client: Client, db: psycopg.Connection[Any], pooler: str

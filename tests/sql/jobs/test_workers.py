@@ -95,10 +95,14 @@ def test_forget_worker_refuses_bad_names(db):
 
 
 def test_report_worker_notes_what_it_takes_and_by_which_session(db):
-    value(db, "report_worker", **ME, job_types=["x", "y"])
+    value(db, "report_worker", **ME, job_types=["x", "y"], backend_pid=db.info.backend_pid)
 
     (row,) = rows(db, "select job_types, backend_pid from rota.workers")
     assert row.job_types == ["x", "y"]
-    assert row.backend_pid is not None
+    assert row.backend_pid == db.info.backend_pid
+    # A pooler tells its clients numbers of its own.
+    for other in (None, db.info.backend_pid + 1):
+        value(db, "report_worker", **ME, backend_pid=other)
+        assert rows(db, "select backend_pid from rota.workers") == [(None,)]
     with refused("job_types"):
         value(db, "report_worker", **ME, job_types=["a b"])

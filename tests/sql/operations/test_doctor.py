@@ -127,14 +127,15 @@ def test_a_lease_that_nobody_takes_back(db, clock):
 @pytest.mark.own_session
 def test_a_worker_that_was_killed(db, connect):
     other = connect()
-    call(other, "report_worker", **ME)
+    session = other.info.backend_pid
+    call(other, "report_worker", **ME, backend_pid=session)
     for _ in range(2):
         running(db, lease="1 hour")
     assert only_versions(db)
-    other.execute("select rota.report_worker('w', 'h', 7, rota.version(), '{default}')")
+    call(other, "report_worker", **{**ME, "version": version(db)}, backend_pid=session)
     assert doctor(db) == []
 
-    db.execute("select pg_terminate_backend(%s, 10000)", (other.info.backend_pid,))
+    db.execute("select pg_terminate_backend(%s, 10000)", (session,))
 
     row = only(db)
     assert (row.severity, row.finding) == ("warning", "workers")

@@ -442,12 +442,14 @@ def test_no_worker_for_the_type(db):
 def test_a_worker_whose_session_is_gone_counts_no_more(db, connect):
     job_id = enqueue(db, queue="mail")
     other = connect()
-    call(other, "report_worker", **{**ME, "worker": "w2", "queues": ["mail"]})
+    session = other.info.backend_pid
+    me = {**ME, "worker": "w2", "queues": ["mail"], "backend_pid": session}
+    call(other, "report_worker", **me)
     assert reasons(db, job_id) == ["next"]
     (job,) = claim(db, worker="w2", queues=["mail"])
     assert first(db, job_id).reason == "running"
 
-    db.execute("select pg_terminate_backend(%s, 10000)", (other.info.backend_pid,))
+    db.execute("select pg_terminate_backend(%s, 10000)", (session,))
 
     row = first(db, job_id)
     assert row.reason == "worker_gone"

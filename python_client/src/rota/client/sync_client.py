@@ -755,8 +755,12 @@ class Client:
         queues: Sequence[str],
         job_types: Sequence[str] | Unset | None = UNSET,
         concurrency: int | Unset | None = UNSET,
+        backend_pid: int | Unset | None = UNSET,
     ) -> None:
-        """Record that a worker is alive, and what it takes."""
+        """Record that a worker is alive, and what it takes.
+
+        Once the server process *backend_pid* of its connection is gone, so is the worker.
+        """
         self._value(
             "report_worker",
             worker=worker,
@@ -766,6 +770,7 @@ class Client:
             queues=_array(queues),
             job_types=_array(job_types),
             concurrency=concurrency,
+            backend_pid=backend_pid,
         )
 
     def deregister_worker(self, worker: str) -> None:

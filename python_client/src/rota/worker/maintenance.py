@@ -116,7 +116,7 @@ class Presence:
         await self._connection.call(
             lambda client: client.report_worker(
                 self._worker, socket.gethostname(), os.getpid(), __version__, self._queues,
-                self._job_types(), self._concurrency,
+                self._job_types(), self._concurrency, client.connection.info.backend_pid,
             )
         )  # fmt: skip
         self._is_known = True
