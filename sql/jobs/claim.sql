@@ -47,20 +47,49 @@ declare
     v_call constant text := format('claim %L %s %s %s', worker, queues, lease, job_types);
     v_start constant bigint[] := string_to_array(rota._scan_start(v_call), ' ')::bigint[];
     c_moment constant bigint := (extract(epoch from v_now) * 1000000)::bigint;
-    v_is_configured constant boolean := exists (
-        select from rota.configured_names as c
+    -- Which tables have settings for these queues: two are told at most.
+    v_configured constant text[] := array(
+        select c.source from rota.configured_names as c
         where c.name = any(case when array_ndims(claim_jobs.queues) = 1
             then array_append(claim_jobs.queues, 'access worker') end)
           and rota._may_confine(c.role)
+        limit 2
     );
-    v_rows tid[] := rota._lock_head(v_start, queues, max_jobs, job_types, v_now, c_moment,
-        v_is_configured);
+    v_rows tid[];
+    v_end timestamptz := v_now;
+    v_has_pauses boolean := false;
     v_may_be_more boolean;
     v_held_limits jsonb;
     v_claimed integer;
     v_lease interval;
     v_settings jsonb;
 begin
+    if v_configured = '{fair_queues}' then
+        v_end := v_now + interval '1 minute';
+    elsif v_configured <> '{}' then
+        -- One statement, since each costs a claim more than the job does.
+        select case
+                when exists (select from rota.limits as l where l.queue = claim_jobs.queues[1])
+                  or exists (
+                    select from rota.queues as q
+                    where q.queue = claim_jobs.queues[1] and q.ageing is not null
+                ) or exists (select from rota.queue_grants)
+                  and claim_jobs.queues[1] <> all(rota._allowed_queues('worker')) then null
+                -- As _open_queues() has it.
+                when exists (
+                    select from rota.fair_queues as f where f.queue = claim_jobs.queues[1]
+                ) then v_now + interval '1 minute'
+                else v_now
+            end, exists (select from rota.pauses), (
+                select jsonb_object_agg(q.queue, jsonb_build_array(q.lease, q.time_limit))
+                from rota.queues as q
+                where q.queue = any(claim_jobs.queues)
+                  and num_nonnulls(q.lease, q.time_limit) > 0
+            )
+        into v_end, v_has_pauses, v_settings;
+    end if;
+    v_rows := rota._lock_head(v_start, queues, max_jobs, job_types, v_now, c_moment, v_end,
+        v_has_pauses);
     if cardinality(v_rows) = max_jobs is not true then
         -- Fewer are all that is due if the scan was from the start of the only lane.
         v_may_be_more := (v_start[4] = 0 and cardinality(v_rows) > 0 and not exists (
@@ -85,14 +114,6 @@ begin
         if v_rows = '{}' then return; end if;
     end if;
     if lease is not null then v_lease := rota._exact(lease); end if;
-    if v_is_configured then
-        v_settings := (
-            select jsonb_object_agg(q.queue, jsonb_build_array(q.lease, q.time_limit))
-            from rota.queues as q
-            where q.queue = any(claim_jobs.queues)
-              and num_nonnulls(q.lease, q.time_limit) > 0
-        );
-    end if;
     return query
     with claimed as (
         update rota.jobs as j
@@ -146,44 +167,35 @@ comment on function rota.claim_jobs is
  * expired.  What is in this one statement is all that most claims need. */
 create or replace function rota._lock_head(
     start bigint[], queues text[], max_jobs integer, job_types text[], due timestamptz,
-    due_micros bigint, is_configured boolean
+    due_micros bigint, walk_until timestamptz, has_pauses boolean
 ) returns tid[] language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in a subquery.
 -- @plpgsql_check_options: performance_warnings = off
 declare
     v_rows tid[];
-    v_end timestamptz := due;
-    v_has_pauses boolean := false;
     v_has_expired boolean;
+    v_has_keys boolean;
+    v_last_limit text;
 begin
     if (start[1] > due_micros and start[1] <= due_micros + 60000000 and cardinality(start) >= 5
         and cardinality(queues) = 1 and max_jobs between 1 and 1000
+        and walk_until is not null
         and current_setting('transaction_isolation') = 'read committed') is not true then
         return null;
-    elsif is_configured then
-        if _lock_head.queues[1] <> all(rota._allowed_queues('worker')) or exists (
-            select from rota.limits as l where l.queue = _lock_head.queues[1]
-        ) or exists (
-            select from rota.queues as q
-            where q.queue = _lock_head.queues[1] and q.ageing is not null
-        ) then
-            return null;
-        end if;
-        v_has_pauses := exists (select from rota.pauses);
-        if v_has_pauses and rota._is_paused(queues[1], due) then return null; end if;
-        -- As _open_queues() has it.
-        if exists (select from rota.fair_queues as f where f.queue = _lock_head.queues[1]) then
-            v_end := due + interval '1 minute';
-        end if;
+    elsif has_pauses then
+        if rota._is_paused(queues[1], due) then return null; end if;
     end if;
 
-    select array_agg(h.ctid), bool_or(h.is_expired) into v_rows, v_has_expired
+    select array_agg(h.ctid), bool_or(h.is_expired), bool_or(h.has_key)
+    into v_rows, v_has_expired, v_has_keys
     from (
-        select j.ctid, j.expires_at <= _lock_head.due as is_expired from rota.jobs as j
+        select j.ctid, j.expires_at <= _lock_head.due as is_expired,
+            j.limit_key is not null as has_key
+        from rota.jobs as j
         where j.queue = _lock_head.queues[1]
           and coalesce(j.own_lane, j.priority) = _lock_head.start[3]::integer and j.hold is null
           and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) <= v_end
+          and coalesce(j.own_place, j.run_at) <= _lock_head.walk_until
           and j.run_at <= _lock_head.due
           and (coalesce(j.own_place, j.run_at), j.id) >= (
             case
@@ -200,14 +212,16 @@ begin
         for update of j skip locked
     ) as h;
     -- Asked when this transaction has an id: a limit not seen now waits for its end to count.
-    if v_has_pauses or v_has_expired or exists (select from rota.limits) then
-        if v_has_expired or exists (
+    v_last_limit := (select max(l.limit_name) from rota.limits as l);
+    if v_has_expired or v_has_keys and v_last_limit is not null then return null; end if;
+    -- The names of the limits of keys come before those of queues and types.
+    if has_pauses or v_last_limit >= 'queue' then
+        if exists (
             select from rota.jobs as j
             where j.ctid = any(v_rows)
-              and (j.limit_key is not null
-                or exists (select from rota.limits as l where l.job_type = j.job_type)
+              and (exists (select from rota.limits as l where l.job_type = j.job_type)
                 or exists (select from rota.limits as l where l.queue = j.queue)
-                or v_has_pauses
+                or _lock_head.has_pauses
                   and exists (select from rota.pauses as p where p.job_type = j.job_type))
         ) then
             return null;

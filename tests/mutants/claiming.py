@@ -202,7 +202,7 @@ CLAIMS = (
         sql(
             "jobs/claim",
             """\
-          and coalesce(j.own_place, j.run_at) <= v_end
+          and coalesce(j.own_place, j.run_at) <= _lock_head.walk_until
           and j.run_at <= _lock_head.due
 """,
             "",
@@ -252,8 +252,8 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py sql/jobs/test_pauses.py",
         sql(
             "jobs/claim",
-            "if v_has_pauses and rota._is_paused(",
-            "if false and rota._is_paused(",
+            "if rota._is_paused(queues[1], due) then return null; end if;",
+            "",
         ),
     ),
     mutant(
@@ -266,7 +266,7 @@ CLAIMS = (
         "claim-with-a-hint-of-a-paused-type",
         "A job type that is paused goes on for who has a hint.",
         "sql/jobs/test_pauses.py",
-        sql("jobs/claim", "                or v_has_pauses\n", "                or false\n"),
+        sql("jobs/claim", "or _lock_head.has_pauses\n", "or false\n"),
     ),
     mutant(
         "pause-without-end",
@@ -384,6 +384,12 @@ CLAIMS = (
             "and coalesce(u.own_lane, u.priority) < _lock_head.start[3]::integer",
             "and false",
         ),
+    ),
+    mutant(
+        "claim-from-a-fair-queue-forgets-what-is-set",
+        "A queue with fair shares is taken for one that has no other settings.",
+        "sql/jobs/test_scan_start.py",
+        sql("jobs/claim", "        limit 2\n", "        order by c.source limit 1\n"),
     ),
     mutant(
         "hint-of-all-there-is",

@@ -156,15 +156,25 @@ def test_claim_jobs_finds_the_lane_when_that_of_the_hint_is_empty(db, clock):
         "select rota.set_limit(queue => 'default', max_running => 0)",
     ],
 )
-def test_claim_jobs_keeps_to_what_is_set_whatever_the_hint_says(db, clock, setting):
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_claim_jobs_keeps_to_what_is_set_whatever_the_hint_says(db, clock, setting, is_fair):
     hidden(db, clock, until=2 * SECOND)
+    make_fair(db, is_fair)
     db.execute(setting)
 
     assert claim(db) == []
 
 
-def test_claim_jobs_takes_the_lease_of_the_queue_whatever_the_hint_says(db, clock):
+def make_fair(db, is_fair):
+    if is_fair:
+        enqueue(db, limit_key="k", priority=9)
+    assert scalar(db, "select count(*) from rota.fair_queues") == is_fair
+
+
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_claim_jobs_takes_the_lease_of_the_queue_whatever_the_hint_says(db, clock, is_fair):
     hidden(db, clock, until=2 * SECOND)
+    make_fair(db, is_fair)
     db.execute("select rota.set_queue('default', lease => '7 min')")
 
     (job,) = claim(db)
