@@ -244,6 +244,7 @@ declare
     v_start bigint[] := start;
     v_found bigint[];
     v_is_end boolean;
+    v_is_limited boolean;
     v_admitted record;
     v_ids bigint[] := '{}'::bigint[];
     v_wanted integer;
@@ -277,7 +278,16 @@ begin
             select p.ids, v_may_leave - p.held into v_found, v_may_leave
             from rota._hold_paused(v_found, due, v_may_leave - cardinality(v_found)) as p;
         end if;
-        if v_found = '{}' or not exists (select from rota.limits) then
+        v_is_limited := exists (select from rota.limits);
+        if v_is_limited then
+            v_is_limited := exists (
+                select from rota.jobs as j
+                where j.id = any(v_found) and (j.limit_key is not null
+                  or exists (select from rota.limits as l where l.job_type = j.job_type)
+                  or exists (select from rota.limits as l where l.queue = j.queue))
+            );
+        end if;
+        if not v_is_limited then
             v_ids := v_ids || v_found;
             exit when v_is_end or cardinality(v_ids) >= max_jobs or v_may_leave <= 0;
             v_start := string_to_array(rota._scan_start(call), ' ')::bigint[];
@@ -363,7 +373,7 @@ begin
     if exists (select from rota.limits as l where l.queue = any(open_queues)) then
         select coalesce(array_agg(c.queue), '{}'), coalesce(array_agg(c.until), '{}')
         into open_queues, ends from unnest(open_queues, ends) as c (queue, until)
-        cross join lateral rota._bound('queue ' || c.queue) as b
+        left join rota.limits as b on b.queue = c.queue
         -- If it seems to have free capacity; a claim that goes on takes it for certain.
         where num_nonnulls(b.max_running, b.max_starts) = 0 or b.is_backfilled
           and (b.max_running is null or rota._free_slots(b, 1) > 0)

@@ -140,18 +140,14 @@ end $$;
 /* The limits that jobs of this kind count for. */
 create or replace function rota._limits_of(
     job_type text, limit_key text, queue text default null
-) returns setof rota.limits language plpgsql stable as $$
-begin
-    if limit_key is not null then
-        return query
-        select b.* from rota._bound('key ' || _limits_of.limit_key) as b
-        where num_nonnulls(b.max_running, b.max_starts) > 0;
-    end if;
-    return query select l.* from rota.limits as l where l.job_type = _limits_of.job_type;
-    if queue is not null then
-        return query select l.* from rota.limits as l where l.queue = _limits_of.queue;
-    end if;
-end $$;
+) returns setof rota.limits language sql stable as $$
+select b.* from rota._bound('key ' || limit_key) as b
+where num_nonnulls(b.max_running, b.max_starts) > 0
+union all
+select l.* from rota.limits as l where l.job_type = _limits_of.job_type
+union all
+select l.* from rota.limits as l where l.queue = _limits_of.queue;
+$$;
 
 /* What is set for a limit: for that of a key its own setting, else that of its class. */
 create or replace function rota._bound(name text)
@@ -159,6 +155,7 @@ create or replace function rota._bound(name text)
 declare
     v_bound record;
 begin
+    if name is null then return null; end if;
     select _bound.name, l.queue, l.job_type, l.limit_key, l.max_running, l.max_starts, l.per,
         l.burst, l.weight, l.created_at, l.updated_at, l.is_backfilled, l.backfill_xid
     into v_bound from rota.limits as l

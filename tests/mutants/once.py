@@ -1197,7 +1197,32 @@ v_row ->> 'pause_name',
         "A claim that began before the limit of its queue was set never counts for it.",
         "sql/waiting/test_limits.py",
         sql(
-            "jobs/claim", "or exists (select from rota.limits as l where l.queue = j.queue)", ""
+            "jobs/claim",
+            "or exists (select from rota.limits as l where l.queue = j.queue)\n"
+            "                or _lock_head",
+            "or _lock_head",
+        ),
+    ),
+    mutant(
+        "claim-past-the-limit-of-its-queue",
+        "A claim starts more jobs of a queue than its limit allows.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "jobs/claim",
+            "or exists (select from rota.limits as l where l.queue = j.queue))\n            );",
+            "));",
+        ),
+    ),
+    mutant(
+        "claim-past-the-limit-of-a-type",
+        "A claim starts more jobs of a type than its limit allows.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "jobs/claim",
+            "j.id = any(v_found) and (j.limit_key is not null\n"
+            "                  or exists (select from rota.limits as l where l.job_type"
+            " = j.job_type)",
+            "j.id = any(v_found) and (j.limit_key is not null",
         ),
     ),
     mutant(
