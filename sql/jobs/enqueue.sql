@@ -43,6 +43,7 @@ create or replace function rota.enqueue(
 #variable_conflict use_column
 declare
     v_now constant timestamptz := rota.now();
+    v_is_confined boolean;
     v_is_configured boolean;
     v_is_special boolean := false;
     v_may_wait boolean;
@@ -52,6 +53,8 @@ declare
     v_time_limit interval;
     v_run_at timestamptz;
     v_place timestamptz;
+    v_hold text;
+    v_is_placed boolean := false;
     v_new_id bigint;
     v_job_id bigint;
 begin
@@ -94,25 +97,19 @@ begin
     end if;
 
     -- With exists() the planner would read the list from its start, and hope for an early row.
-    v_is_configured := (
-        select bool_or(rota._may_confine(c.role)) from rota.configured_names as c
-        where c.name = any(array['access producer', enqueue.queue, 'type ' || enqueue.job_type])
-    );
-    if v_is_configured then
-        perform rota._check_queues('producer', array[queue]);
-        -- A grant, if it is only that, is for roles, and sets nothing for jobs.
-        v_is_configured := exists (
-            select from rota.configured_names as c
-            where c.name = any(array[enqueue.queue, 'type ' || enqueue.job_type])
-        );
-    end if;
+    select bool_or(rota._may_confine(c.role)) filter (where c.name = 'access producer'),
+        bool_or(c.name <> 'access producer')
+    into v_is_confined, v_is_configured from rota.configured_names as c
+    where c.name = any(array['access producer', enqueue.queue, 'type ' || enqueue.job_type]);
+    if v_is_confined then perform rota._check_queues('producer', array[queue]); end if;
     if v_is_configured then
         perform rota._check_arrived(queue, coalesce(ordering_key, idempotency_key));
-        v_max_attempts := (
-            select q.max_attempts from rota.queues as q where q.queue = enqueue.queue);
-        v_time_limit := coalesce(v_time_limit, (
-            select t.time_limit from rota.job_types as t where t.job_type = enqueue.job_type
-        ));
+        select (select q.max_attempts from rota.queues as q where q.queue = enqueue.queue),
+            coalesce(v_time_limit, (
+                select t.time_limit from rota.job_types as t
+                where t.job_type = enqueue.job_type
+            ))
+        into v_max_attempts, v_time_limit;
         expires_at := coalesce(expires_at,
             rota._default_expiry(job_type, queue, coalesce(v_run_at, v_now)));
     end if;
@@ -123,17 +120,18 @@ begin
         v_job_id := rota._find_live(idempotency_key, job_type);
         if v_job_id is not null then return v_job_id; end if;
     end if;
-    if v_is_special then
-        if v_may_wait then v_new_id := nextval('rota.jobs_id_seq'); end if;
-        select c.status, c.place into v_status, v_place
+    if v_is_special or v_is_configured then
+        v_new_id := nextval('rota.jobs_id_seq');
+        select c.status, c.place, c.hold, c.is_placed
+        into v_status, v_place, v_hold, v_is_placed
         from rota._job_comes_in(v_new_id, enqueue.ordering_key, enqueue.depends_on,
-            enqueue.queue, case when v_run_at is null then enqueue.limit_key end,
-            enqueue.priority) as c;
+            enqueue.queue, enqueue.job_type, enqueue.limit_key, enqueue.priority,
+            v_run_at is null and (v_is_configured or enqueue.limit_key is not null)) as c;
     end if;
     for v_try in 1..100 loop
         insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
             time_limit, expires_at, headers, backoff, idempotency_key, ordering_key, skip_dead,
-            if_parent_dead, limit_key, status, run_at, own_place, created_at, updated_at)
+            if_parent_dead, limit_key, status, run_at, own_place, hold, created_at, updated_at)
         overriding system value
         values (coalesce(v_new_id, nextval('rota.jobs_id_seq')), enqueue.queue,
             enqueue.job_type, enqueue.payload, enqueue.priority,
@@ -142,12 +140,12 @@ begin
             enqueue.ordering_key,
             case when enqueue.ordering_key is not null then enqueue.skip_dead end,
             case when v_may_wait then enqueue.if_parent_dead end, enqueue.limit_key, v_status,
-            coalesce(v_run_at, v_now), v_place, v_now, v_now)
+            coalesce(v_run_at, v_now), v_place, v_hold, v_now, v_now)
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
             where idempotency_key is not null do nothing returning j.id into v_job_id;
         if v_job_id is null then
             v_job_id := rota._find_keyed(idempotency_key, job_type);
-        elsif v_status = 'queued' and v_place is null
+        elsif v_status = 'queued' and not v_is_placed
           and (v_is_configured or limit_key is not null) then
             perform rota._enter_new(v_job_id);
         end if;

@@ -35,7 +35,9 @@ declare
     v_now constant timestamptz := rota.now();
     v_has_limits constant boolean := exists (select from rota.limits);
     v_has_places boolean;
-    v_places timestamptz[];
+    v_last timestamptz;
+    v_jobs integer;
+    v_weight integer;
     v_kind record;
 begin
     for v_kind in
@@ -57,8 +59,9 @@ begin
         if v_has_places and v_kind.ageing is null and v_kind.due_ids <> '{}' then
             if not v_kind.is_fair then perform rota._note_fair_queue(v_kind.queue); end if;
             if v_kind.new_ids <> '{}' then
-                v_places := rota._next_places(v_kind.queue, v_kind.limit_key, v_kind.priority,
-                    v_kind.new_ids, cardinality(v_kind.new_ids));
+                select l.place, l.jobs, l.weight into v_last, v_jobs, v_weight
+                from rota._last_of_key(v_kind.queue, v_kind.limit_key, v_kind.priority,
+                    v_has_limits, v_kind.new_ids) as l;
             end if;
         end if;
         update rota.jobs as j
@@ -69,7 +72,8 @@ begin
                 when j.run_at > v_now or not v_has_places then null
                 when v_kind.ageing is not null then j.run_at + j.priority * v_kind.ageing
                 when j.id = any(v_kind.new_ids)
-                    then v_places[array_position(v_kind.new_ids, j.id)]
+                    then v_last + (v_jobs + array_position(v_kind.new_ids, j.id) - 1)
+                        / v_weight * interval '1 microsecond'
                 else j.own_place
             end
         where j.id = any(v_kind.due_ids || v_kind.later_ids) and (v_has_places
@@ -93,7 +97,6 @@ create or replace function rota._hold_new(
 declare
     v_limit record;
     v_free integer;
-    v_first timestamptz;
     v_ids bigint[] := job_ids;
 begin
     for v_limit in
@@ -101,33 +104,8 @@ begin
         from rota._limits_of(_hold_new.job_type, _hold_new.limit_key) as l
     loop
         exit when v_ids = '{}';
-        v_free := least(v_limit.max_running, 100);
-        if v_free > 0 and rota._had_held(v_limit.limit_name) then
-            v_free := 0;
-        elsif v_free > 0 and v_limit.limit_name like 'key %' then
-            v_first := rota._first_place(queue, lane);
-            v_free := v_free - (
-                select count(*)::integer
-                from (
-                    select from rota.jobs as j
-                    where j.queue = _hold_new.queue
-                      and coalesce(j.own_lane, j.priority) = _hold_new.lane
-                      and coalesce(j.limit_key, '') = _hold_new.limit_key
-                      and j.own_place is not null and coalesce(j.hold, '') <> 'time'
-                      and j.hold is null and j.status in ('queued', 'failed')
-                      and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(v_ids)
-                    order by coalesce(j.own_place, j.run_at) desc limit v_free
-                ) as o
-            );
-        elsif v_free > 0 then
-            v_free := v_free - (
-                select count(*)::integer from rota.jobs as j
-                where j.id between v_ids[1] - 1000 * rota._id_step() and v_ids[1] - 1
-                  and j.job_type = _hold_new.job_type
-                  and j.status = any('{queued,failed}'::text[]) and coalesce(j.hold, '') = ''
-            );
-        end if;
-        v_free := greatest(v_free, 0);
+        v_free := rota._room_in_lane(v_limit.limit_name, v_limit.max_running, queue, job_type,
+            limit_key, lane, v_ids);
         continue when v_free >= cardinality(v_ids);
         perform rota._add_checks('limit', v_limit.limit_name || array(
             select j.opened_for from rota.jobs as j
@@ -137,6 +115,45 @@ begin
         set hold = v_limit.limit_name, opened_for = null where j.id = any(v_ids[v_free + 1:]);
         v_ids := v_ids[:v_free];
     end loop;
+end $$;
+
+/* How many of new jobs of one kind may enter their lane: as many as could start at once under
+ * this limit, less those that wait there already, and none where it has held others. */
+create or replace function rota._room_in_lane(
+    limit_name text, max_running integer, queue text, job_type text, limit_key text,
+    lane integer, job_ids bigint[]
+) returns integer language plpgsql as $$
+declare
+    v_free integer := least(max_running, 100);
+    v_first timestamptz;
+begin
+    if v_free > 0 is not true or rota._had_held(limit_name) then
+        return 0;
+    elsif limit_name like 'key %' then
+        v_first := rota._first_place(queue, lane);
+        v_free := v_free - (
+            select count(*)::integer
+            from (
+                select from rota.jobs as j
+                where j.queue = _room_in_lane.queue
+                  and coalesce(j.own_lane, j.priority) = _room_in_lane.lane
+                  and coalesce(j.limit_key, '') = _room_in_lane.limit_key
+                  and j.own_place is not null and coalesce(j.hold, '') <> 'time'
+                  and j.hold is null and j.status in ('queued', 'failed')
+                  and coalesce(j.own_place, j.run_at) >= v_first
+                  and j.id <> all(_room_in_lane.job_ids)
+                order by coalesce(j.own_place, j.run_at) desc limit v_free
+            ) as o
+        );
+    else
+        v_free := v_free - (
+            select count(*)::integer from rota.jobs as j
+            where j.id between job_ids[1] - 1000 * rota._id_step() and job_ids[1] - 1
+              and j.job_type = _room_in_lane.job_type
+              and j.status = any('{queued,failed}'::text[]) and coalesce(j.hold, '') = ''
+        );
+    end if;
+    return greatest(v_free, 0);
 end $$;
 
 /* Whether a limit has held jobs, or had when that was found out at some expense. */
@@ -158,39 +175,31 @@ begin
     return v_has_held;
 end $$;
 
-/* The next places of a key in a lane, for so many jobs, apart from the places of these. */
-create or replace function rota._next_places(
-    queue text, limit_key text, lane integer, job_ids bigint[], jobs integer
-) returns timestamptz[] language plpgsql as $$
+/* The last place that jobs of a key have in a lane, apart from these, how many of them have it,
+ * and how many may, which is the weight of the key; if there are none, the lane's first. */
+create or replace function rota._last_of_key(
+    queue text, limit_key text, lane integer, has_limits boolean, job_ids bigint[],
+    out place timestamptz, out jobs integer, out weight integer
+) language plpgsql as $$
 declare
     c_key constant text := coalesce(limit_key, '');
-    v_first timestamptz;
-    v_last timestamptz;
-    v_jobs integer;
-    v_weight integer := 1;
+    v_first constant timestamptz := rota._first_place(queue, lane);
 begin
-    if limit_key is not null then
-        v_weight := coalesce(
-            (select b.weight from rota._bound('key ' || _next_places.limit_key) as b), 1);
-    end if;
-    v_first := rota._first_place(queue, lane);
-    -- The last jobs of the key, of which as many as its weight may be at one place.
-    select l.place, count(*)::integer into v_last, v_jobs
+    weight := coalesce(
+        case when has_limits then (rota._bound('key ' || limit_key)).weight end, 1);
+    select l.place, count(*)::integer into place, jobs
     from (
         select coalesce(j.own_place, j.run_at) as place from rota.jobs as j
-        where j.queue = _next_places.queue
-          and coalesce(j.own_lane, j.priority) = _next_places.lane
+        where j.queue = _last_of_key.queue
+          and coalesce(j.own_lane, j.priority) = _last_of_key.lane
           and coalesce(j.limit_key, '') = c_key and j.own_place is not null
           and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(_next_places.job_ids)
-        order by coalesce(j.own_place, j.run_at) desc limit v_weight
+          and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(_last_of_key.job_ids)
+        order by coalesce(j.own_place, j.run_at) desc limit _last_of_key.weight
     ) as l
     group by l.place order by l.place desc limit 1;
-    return array(
-        select coalesce(v_last, v_first)
-            + (coalesce(v_jobs, 0) + p.ordinal - 1) / v_weight * interval '1 microsecond'
-        from generate_series(1, _next_places.jobs) as p (ordinal)
-    );
+    place := coalesce(place, v_first);
+    jobs := coalesce(jobs, 0);
 end $$;
 
 /* Jobs of keys wait in a queue: from now on all its jobs have places. */

@@ -57,16 +57,21 @@ begin
     from unnest(v_waiting) as w (id) having count(*) > 0;
 end $$;
 
-/* _jobs_came_in() for one job that is still to be inserted, in the same transaction, with the
- * status and the place that are returned: so the row is written once.  With a limit key it is
- * due. */
+/* _jobs_came_in() and _enter_lanes() for one job that is still to be inserted, in the same
+ * transaction, with what is returned: so the row is written once.  A job for later or of a
+ * queue that ages is not placed, which is left to _enter_lanes(). */
 create or replace function rota._job_comes_in(
-    job_id bigint, ordering_key text, depends_on bigint[], queue text, limit_key text,
-    priority integer, out status text, out place timestamptz
+    job_id bigint, ordering_key text, depends_on bigint[], queue text, job_type text,
+    limit_key text, priority integer, is_due boolean, out status text, out place timestamptz,
+    out hold text, out is_placed boolean
 ) language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_unknown bigint;
     v_parents bigint[];
+    v_is_fair boolean;
+    v_has_limits boolean;
+    v_last record;
+    v_limit record;
 begin
     if depends_on <> '{}' then
         perform rota._check_parents_stay(_job_comes_in.depends_on);
@@ -87,15 +92,33 @@ begin
         status := 'blocked';
         perform rota._add_checks('order', array[ordering_key]);
     end if;
-    if status = 'queued' and limit_key is not null then
-        -- With limits or ageing _place_jobs() looks at it.
-        if not exists (select from rota.limits) and not exists (
+    is_placed := false;
+    if status = 'blocked' or not is_due then return; end if;
+
+    select not exists (
             select from rota.queues as q
             where q.queue = _job_comes_in.queue and q.ageing is not null
-        ) then
-            perform rota._note_fair_queue(queue);
-            place := (rota._next_places(queue, limit_key, priority, '{}', 1))[1];
-        end if;
+        ), exists (select from rota.fair_queues as f where f.queue = _job_comes_in.queue),
+        exists (select from rota.limits)
+    into is_placed, v_is_fair, v_has_limits;
+    if not is_placed then return; end if;
+    if v_is_fair or limit_key is not null then
+        if not v_is_fair then perform rota._note_fair_queue(queue); end if;
+        v_last := rota._last_of_key(queue, limit_key, priority, v_has_limits,
+            array[job_id]);
+        place := v_last.place + v_last.jobs / v_last.weight * interval '1 microsecond';
+    end if;
+    if v_has_limits then
+        for v_limit in
+            select l.limit_name, l.max_running
+            from rota._limits_of(_job_comes_in.job_type, _job_comes_in.limit_key) as l
+        loop
+            continue when rota._room_in_lane(v_limit.limit_name, v_limit.max_running, queue,
+                job_type, limit_key, priority, array[job_id]) > 0;
+            hold := v_limit.limit_name;
+            perform rota._add_checks('limit', array[hold]);
+            return;
+        end loop;
     end if;
 end $$;
 

@@ -145,7 +145,13 @@ MUTANTS = {
     ),
     "a key that keeps its old credit": (
         "fairness",
-        [("_next_places", "v_first := rota._first_place(queue, lane);", "v_first := 'epoch';")],
+        [
+            (
+                "_last_of_key",
+                "v_first constant timestamptz := rota._first_place(queue, lane);",
+                "v_first constant timestamptz := 'epoch';",
+            )
+        ],
         "before all others",
     ),
     "a job that is given back behind its key": (
@@ -161,14 +167,14 @@ MUTANTS = {
     ),
     "a key that takes more than its share": (
         "fairness",
-        [("_next_places", "coalesce(v_jobs, 0) + p.ordinal - 1", "p.ordinal - 1")],
+        [("_last_of_key", "jobs := coalesce(jobs, 0);", "jobs := 0;")],
         "took the place of its key",
     ),
     "a key that waits behind all others": (
         "fairness",
         [
             (
-                "_next_places",
+                "_last_of_key",
                 "and coalesce(j.limit_key, '') = c_key and j.own_place is not null"
                 " and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')"
                 " and coalesce(j.own_place, j.run_at) >= v_first",

@@ -671,6 +671,18 @@ def test_ageing_lets_low_priority_overtake(db, clock):
     assert set(ids(second)) == {old, fresh[1]}
 
 
+@pytest.mark.parametrize("options", [{}, {"limit_key": "k"}, {"delay": "0 s"}])
+def test_a_new_job_of_a_queue_that_ages_has_its_place_at_once(db, clock, options):
+    clock.set("2026-01-12 10:00+00")
+    value(db, "set_queue", queue="default", ageing="1 minute")
+    value(db, "set_limit", queue="default", max_running=5)
+
+    job_id = enqueue(db, priority=10, **options)
+
+    place = "select own_lane, own_place - run_at from rota.jobs where id = %s"
+    assert rows(db, place, job_id) == [(0, timedelta(minutes=10))]
+
+
 def test_ageing_never_starves_under_a_steady_stream(db, clock):
     clock.set("2026-01-12 10:00+00")
     value(db, "set_queue", queue="default", ageing="10 s")
