@@ -35,7 +35,7 @@ from (values
         'retry_rules,breakers,retry_budgets,job_definitions,occurrences,queue_grants,'
         'queue_moves,moved_jobs,limit_stats,unknown_effects,worker_health,ticker_health}'),
     ('{observer}', 'function', '{explain_job,doctor,verify,fold_error,job_stats,job_counts,'
-        'rising_failures,visible_queues}'),
+        'rising_failures,visible_queues,sees_all_queues}'),
     -- The views compute ages with now(), as the calling role.
     ('{producer,worker,observer}', 'function', '{version,now,next_run,upcoming_runs,'
         'describe_schedule,database_number,database_number_of}')

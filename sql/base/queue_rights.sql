@@ -62,6 +62,20 @@ comment on function rota.visible_queues is
     'The queues whose jobs the caller may see, those granted by grant_queue() for an observer; '
     'null for all.';
 
+/* Whether these are all, asked by the planner, and so said to be immutable.  It calls the
+ * caller's own operators on the samples of a column that ANALYZE has kept, so a view that reads
+ * tables for unconfined roles leaves them out of the plan for a confined one.  A plan may
+ * outlive the answer: the view asks visible_queues() as well. */
+create or replace function rota.sees_all_queues()
+    returns boolean language plpgsql immutable security definer
+    set search_path = pg_catalog, pg_temp as $$
+begin return rota._allowed_queues('observer') is null; end;
+$$;
+
+comment on function rota.sees_all_queues is
+    'Whether the caller may see the jobs of all queues, as of the time a query is planned; '
+    'visible_queues() tells which, and is asked when it runs.';
+
 /* Refuse calls about jobs of all queues to a role that may not see all. */
 create or replace function rota._check_sees_all(what text)
     returns void language plpgsql stable as $$

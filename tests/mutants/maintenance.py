@@ -915,14 +915,63 @@ MAINTENANCE = (
         "sql/access/test_visible_rows.py",
         sql(
             "operations/views",
-            "    select v.*, true from rota._visible_runs as v\n"
-            ") as r\n"
-            "-- Asked once for each table, before anything is read of it.\n"
-            "where ((select rota.visible_queues()) is not null) = r.is_confined;",
-            "    select v.*, true from rota._visible_runs as v\n"
-            ") as r\n"
-            "where (select rota.visible_queues()) is null and not r.is_confined\n"
-            "   or r.queue = any((select rota.visible_queues())::text[]);",
+            "where (rota.sees_all_queues() or r.way <> 'open')\n"
+            "  -- Asked once for each table, before anything is read of it.\n"
+            "  and r.way = case\n"
+            "    when (select rota.visible_queues()) is not null then 'queues'\n"
+            "    when rota.sees_all_queues() then 'open' else 'barred'\n"
+            "  end;",
+            "where (select rota.visible_queues()) is null and r.way = 'open'\n"
+            "   or r.way = 'open' and r.queue = any((select rota.visible_queues())::text[]);",
+        ),
+    ),
+    *(
+        mutant(
+            f"samples-of-{name.replace('_', '-')}",
+            "The planner shows a confined observer what jobs of other queues hold.",
+            "sql/access/test_visible_rows.py",
+            sql(
+                "operations/views",
+                f"where (rota.sees_all_queues() or {row}.way <> 'open') {comment}and",
+                "where",
+            ),
+        )
+        for name, row, comment in (
+            (
+                "job_runs",
+                "r",
+                "-- Asked once for each table, before anything is read of it.\n",
+            ),
+            ("dead_jobs", "f", ""),
+        )
+    ),
+    mutant(
+        "plan-of-a-confined-role",
+        "Who is confined no more finds no job by the plan that he has.",
+        "sql/access/test_visible_rows.py",
+        sql(
+            "operations/views",
+            """
+    union all
+    select b.*, 'barred' from rota._barred_runs as b
+""",
+            "",
+        ),
+    ),
+    mutant(
+        "way-that-is-planned-only",
+        "Who is confined after a query was planned sees all queues by it.",
+        "sql/access/test_visible_rows.py",
+        sql(
+            "operations/views",
+            """and r.way = case
+    when (select rota.visible_queues()) is not null then 'queues'
+    when rota.sees_all_queues() then 'open' else 'barred'
+  end;""",
+            """and r.way = case
+    when rota.sees_all_queues() then 'open'
+    when (select rota.visible_queues()) is not null then 'queues' else 'barred'
+  end;""",
         ),
     ),
     mutant(

@@ -152,6 +152,68 @@ def test_what_a_confined_observer_asks_of_rows_is_not_asked_of_others(
     }
 
 
+@pytest.mark.parametrize("view", ["job_runs", "dead_jobs"])
+def test_the_planner_shows_a_confined_observer_no_samples_of_other_queues(
+    db: Db, observers: tuple[Db, Db], view: str
+) -> None:
+    """It calls the operators of a query on what ANALYZE has kept of a column."""
+    for queue in "ab":
+        for number in range(20):
+            enqueue(db, queue=queue, payload={"of": f"{queue}{number}"})
+    for job in claim(db, queues=["a", "b"], max_jobs=30):
+        one(db, "fail_job", **owner(job), error=f"error {job.queue}", fatal=True)
+    db.execute("analyze")
+    told: list[str] = []
+    for observer in observers:
+        observer.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
+        for kind in ("text", "jsonb"):
+            observer.execute(f"""
+                create function pg_temp.tell({kind}, {kind}) returns boolean language plpgsql
+                as $$ begin raise notice '%', $1; return true; end $$;
+                create operator pg_temp.<<< (function = pg_temp.tell, leftarg = {kind},
+                    rightarg = {kind}, restrict = matchingsel)
+            """)
+    confined, free = observers
+    queries = [
+        f"explain select from {among} on x.{column} operator(pg_temp.<<<) {value}"
+        for column, value in {"payload": "'1'", "last_error": "''", "queue": "''"}.items()
+        for among in (f"(select) as o join rota.{view} as x",
+                      f"(select) as o left join rota.{view} as x")
+    ]  # fmt: skip
+
+    for query in queries:
+        confined.execute(query)
+
+    assert told == []
+    for query in queries:
+        free.execute(query)
+    assert {"error b", '{"of": "b1"}'} <= set(told)  # or the question proves nothing
+
+
+def test_a_plan_that_is_used_again_shows_what_may_be_seen_now(
+    db: Db, observers: tuple[Db, Db]
+) -> None:
+    confined, free = observers
+    for queue in "aab":
+        enqueue(db, queue=queue)
+        (job,) = claim(db, queues=[queue])
+        one(db, "fail_job", **owner(job), error="e", fatal=True)
+    for observer in observers:
+        for view in ("job_runs", "dead_jobs"):
+            observer.execute(f"prepare of_{view} as select count(*) from rota.{view}")
+
+    def counted(observer: Db) -> list[int]:
+        return [scalar(observer, f"execute of_{view}") for view in ("job_runs", "dead_jobs")]
+
+    assert (counted(confined), counted(free)) == ([2, 2], [3, 3])
+    names = [scalar(observer, "select session_user") for observer in observers]
+    value(db, "grant_queue", role=names[0], queue="*", access="observer")
+    value(db, "grant_queue", role=names[1], queue="b", access="observer")
+    assert (counted(confined), counted(free)) == ([3, 3], [1, 1])
+    value(db, "revoke_queue", role=names[0], queue="*", access="observer")
+    assert counted(confined) == [2, 2]
+
+
 def flat(value: Any) -> Iterator[Any]:
     """Tell the plain values of JSON."""
     if isinstance(value, dict):
@@ -247,3 +309,5 @@ def test_visible_queues_are_those_that_were_granted(db: Db, observers: tuple[Db,
     assert scalar(confined, "select rota.visible_queues()") == ["a"]
     assert scalar(free, "select rota.visible_queues()") is None
     assert scalar(db, "select rota.visible_queues()") is None
+    sees_all = [scalar(who, "select rota.sees_all_queues()") for who in (confined, free, db)]
+    assert sees_all == [False, True, True]

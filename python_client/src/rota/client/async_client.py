@@ -870,6 +870,11 @@ class AsyncClient:
         value: list[str] | None = await self._value("visible_queues")
         return value
 
+    async def sees_all_queues(self) -> bool:
+        """Return whether this connection may see the jobs of all queues."""
+        value: bool = await self._value("sees_all_queues")
+        return value
+
     async def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
         """Cancel a job, or request that while it runs; return its status."""
         value: str = await self._value("cancel_job", job_id=job_id, reason=_text(reason))
