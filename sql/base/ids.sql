@@ -14,10 +14,10 @@
  * skip, and the skip releases its lock at once and not at the commit: the first session after
  * a promotion may leave its transaction open, and delays no other one.
  *
- * Only set_database_number() needs a lock that producers wait for.  It waits for the lock in
- * turns of 100 ms, between which producers continue.  Once it has the lock, its transaction
- * may be idle for a second, after which the server ends the session: an operator that forgets
- * to commit holds up the producers for no longer, and sets no number.
+ * Only set_database_number() and the end of a move need a lock that producers wait for.  The
+ * first waits for the lock in turns of 100 ms, between which producers continue.  Who has the
+ * lock may be idle for a second, after which the server ends the session: an operator that
+ * forgets to commit holds up the producers for no longer, and sets no number.
  */
 
 create or replace function rota.set_database_number(number integer)
@@ -38,7 +38,6 @@ begin
                 perform pg_sleep(0.1);
         end;
     end loop;
-    perform set_config('idle_in_transaction_session_timeout', '1s', true);
 end $$;
 
 comment on function rota.set_database_number is
@@ -61,6 +60,7 @@ begin
     from rota.jobs_id_seq as s;
     execute format('alter sequence rota.jobs_id_seq start with %1$s restart with %1$s',
         v_first);
+    perform set_config('idle_in_transaction_session_timeout', '1s', true);
 end $$;
 
 create or replace function rota.database_number()

@@ -59,7 +59,8 @@ begin
     perform rota._check_given('move_id', move_id is not null);
     perform rota._check_number('from_database', from_database, 0, 1023);
     perform rota._check_name('queue', queue);
-    perform rota._check_queues('worker', array[queue]);
+    -- It says what becomes of ids and effects, which are those of all queues.
+    perform rota._check_queues('worker', '{*}');
     if from_database is not distinct
       from coalesce(rota.database_number(), from_database) then
         perform rota._refuse('from_database',
@@ -184,6 +185,12 @@ begin
             v_new_ids := case when v_move_id > 0 then rota._take_in(move, v_jobs)
                 else array(select m.job_id from rota.enqueue_many(v_jobs) as m
                     order by m.ordinal) end;
+            -- enqueue_many() asks for the right to enqueue, and not for that to work.
+            perform rota._check_queues('worker', array(
+                select j.queue from jsonb_array_elements(v_jobs) with ordinality as e (job, n)
+                join rota.jobs as j on j.id = any(array[(e.job ->> 'blocks')::bigint,
+                    case when e.job ->> 'on_conflict' <> 'keep' then v_new_ids[e.n] end])
+            )) where rota._allowed_queues('worker') is not null;
             insert into rota.receipts as r (move_id, source_job_id, source_created_at, job_id)
             select v_move_id, i.id, i.created_at, i.new_id
             from unnest(v_ids, v_created_at, v_new_ids) as i (id, created_at, new_id);

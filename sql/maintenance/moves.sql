@@ -406,7 +406,7 @@ create or replace function rota.waiting_moves()
     set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 begin
     return query select m.move_id, m.queue, m.database from rota.queue_moves as m
-    where m.direction = 'out'
+    where m.direction = 'out' and (m.queue <> all(rota._allowed_queues('worker'))) is not true
       and (m.state <> 'settled'
         or exists (
             select from rota.moved_jobs as t

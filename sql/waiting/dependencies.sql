@@ -34,13 +34,15 @@ declare
     v_job_id bigint;
     v_status text;
 begin
+    perform rota._raise_not_found(min(o.id))
+    from unnest(rota._jobs_outside_grants(blocks, 'producer')) as o (id)
+    having min(o.id) is not null;
     perform rota._check_parts(blocks, parts, are_new, arguments);
     v_held := array(
         select j.id from rota.jobs as j
         where j.id = any(_block_children.blocks) and j.status = 'blocked'
         for key share skip locked
     );
-    perform rota._check_queues_of_jobs(v_held);
     select b.id into v_job_id from unnest(_block_children.blocks) as b (id)
     where b.id <> all(v_held) limit 1;
     if found then

@@ -404,7 +404,7 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
             "_guard_ids",
             "_look_again_in",
             "_try_lock_key",
-            "set_database_number",
+            "_raise_ids",
             "stop_waiting",
         }
         settings.update(COMMITTING)

@@ -385,6 +385,43 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "changed-by-what-is-received",
+        "A worker that is confined to a queue changes jobs of others by what it receives.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "jobs/receive",
+            "'keep' then v_new_ids[e.n] end])\n"
+            "            )) where rota._allowed_queues('worker') is not null;",
+            "'keep' then v_new_ids[e.n] end])\n            )) where false;",
+        ),
+    ),
+    mutant(
+        "moved-in-by-anybody",
+        "A worker that is confined to a queue brings ids and effects of others.",
+        "sql/access/test_queue_grants.py",
+        sql("jobs/receive", "perform rota._check_queues('worker', '{*}');", ""),
+    ),
+    mutant(
+        "moves-of-another-queue",
+        "A worker that is confined to a queue is told which others move.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "maintenance/moves",
+            "and (m.queue <> all(rota._allowed_queues('worker'))) is not true",
+            "",
+        ),
+    ),
+    mutant(
+        "held-up-from-another-queue",
+        "A producer that is confined to a queue lets jobs of others wait.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "waiting/dependencies",
+            "unnest(rota._jobs_outside_grants(blocks, 'producer')) as o (id)",
+            "unnest('{}'::bigint[]) as o (id)",
+        ),
+    ),
+    mutant(
         "received-behind-a-refused-one",
         "A job gets to another database though the one before it in its line was refused.",
         "sql/jobs/test_forward.py",

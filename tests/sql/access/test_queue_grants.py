@@ -330,6 +330,59 @@ def test_a_confined_worker_receives_jobs_of_its_queues_only(db, role, session):
     assert scalar(db, "select string_agg(queue, ' ') from rota.jobs") == "a"
 
 
+@pytest.mark.parametrize("change", ["replace", "rerun", "blocks"])
+def test_a_confined_worker_changes_no_job_of_another_queue_by_what_it_receives(
+    db, role, session, change
+):
+    """It may be confined as a worker alone, and enqueue to all queues."""
+    value(db, "set_database_number", number=5)
+    parent = enqueue(db, queue="b", run_at="2040-01-01+00")
+    there = enqueue(db, queue="b", idempotency_key="k", payload={"n": 1}, depends_on=[parent])
+    before = run(db, there)
+    worker = session(confined(db, role, "a"))
+    new = {"job_type": "x", "queue": "a", "payload": {"n": 2}}
+
+    def receive(number: int, **more: Any) -> Any:
+        jobs, at = Jsonb([{**new, **more}]), [datetime(2026, 1, 12, tzinfo=UTC)]
+        return one(worker, "receive_jobs", database=5, job_ids=[number], enqueue_times=at,
+            jobs=jobs)  # fmt: skip
+
+    keyed = {"idempotency_key": "k", "on_conflict": change}
+    told = receive(6, **({"blocks": there} if change == "blocks" else keyed))
+
+    assert (told.job_id, told.error_code) == (None, FORBIDDEN)
+    assert run(db, there) == before
+    assert scalar(db, "select count(*) from rota.dependencies where job_id = %s", there) == 1
+    assert receive(7, idempotency_key="k").job_id == there
+    assert receive(8, idempotency_key="k", on_conflict="keep").job_id == there
+
+
+def test_a_confined_worker_takes_in_no_queue_that_moves(db, role, session):
+    """The jobs of a move bring ids and effects along, and raise the ids of all."""
+    value(db, "set_database_number", number=5)
+    name = confined(db, role, "a")
+    worker = session(name)
+    move = {"move_id": 99, "from_database": 6, "queue": "a", "jobs": "[]", "settle_above": 9}
+
+    with raises(FORBIDDEN):
+        call(worker, "receive_moves", **move)
+
+    value(db, "grant_queue", role=name, queue="*")
+    assert call(worker, "receive_moves", **move) == []
+
+
+def test_a_confined_worker_is_told_of_moves_of_its_queues_only(db, role, session):
+    value(db, "set_database_number", number=5)
+    for queue in "ab":
+        enqueue(db, queue=queue)
+        value(db, "begin_queue_move", queue=queue, database=6)
+
+    moves = call(session(confined(db, role, "a")), "waiting_moves")
+
+    assert [move.queue for move in moves] == ["a"]
+    assert len(call(db, "waiting_moves")) == 2
+
+
 @pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
 def test_a_confined_producer_changes_no_job_of_another_queue_by_its_key(
     db, role, session, on_conflict
@@ -354,8 +407,12 @@ def test_a_confined_producer_makes_no_job_of_another_queue_wait(db, role, sessio
     last = enqueue(db, queue="b", depends_on=[first])
     producer = session(confined(db, role, "a", access="producer"))
 
-    with raises(FORBIDDEN):
-        enqueue(producer, queue="a", blocks=last)
+    # Nor is he told how it stands.
+    for job_id in (last, first, 10**15):
+        with raises("RT001"):
+            enqueue(producer, queue="a", blocks=job_id)
+    parent = enqueue(db, queue="a", run_at="2040-01-01+00")
+    assert enqueue(producer, queue="a", blocks=enqueue(db, queue="a", depends_on=[parent]))
 
 
 def test_a_confined_producer_starts_pipelines_in_its_queues_only(db, role, session):

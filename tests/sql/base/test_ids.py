@@ -90,6 +90,22 @@ def test_producers_go_on_while_set_database_number_waits(connect):
 
 @pytest.mark.slow
 @pytest.mark.own_session
+def test_a_forgotten_end_of_a_move_is_ended(connect, db):
+    call(db, "set_database_number", number=5)
+    mover = connect()
+    mover.execute("begin")
+    call(mover, "receive_moves", move_id=99, from_database=6, queue="q", jobs="[]",
+        settle_above=9)  # fmt: skip
+    db.execute("set statement_timeout = '20s'")
+
+    enqueue(db)
+
+    with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
+        mover.execute("commit")
+
+
+@pytest.mark.slow
+@pytest.mark.own_session
 def test_a_forgotten_set_database_number_is_ended(connect):
     """An operator sets a number and stays open; the server ends the session; B enqueues."""
     operator, b = connect(autocommit=False), connect()
