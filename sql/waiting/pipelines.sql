@@ -72,16 +72,17 @@ comment on function rota.define_pipeline is
     'by stage name, and from a removed stage with the next remaining one; raises 22023 for a '
     'bad stage, naming it, RT016 if its queue moves to another database.';
 
-/* Lock a pipeline, and refuse one that leads through queues that an operator is kept from.  Two
- * definitions at once would make one of both.  Calls that start, finish or claim jobs read the
- * stages, and take no lock. */
+/* Lock a pipeline, and refuse one that leads through queues that an operator is kept from, or
+ * has: its runs, also those that are retried, continue by the names of stages.  Two definitions
+ * at once would make one of both.  Calls that start, finish or claim jobs read the stages, and
+ * take no lock. */
 create or replace function rota._lock_pipeline(pipeline text)
     returns void language plpgsql as $$
 begin
     perform pg_advisory_xact_lock(hashtextextended('rota.pipeline ' || pipeline, 0));
     perform rota._check_queues('operator', array(
         select p.queue from rota.pipeline_stages as p
-        where p.pipeline = _lock_pipeline.pipeline and p.ordinal is not null
+        where p.pipeline = _lock_pipeline.pipeline
     ));
 end $$;
 
@@ -190,6 +191,7 @@ begin
         end if;
         exit when v_is_live;
         v_stage := rota._pipeline_stage(v_job.pipeline, stage);
+        perform rota._check_queues('operator', array[v_stage.queue]);
 
         update rota.finished_jobs as f
         set stage = v_stage.stage,

@@ -1025,6 +1025,26 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "runs-of-another-queue",
+        "An operator who is confined to a queue leads runs of others into his.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "waiting/pipelines",
+            "where p.pipeline = _lock_pipeline.pipeline\n    ));",
+            "where p.pipeline = _lock_pipeline.pipeline and p.ordinal is not null\n    ));",
+        ),
+    ),
+    mutant(
+        "restarted-in-another-queue",
+        "An operator who is confined to a queue lets runs go on in others.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "waiting/pipelines",
+            "perform rota._check_queues('operator', array[v_stage.queue]);",
+            "",
+        ),
+    ),
+    mutant(
         "ticker-of-all-queues",
         "An operator who is confined to a queue stops the maintenance of all.",
         "sql/access/test_queue_grants.py",

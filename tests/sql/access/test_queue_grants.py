@@ -499,6 +499,51 @@ def test_a_confined_operator_sets_what_is_of_his_queues_only(db, role, session, 
     call(db, function, **others)
 
 
+def test_a_confined_operator_takes_no_runs_out_of_another_queue(db, role, session):
+    """A pipeline that was dropped leaves runs, which go on by the names of its stages."""
+    name = role(accesses="operator")
+    value(db, "grant_queue", role=name, queue="a", access="operator")
+    operator = session(name)
+    define(db, first="b", last="b")
+    run_id = value(db, "start_pipeline", pipeline="p", payload={"card": 4111})
+    value(db, "drop_pipeline", pipeline="p")
+
+    for function, more in {"define_pipeline": {"stages": stages(last="a")},
+                           "drop_pipeline": {}}.items():  # fmt: skip
+        with raises(FORBIDDEN):
+            call(operator, function, pipeline="p", **more)
+
+    (job,) = claim(db, queues=["b"])
+    value(db, "finish_job", **owner(job))
+    assert [job.job_id for job in claim(db, queues=["b"])] == [run_id]
+
+
+def test_a_confined_operator_restarts_a_run_in_its_queues_only(db, role, session):
+    name = role(accesses="operator")
+    value(db, "grant_queue", role=name, queue="a", access="operator")
+    define(db, first="b", last="a")
+    run_id = value(db, "start_pipeline", pipeline="p")
+    for queue in "ba":
+        (job,) = claim(db, queues=[queue])
+        value(db, "finish_job", **owner(job))
+    before = run(db, run_id)
+    operator = session(name)
+
+    with raises(FORBIDDEN):
+        call(operator, "restart_pipeline", job_id=run_id, stage="first")
+
+    assert run(db, run_id) == before
+    assert value(operator, "restart_pipeline", job_id=run_id, stage="last") == run_id
+
+
+def stages(**queues: str) -> Jsonb:
+    return Jsonb([{"stage": s, "job_type": s, "queue": queue} for s, queue in queues.items()])
+
+
+def define(db: Db, **queues: str) -> None:
+    call(db, "define_pipeline", pipeline="p", stages=stages(**queues))
+
+
 def test_a_limit_of_a_type_or_key_is_for_an_operator_of_all_queues(db, role, session):
     name = role(accesses="operator")
     value(db, "grant_queue", role=name, queue="a", access="operator")
