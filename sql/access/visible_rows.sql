@@ -16,7 +16,7 @@ begin
         from (
             values
                 ('{job_errors,stage_runs,queues,pipeline_stages,job_definitions,limits,'
-                    'retry_budgets,queue_moves}', 'queue = any(v.queues)'),
+                    'retry_budgets,queue_moves,effects}', 'queue = any(v.queues)'),
                 ('{moved_jobs}', 'exists (select from rota.queue_moves as m '
                     'where m.move_id = moved_jobs.move_id)'),
                 ('{retry_rules,breakers}', $q$queue in ('', '*') or queue = any(v.queues)$q$),
@@ -24,7 +24,7 @@ begin
                 ('{workers}', 'queues && v.queues'),
                 ('{occurrences}',
                     'exists (select from rota.job_definitions as d where d.name = definition)'),
-                ('{dependencies,halted_keys,effects}',
+                ('{dependencies,halted_keys}',
                     'exists (select from rota.job_runs as r where r.id = job_id)'),
                 ('{worker_starts,audit_log,queue_grants,job_types}', 'false')
         ) as t (names, sees)

@@ -129,7 +129,7 @@ begin
     end if;
 end $$;
 
-/* Of these jobs those that are of queues in which the caller may not do this. */
+/* Of these jobs those that are not known to be of queues in which the caller may do this. */
 create or replace function rota._jobs_outside_grants(
     job_ids bigint[], access text default 'worker'
 ) returns bigint[] language plpgsql stable set enable_seqscan = off as $$
@@ -138,10 +138,11 @@ declare
 begin
     if v_allowed is null then return '{}'::bigint[]; end if;
     return array(
-        select j.id from rota.jobs as j
-        where j.id = any(_jobs_outside_grants.job_ids) and j.queue <> all(v_allowed)
-        union all
-        select f.id from rota.finished_jobs as f
-        where f.id = any(_jobs_outside_grants.job_ids) and f.queue <> all(v_allowed)
+        select i.id from unnest(_jobs_outside_grants.job_ids) as i (id)
+        where i.id is not null and not exists (
+            select from rota.jobs as j where j.id = i.id and j.queue = any(v_allowed)
+        ) and not exists (
+            select from rota.finished_jobs as f where f.id = i.id and f.queue = any(v_allowed)
+        )
     );
 end $$;

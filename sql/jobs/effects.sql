@@ -40,9 +40,11 @@ begin
     end if;
 
     loop
-        insert into rota.effects (scope, key, job_id, lease_token, recorded_at, expires_at)
-        values (record_effect.scope, record_effect.key, record_effect.job_id,
-            record_effect.lease_token, v_now, v_expires_at) on conflict do nothing;
+        insert into rota.effects (scope, key, job_id, lease_token, queue, recorded_at,
+            expires_at)
+        select record_effect.scope, record_effect.key, j.id, j.lease_token, j.queue, v_now,
+            v_expires_at
+        from rota.jobs as j where j.id = record_effect.job_id on conflict do nothing;
         if found then return true; end if;
 
         select e.* into v_effect from rota.effects as e
@@ -60,9 +62,11 @@ begin
     end if;
 
     update rota.effects as e
-    set job_id = record_effect.job_id, lease_token = record_effect.lease_token,
-        recorded_at = v_now, expires_at = v_expires_at
-    where e.scope = record_effect.scope and e.key = record_effect.key;
+    set job_id = j.id, lease_token = j.lease_token, queue = j.queue, recorded_at = v_now,
+        expires_at = v_expires_at
+    from rota.jobs as j
+    where e.scope = record_effect.scope and e.key = record_effect.key
+      and j.id = record_effect.job_id;
     return true;
 end $$;
 
@@ -148,7 +152,7 @@ begin
     select e.* into v_effect from rota.effects as e
     where e.scope = settle_effect.scope and e.key = settle_effect.key
       and e.completed_at is null for update;
-    if not found or rota._jobs_outside_grants(array[v_effect.job_id], 'operator') <> '{}' then
+    if not found or rota._is_own_effect(v_effect, 'operator') is not true then
         raise exception using errcode = 'RT011',
             message = format('effect %s %L has no open record', scope, key),
             hint = 'rota.unknown_effects lists those that can be settled.';
@@ -179,14 +183,23 @@ begin
     perform rota._check_effect(scope, key);
     return query
     select e.completed_at is not null,
-        case when rota._jobs_outside_grants(array[e.job_id]) = '{}' then e.result end
+        case when rota._is_own_effect(e, 'worker') then e.result end
     from rota.effects as e
     where e.scope = effect_result.scope and e.key = effect_result.key;
 end $$;
 
 comment on function rota.effect_result is
     'Return whether a recorded effect is done, and with what result, unless the caller may not '
-    'see its queue; no row if there is no record; raises 22023.';
+    'work in its queue; no row if there is no record; raises 22023.';
+
+/* Whether an effect was recorded in a queue in which the caller may do this, or its job is
+ * there now. */
+create or replace function rota._is_own_effect(effect rota.effects, access text)
+    returns boolean language plpgsql stable as $$
+begin
+    return effect.queue = any(rota._allowed_queues(access))
+      or rota._jobs_outside_grants(array[effect.job_id], access) = '{}';
+end $$;
 
 create or replace function rota._check_effect(scope text, key text)
     returns void language plpgsql as $$

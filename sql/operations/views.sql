@@ -318,7 +318,8 @@ left join lateral (
     select h.job_type, h.status from rota.job_runs as h where h.id = e.job_id limit 1
 ) as r on true
 where e.completed_at is null
-  and (r.status is not null or (select rota.visible_queues()) is null)
+  and ((select rota.visible_queues()) is null
+    or e.queue = any((select rota.visible_queues())::text[]))
   and not exists (
       select from rota.jobs as j
       where j.id = e.job_id and j.lease_token = e.lease_token and j.status = 'running'

@@ -12,6 +12,7 @@ create table rota.effects (
     key text not null,
     job_id bigint not null,
     lease_token bigint not null,
+    queue text,
     recorded_at timestamptz not null default rota.now(),
     completed_at timestamptz,
     expires_at timestamptz not null,
@@ -32,4 +33,7 @@ comment on table rota.effects is
     'What must happen once outside of the database: a row before it, completed after it.';
 comment on column rota.effects.scope is 'What kind of effect; a name like that of a queue.';
 comment on column rota.effects.lease_token is 'The lease that holds the row, with job_id.';
+comment on column rota.effects.queue is
+    'That of the job at that time; the record outlives the job. Null if that was gone before '
+    'this column was there.';
 comment on column rota.effects.completed_at is 'Null while the outcome is not known.';

@@ -1020,8 +1020,51 @@ MAINTENANCE = (
         "sql/access/test_queue_grants.py",
         sql(
             "jobs/effects",
-            "case when rota._jobs_outside_grants(array[e.job_id]) = '{}' then e.result end",
+            "case when rota._is_own_effect(e, 'worker') then e.result end",
             "e.result",
+        ),
+    ),
+    mutant(
+        "effect-without-its-queue",
+        "A worker that is confined to a queue is not told what became of its own effects.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "jobs/effects",
+            "return effect.queue = any(rota._allowed_queues(access))\n      or",
+            "return",
+        ),
+    ),
+    mutant(
+        "effect-of-the-queue-before",
+        "A record that was taken over is of the queue of the job that had it before.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "jobs/effects",
+            "lease_token = j.lease_token, queue = j.queue,",
+            "lease_token = j.lease_token,",
+        ),
+    ),
+    mutant(
+        "what-is-gone-is-for-all",
+        "Who is confined to a queue may do anything with what a purged job of others left.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "base/queue_rights",
+            """
+        select i.id from unnest(_jobs_outside_grants.job_ids) as i (id)
+        where i.id is not null and not exists (
+            select from rota.jobs as j where j.id = i.id and j.queue = any(v_allowed)
+        ) and not exists (
+            select from rota.finished_jobs as f where f.id = i.id and f.queue = any(v_allowed)
+        )
+""",
+            """
+        select j.id from rota.jobs as j
+        where j.id = any(_jobs_outside_grants.job_ids) and j.queue <> all(v_allowed)
+        union all
+        select f.id from rota.finished_jobs as f
+        where f.id = any(_jobs_outside_grants.job_ids) and f.queue <> all(v_allowed)
+""",
         ),
     ),
     mutant(

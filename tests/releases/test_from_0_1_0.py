@@ -156,7 +156,9 @@ def test_an_upgrade_is_a_fresh_install_with_the_rows_of_before(
         assert rows(db, "select stage, status, result from rota.stage_runs") == [
             ("pay", "succeeded", {"paid": 1})
         ]
-        assert rows(db, "select scope, key from rota.effects") == [("mail", "k")]
+        assert rows(db, "select scope, key, queue from rota.effects") == [
+            ("mail", "k", "default")
+        ]
         assert rows(db, "select queue, max_attempts from rota.queues") == [("mail", 3)]
         assert rows(db, "select queue, reason from rota.pauses") == [("mail", "provider down")]
 

@@ -66,7 +66,11 @@ select f.xmin as written_by, f.definition, f.scheduled_for,
     f.fired_at as recorded_at
 from rota_0_1_0.fires as f;
 create view rota_0_1_0._effects as
-select e.xmin as written_by, e.*, e.kept_until as expires_at from rota_0_1_0.effects as e;
+select e.xmin as written_by, e.*, e.kept_until as expires_at, coalesce(
+        (select j.queue from rota_0_1_0.jobs as j where j.id = e.job_id),
+        (select f.queue from rota_0_1_0.finished_jobs as f where f.id = e.job_id limit 1)
+    ) as queue
+from rota_0_1_0.effects as e;
 create view rota_0_1_0._dependencies as
 select case when age(d.xmin) < age(j.xmin) then d.xmin else j.xmin end as written_by,
     d.parent_id, coalesce(j.first_job_id, j.id) as job_id

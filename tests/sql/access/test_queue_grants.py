@@ -565,9 +565,51 @@ def test_the_result_of_an_effect_is_not_told_to_a_worker_of_another_queue(db, ro
         value(db, "record_effect", **owner(job), scope="mail", key=queue)
         value(db, "complete_effect", **owner(job), scope="mail", key=queue, result=Jsonb(7))
 
-    told = {key: one(session(name), "effect_result", scope="mail", key=key) for key in "ab"}
+    worker = session(name)
 
-    assert told == {"a": (True, 7), "b": (True, None)}
+    def told() -> dict[str, Any]:
+        return {key: one(worker, "effect_result", scope="mail", key=key) for key in "ab"}
+
+    assert told() == {"a": (True, 7), "b": (True, None)}
+    # A record is kept for longer than its job, and tells the same to who works there.
+    db.execute("delete from rota.jobs")
+    assert told() == {"a": (True, 7), "b": (True, None)}
+
+
+def test_a_record_that_is_taken_over_is_of_the_queue_of_its_new_job(db, role, session):
+    for queue in "ba":
+        enqueue(db, queue=queue)
+        (job,) = claim(db, queues=[queue])
+        effect = {**owner(job), "scope": "mail", "key": "k"}
+        assert value(db, "record_effect", **effect, if_unknown="again")
+        if queue == "b":
+            one(db, "fail_job", **owner(job), error="e", fatal=True)
+    value(db, "complete_effect", **effect, result=Jsonb(7))
+    db.execute("delete from rota.jobs")
+
+    worker = session(confined(db, role, "a"))
+
+    assert one(worker, "effect_result", scope="mail", key="k") == (True, 7)
+
+
+def test_what_retention_has_removed_is_not_there_for_a_confined_operator(db, role, session):
+    name = role(accesses="operator")
+    value(db, "grant_queue", role=name, queue="a", access="operator")
+    operator = session(name)
+    for queue in "ab":
+        enqueue(db, queue=queue, ordering_key=queue)
+        (job,) = claim(db, queues=[queue])
+        value(db, "record_effect", **owner(job), scope="mail", key=queue)
+        one(db, "fail_job", **owner(job), error="e", fatal=True)
+    db.execute("delete from rota.finished_jobs")
+
+    with raises("RT011"):
+        value(operator, "settle_effect", scope="mail", key="b", outcome="done")
+    with raises("RT012"):
+        value(operator, "resume_ordering_key", ordering_key="b")
+
+    assert value(operator, "settle_effect", scope="mail", key="a", outcome="done")
+    assert value(db, "resume_ordering_key", ordering_key="b")
 
 
 def test_what_is_of_another_queue_is_not_there_for_a_confined_operator(db, role, session):
