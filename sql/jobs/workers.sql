@@ -20,6 +20,8 @@ begin
             hint = 'Upgrade the client: pip install ''rota>=0.2.0''.';
     end if;
     perform rota._check_names('queues', queues);
+    perform rota._check_queues('worker', queues);
+    perform rota._check_own_worker(worker);
     if job_types is not null then perform rota._check_names('job_types', job_types); end if;
     perform rota._check_number('concurrency', concurrency, 1, 2147483647, true);
 
@@ -57,15 +59,32 @@ comment on function rota.report_worker is
     'Record that a worker is alive, which job_types it takes and how many jobs at a time, for '
     'explain_job() and for readers of rota.worker_health.  backend_pid is the server process '
     'of its connection, as its driver knows it: once that is gone, so is the worker; behind a '
-    'pooler the two differ, and only its silence tells; raises 22023, and 0A000 for a version '
-    'of the client that this database does not work with.';
+    'pooler the two differ, and only its silence tells; raises 22023, 42501, and 0A000 for a '
+    'version of the client that this database does not work with.';
 
 create or replace function rota.deregister_worker(worker text)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_text('worker', worker, 255);
+    perform rota._check_own_worker(worker);
     delete from rota.workers as w where w.worker = deregister_worker.worker;
 end $$;
 
 comment on function rota.deregister_worker is
-    'Record that a worker has left; its leases stay as they are; raises 22023.';
+    'Record that a worker has left; its leases stay as they are; raises 22023, 42501.';
+
+/* Refuse to speak for a worker that takes none of the queues in which the caller may work. */
+create or replace function rota._check_own_worker(worker text)
+    returns void language plpgsql as $$
+begin
+    if exists (
+        select from rota.workers as w
+        where w.worker = _check_own_worker.worker
+          and not w.queues && rota._allowed_queues('worker')
+    ) then
+        raise exception using errcode = 'insufficient_privilege',
+            message = format('no right to speak for worker %L, which takes other queues',
+                worker),
+            hint = 'This role is confined to the queues that grant_queue() granted.';
+    end if;
+end $$;

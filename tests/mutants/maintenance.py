@@ -1025,6 +1025,22 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "worker-of-another-queue",
+        "A worker that is confined to a queue says that those of others are gone.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "jobs/workers",
+            "and not w.queues && rota._allowed_queues('worker')",
+            "and false",
+        ),
+    ),
+    mutant(
+        "reported-for-any-queue",
+        "A worker that is confined to a queue says that it takes jobs of others.",
+        "sql/access/test_queue_grants.py",
+        sql("jobs/workers", "perform rota._check_queues('worker', queues);", ""),
+    ),
+    mutant(
         "effect-without-its-queue",
         "A worker that is confined to a queue is not told what became of its own effects.",
         "sql/access/test_queue_grants.py",

@@ -21,6 +21,7 @@ from sql.helpers import (
     owners,
     raises,
     refused,
+    rows,
     run,
     running,
     scalar,
@@ -574,6 +575,27 @@ def test_the_result_of_an_effect_is_not_told_to_a_worker_of_another_queue(db, ro
     # A record is kept for longer than its job, and tells the same to who works there.
     db.execute("delete from rota.jobs")
     assert told() == {"a": (True, 7), "b": (True, None)}
+
+
+def test_a_confined_worker_speaks_for_workers_of_its_queues_only(db, role, session):
+    """What is said of workers is what explain_job() and doctor() tell of their queues."""
+    about = {"host": "h", "pid": 1, "version": "1"}
+    for name, queues in {"b": ["b"], "ab": ["a", "b"], "a": ["a"]}.items():
+        value(db, "report_worker", worker=name, queues=queues, **about)
+    before = rows(db, "select * from rota.workers where worker = 'b'")
+    worker = session(confined(db, role, "a"))
+
+    for name, queues in {"b": ["a"], "new": ["b"], "a": ["a", "b"]}.items():
+        with raises(FORBIDDEN):
+            value(worker, "report_worker", worker=name, queues=queues, **about)
+    with raises(FORBIDDEN):
+        value(worker, "deregister_worker", worker="b")
+
+    assert rows(db, "select * from rota.workers where worker = 'b'") == before
+    for name in ("a", "ab", "mine"):
+        value(worker, "report_worker", worker=name, queues=["a"], **about)
+        value(worker, "deregister_worker", worker=name)
+    assert rows(db, "select worker from rota.workers") == [("b",)]
 
 
 def test_a_record_that_is_taken_over_is_of_the_queue_of_its_new_job(db, role, session):
