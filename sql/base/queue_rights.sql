@@ -2,8 +2,9 @@
  * base/queue_rights.sql -- whether the caller may use a queue.
  *
  * grant_queue() (access/queue_grants.sql) confines a role to some queues.  A call first
- * checks whether its caller is confined at all, which is one scan of a small table, and looks
- * at queues of jobs only if so.
+ * checks whether its caller is confined at all, and looks at queues of jobs only if so.  For
+ * that it asks of a few grants whether the caller is a member of their roles, and where there
+ * are many, for the grants of the roles of which the caller is a member.
  *
  * A function that runs with its owner's rights does not see who called it as current_user.
  * The caller is the role set by `set role`, else the session user.  A caller can set only a
@@ -28,26 +29,39 @@ $$;
  * the role that is set, itself or as a member of others, or, if it never was granted any, those
  * of the session user.  A superuser is a member of every role, and confined by none. */
 create or replace function rota._allowed_queues(access text)
-    returns text[] language plpgsql stable as $$
+    returns text[] language plpgsql stable set enable_seqscan = off as $$
 declare
+    c_owners constant oid := 'pg_database_owner'::regrole::oid;
     v_role name;
+    v_roles oid[];
     v_queues text[];
 begin
     if not exists (
-        select from rota.queue_grants as g
-        where g.access = _allowed_queues.access and rota._may_confine(g.role)
+        select from rota.configured_names as c
+        where c.name = 'access ' || _allowed_queues.access and rota._may_confine(c.role)
     ) then
         return null;
     end if;
     foreach v_role in array
         array_remove(array[nullif(current_setting('role'), 'none')::name, session_user], null)
     loop
+        -- Those of which it is a member, as pg_has_role() has it.
+        v_roles := array(
+            with recursive found (id) as (
+                select quote_ident(v_role)::regrole::oid
+                union
+                select m.roleid from found as f join pg_auth_members as m on m.member = f.id
+            )
+            select f.id from found as f
+        ) || case when pg_has_role(v_role, c_owners, 'member') then c_owners end;
         select case when count(*) > 0
             then coalesce(array_agg(g.queue) filter (where g.revoked_at is null), '{}') end
         into v_queues from rota.queue_grants as g
-        where g.access = _allowed_queues.access and pg_has_role(v_role, g.role::oid, 'member')
-          and not exists (select from pg_roles as r where r.rolname = v_role and r.rolsuper);
-        exit when v_queues is not null;
+        where g.role = any(v_roles) and g.access = _allowed_queues.access;
+        exit when v_queues is not null and not exists (
+            select from pg_roles as r where r.rolname = v_role and r.rolsuper
+        );
+        v_queues := null;
     end loop;
     return case when '*' <> all(v_queues) then v_queues end;
 end $$;

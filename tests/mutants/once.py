@@ -98,6 +98,51 @@ ONCE = (
         ),
     ),
     mutant(
+        "grants-listed-without-end",
+        "Each grant of a queue to a role makes the calls of all others slower.",
+        "sql/access/test_queue_grants.py",
+        sql("base/configured", "where not g.are_many on conflict", "on conflict"),
+    ),
+    mutant(
+        "many-grants-confine-nobody",
+        "Where there are many grants, those that come confine nobody.",
+        "sql/access/test_queue_grants.py",
+        sql("base/configured", "case when g.listed < 15 then", "case when true then"),
+        sql("base/configured", "where not g.are_many on", "where g.listed < 15 on"),
+    ),
+    mutant(
+        "pause-taken-for-a-grant",
+        "Grants that came while all queues were paused confine nobody once they are not.",
+        "sql/base/test_configured.py",
+        sql(
+            "base/configured",
+            "where c.name = v_name and tg_table_name = 'queue_grants'\n"
+            "              and c.source ^@ 'queue_grants '",
+            "where c.name = v_name and tg_table_name = 'queue_grants'",
+        ),
+    ),
+    mutant(
+        "members-of-members-are-free",
+        "Who is a member of a member of a confined role is confined by none.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "base/queue_rights",
+            "select m.roleid from found as f join pg_auth_members as m on m.member = f.id",
+            "select m.roleid from pg_auth_members as m "
+            "where m.member = quote_ident(v_role)::regrole::oid",
+        ),
+    ),
+    mutant(
+        "owners-of-the-database-are-free",
+        "Who owns the database is not confined as its owners are.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "base/queue_rights",
+            "|| case when pg_has_role(v_role, c_owners, 'member') then c_owners end;",
+            ";",
+        ),
+    ),
+    mutant(
         "grants-wait-for-each-other",
         "Two grants of queues to different roles wait for each other.",
         "races/test_strangers.py",

@@ -209,7 +209,78 @@ USES = {
     "worker": lambda db, queue: claim(db, queues=[queue]),
     "producer": lambda db, queue: enqueue(db, queue=queue),
 }
-each_access = pytest.mark.parametrize("access", USES)
+MANY = 40
+
+
+@pytest.fixture(params=[0, MANY], ids=["few grants", "many grants"])
+def others(db: Db, request: pytest.FixtureRequest) -> None:
+    """Grants to a role of which nobody is a member, as many tenants have them."""
+    for access in USES:
+        for number in range(request.param):
+            queue = f"of-{number}"
+            call(db, "grant_queue", role="pg_signal_backend", queue=queue, access=access)
+
+
+def each_access(test: Any) -> Any:
+    return pytest.mark.parametrize("access", USES)(pytest.mark.usefixtures("others")(test))
+
+
+@each_access
+def test_who_is_a_member_of_no_confined_role_may_use_all_queues(db, role, session, access):
+    confined(db, role, "a", access=access)
+
+    USES[access](session(role(member_of=role())), "b")
+
+
+@each_access
+def test_members_of_members_are_confined_as_the_role_is(db, role, session, access):
+    """Also by a membership that inherits nothing."""
+    team = role(member_of=confined(db, role, "a", access=access))
+    member = role(member_of=team)
+    db.execute(f"alter role {member} noinherit")
+    if db.info.server_version >= 160000:
+        db.execute(f"grant {team} to {member} with inherit false, set false")
+
+    USES[access](session(member), "a")
+    with raises(FORBIDDEN):
+        USES[access](session(member), "b")
+
+
+@each_access
+def test_who_owns_the_database_is_confined_as_owners_are(db, role, session, access):
+    name = role()
+    database = scalar(db, "select current_database()")
+    before = scalar(db, "select datdba::regrole::text from pg_database where datname = %s",
+        database)  # fmt: skip
+    value(db, "grant_queue", role="pg_database_owner", queue="a", access=access)
+    USES[access](session(name), "b")
+    db.execute(f'alter database {database} owner to "{name}"')
+
+    with raises(FORBIDDEN):
+        USES[access](session(name), "b")
+    with raises(FORBIDDEN):
+        USES[access](session(role(member_of=name)), "b")
+    db.execute(f'alter database {database} owner to "{before}"')
+
+
+@pytest.mark.parametrize("access", USES)
+def test_grants_to_very_many_roles_cost_others_nothing(db, role, session, access):
+    db.execute(
+        "select rota.grant_queue('pg_signal_backend', 'q' || n, a) from generate_series(1, 500)"
+        " as n, unnest('{worker,producer}'::text[]) as a"
+    )
+    free = session(role())
+    read = """
+        select sum(pg_stat_get_xact_tuples_returned(t)) from unnest(
+            '{rota.configured_names,rota.queue_grants}'::regclass[]) as t
+    """
+    for _ in range(6):  # with any plan
+        USES[access](free, "b")
+
+    with free.transaction():
+        before = scalar(free, read)
+        USES[access](free, "b")
+        assert scalar(free, read) - before < 100
 
 
 @each_access

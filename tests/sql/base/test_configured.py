@@ -46,6 +46,19 @@ def test_what_is_set_is_listed_until_it_is_not_set_any_more(db):
     assert lengths[-1] == 3
 
 
+def test_of_many_grants_some_are_listed_and_one_that_stands_for_the_others(db):
+    one(db, "pause_all")
+    for number in range(20):
+        one(db, "grant_queue", role="postgres", queue=f"q{number}", access="worker")
+    listed = "select count(*), count(*) - count(role) as roleless from rota.configured_names"
+    listed += " where name = 'access worker' and source ^@ 'queue_grants '"
+
+    assert rows(db, listed) == [(16, 1)]
+    one(db, "resume_all")
+    assert rows(db, listed) == [(16, 1)]
+    assert len(rows(db, LISTED)) == 16
+
+
 def test_a_setting_that_is_rolled_back_is_not_listed(db):
     db.execute("begin")
     one(db, "set_limit", job_type="charge", max_running=3)
