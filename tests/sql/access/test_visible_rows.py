@@ -190,6 +190,38 @@ def test_the_planner_shows_a_confined_observer_no_samples_of_other_queues(
     assert {"error b", '{"of": "b1"}'} <= set(told)  # or the question proves nothing
 
 
+@pytest.mark.parametrize("right", ["bypassrls", "member"])
+def test_a_role_that_dumps_the_database_needs_more_than_to_read_all(
+    db: Db, admin: Db, connect: Callable[..., Db], right: str
+) -> None:
+    """As pg_dump, it would rather fail than leave out rows."""
+    backup = f"backup_{scalar(db, 'select current_database()')}"
+    (owned_by,) = rows(db, "select nspowner::regrole from pg_namespace where nspname = 'rota'")[
+        0
+    ]
+    admin.execute(f"create role {backup}; grant pg_read_all_data to {backup}")
+    session = connect()
+    session.execute(f"set session authorization {backup}; set row_security = off")
+    tables = rows(
+        db,
+        "select oid::regclass::text from pg_class"
+        " where relnamespace = 'rota'::regnamespace and relkind = 'r'",
+    )
+    try:
+        with raises("42501"):
+            session.execute("select from rota.queues")
+        admin.execute(
+            f"alter role {backup} bypassrls"
+            if right == "bypassrls"
+            else f"grant {owned_by} to {backup}"
+        )
+        for (table,) in tables:
+            session.execute(f"select from {table}")
+    finally:
+        session.close()
+        admin.execute(f"drop role {backup}")
+
+
 def test_a_plan_that_is_used_again_shows_what_may_be_seen_now(
     db: Db, observers: tuple[Db, Db]
 ) -> None:
