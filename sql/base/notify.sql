@@ -108,6 +108,18 @@ create or replace function rota._result_channel(job_id bigint)
 begin return 'rota_result_' || job_id::text; end;
 $$;
 
+/* Take a lock of the session that others share; false if one keeps it to itself.  Each session
+ * that looks has it for a moment; but anybody who may connect can lock it, and for ever. */
+create or replace function rota._share_lock(class integer, key integer)
+    returns boolean language plpgsql as $$
+begin
+    for v_try in 1..5 loop
+        if pg_try_advisory_lock_shared(class, key) then return true; end if;
+        perform pg_sleep(0.001);
+    end loop;
+    return false;
+end $$;
+
 /* The channel of a listen slot, which needs no quotes. */
 create or replace function rota._channel(key integer, slot integer)
     returns text language plpgsql immutable as $$

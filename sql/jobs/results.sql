@@ -36,9 +36,11 @@ begin
     );
     -- Once for each job that the session waits for.  On a standby none would see them.
     if active and not v_holds and not pg_is_in_recovery() then
-        perform pg_advisory_lock_shared(1919907970, 0);
-        perform pg_advisory_lock_shared(1919907971, hashint8(job_id));
-        v_holds := true;
+        v_holds := rota._share_lock(1919907970, 0);
+        if v_holds and not rota._share_lock(1919907971, hashint8(job_id)) then
+            perform pg_advisory_unlock_shared(1919907970, 0);
+            v_holds := false;
+        end if;
     end if;
     channel := rota._result_channel(job_id);
     select f.id is not null, coalesce(f.status, j.status), f.result, f.error_type, f.last_error,

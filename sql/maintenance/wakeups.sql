@@ -159,8 +159,7 @@ begin
         end if;
         -- After the slot: from here on producers look for it.
         if v_slot is not null or v_key = hashtext('') then
-            if '0 ' || v_key::text <> all(v_held) then
-                perform pg_advisory_lock_shared(1919907936, v_key);
+            if '0 ' || v_key::text <> all(v_held) and rota._share_lock(1919907936, v_key) then
                 v_held := v_held || ('0 ' || v_key::text);
             end if;
             v_kept := v_kept || ('0 ' || v_key::text);

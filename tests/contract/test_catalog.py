@@ -114,7 +114,8 @@ LOCKS = {
     "end_queue_move": {"pg_advisory_xact_lock"},
     "_lock_move": {"pg_try_advisory_xact_lock"},
     "_leap": {"pg_advisory_lock", "pg_advisory_unlock"},
-    "_take_listen_slots": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
+    "_share_lock": {"pg_try_advisory_lock_shared"},
+    "_take_listen_slots": {"pg_try_advisory_lock"},
     "_give_up": {"pg_advisory_unlock", "pg_advisory_unlock_shared"},
     "_held_locks": {"advisory"},
     "_try_lock_key": {"pg_try_advisory_xact_lock"},
@@ -132,7 +133,7 @@ LOCKS = {
     "_notify_for": _GLANCE,
     "_archive_jobs": _GLANCE,
     "_notify_results": _GLANCE,
-    "wait_for_result": {"advisory", "pg_advisory_lock_shared", "pg_advisory_unlock_shared"},
+    "wait_for_result": {"advisory", "pg_advisory_unlock_shared"},
 }
 # Neither is possible where a procedure commits: it runs as its caller, on a path of its own.
 COMMITTING = ["tick_loop"]

@@ -98,6 +98,27 @@ ONCE = (
         ),
     ),
     mutant(
+        "waits-for-a-stranger",
+        "Anybody who may connect keeps all that wait for jobs or results hanging.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "base/notify",
+            "if pg_try_advisory_lock_shared(class, key) then return true; end if;",
+            "perform pg_advisory_lock_shared(class, key); return true;",
+        ),
+    ),
+    mutant(
+        "half-of-two-locks",
+        "Who waits for a result without the lock of its job keeps that of all.",
+        "sql/jobs/test_results.py",
+        sql(
+            "jobs/results",
+            "            perform pg_advisory_unlock_shared(1919907970, 0);\n"
+            "            v_holds := false;",
+            "            v_holds := false;",
+        ),
+    ),
+    mutant(
         "grants-listed-without-end",
         "Each grant of a queue to a role makes the calls of all others slower.",
         "sql/access/test_queue_grants.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from psycopg.types.json import Jsonb
 
 from sql.helpers import claim, enqueue, one, owner, raises, refused, rows, scalar, value
@@ -32,6 +33,22 @@ def test_the_end_of_a_job_is_notified_to_who_waits(db, connect):
     told = one(waiter, "wait_for_result", job_id=job_id)
     assert (told.is_ended, told.status, told.result) == (True, "succeeded", {"a": 1})
     assert scalar(db, LOCKS) == 0
+
+
+@pytest.mark.own_session
+@pytest.mark.parametrize("lock", ["1919907970, 0", "1919907971, hashint8({})"])
+def test_a_stranger_that_keeps_the_locks_keeps_nobody_waiting(db, connect, lock):
+    job_id = enqueue(db)
+    stranger, waiter = connect(), connect()
+    stranger.execute(f"select pg_advisory_lock({lock.format(job_id)})")
+    waiter.execute("set statement_timeout = '20s'")
+
+    assert one(waiter, "wait_for_result", job_id=job_id).status == "queued"
+    assert scalar(db, LOCKS) == 1  # that of the stranger
+
+    stranger.execute("select pg_advisory_unlock_all()")
+    one(waiter, "wait_for_result", job_id=job_id)
+    assert scalar(db, LOCKS) == 2
 
 
 def test_every_kind_of_end_is_notified(db, connect):

@@ -172,6 +172,22 @@ def test_wait_for_jobs_leaves_the_locks_of_the_application_alone(db):
     assert locks(db) == 6
 
 
+def test_a_stranger_that_keeps_the_idle_locks_keeps_no_worker_waiting(db, connect):
+    stranger, worker = connect(), connect()
+    stranger.execute(
+        "select pg_advisory_lock(1919907936, hashtext(q))"
+        " from unnest(array['default', '']) as q"
+    )
+    worker.execute("set statement_timeout = '20s'")
+
+    sleeper = Sleeper(worker)
+
+    stranger.execute("select pg_advisory_unlock_all()")
+    sleeper.wait()
+    enqueue(db)
+    assert sleeper.heard() == ["default"]
+
+
 def test_wait_for_jobs_finds_the_locks_that_a_rollback_left(db):
     db.execute("begin")
     one(db, "wait_for_jobs")
