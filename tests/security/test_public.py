@@ -170,6 +170,30 @@ def test_views_run_with_the_rights_of_the_owner_and_never_bend(db: Db) -> None:
     ]  # fmt: skip
 
 
+BARRIERS = """
+    select c.relname::text from pg_rewrite as r join pg_class as c on c.oid = r.ev_class
+    where c.reloptions = '{security_barrier=true}' and c.relnamespace = %s::regnamespace
+      -- The last one is that of the view itself.
+      and (substring(r.ev_action, '.*:setOperations (.)') = '{') = %s order by 1
+"""
+
+
+def test_no_barrier_is_a_union(db: Db) -> None:
+    """The server takes such a view apart, and asks the caller's conditions of all rows."""
+    db.execute("""
+        create schema trap;
+        create view trap.union_of_two with (security_barrier = true) as
+            select 1 as one union all select 2;
+        create view trap.plain with (security_barrier = true) as
+            select * from (select 1 as one union all select 2) as u where u.one = 1
+    """)
+
+    assert rows(db, BARRIERS, "trap", True) == [("union_of_two",)]
+    assert rows(db, BARRIERS, "trap", False) == [("plain",)]
+    assert rows(db, BARRIERS, "rota", True) == []
+    assert len(rows(db, BARRIERS, "rota", False)) >= 10
+
+
 def test_what_an_upgrade_adds_is_not_for_public(
     owner: str, psql: Psql, sql_dir: Path, tmp_path: Path
 ) -> None:
