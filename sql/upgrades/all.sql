@@ -42,8 +42,12 @@ begin
             message = 'what is installed is neither 0.1.0 nor 0.2.0, but a state in between',
             hint = 'Nothing upgrades it.  Install into a new database, or uninstall it first.';
     end if;
-    -- An upgrade may have been interrupted before its last step.
-    drop schema if exists rota_0_1_0 cascade;
+    -- An upgrade may have been interrupted before its last step.  One of a stranger stays.
+    if exists (
+        select from pg_namespace as n where n.nspname = 'rota_0_1_0' and n.nspowner = v_owner
+    ) then
+        drop schema rota_0_1_0 cascade;
+    end if;
     perform set_config('rota.installed_version', rota.version(), true);
     perform rota._note_drift();
 end $$;

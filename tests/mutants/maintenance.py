@@ -18,6 +18,16 @@ MAINTENANCE = (
         sql("upgrades/all", "for v_try in 1..25 loop", "for v_try in 1..0 loop"),
     ),
     mutant(
+        "schema-of-a-stranger-stops-it",
+        "Anybody who may create a schema stops each install by the name of an old one.",
+        "security/test_hostile_install.py",
+        sql(
+            "upgrades/all",
+            "where n.nspname = 'rota_0_1_0' and n.nspowner = v_owner",
+            "where n.nspname = 'rota_0_1_0'",
+        ),
+    ),
+    mutant(
         "tick-reads-failures-for-each-breaker",
         "Each tick reads the newest 5000 failures once more for each breaker.",
         "sql/jobs/test_retries.py",

@@ -169,6 +169,25 @@ def test_a_schema_of_a_stranger_is_refused(
     assert dumped() == before
 
 
+@pytest.mark.parametrize("who", ["installer", "superuser"])
+def test_a_schema_that_is_called_like_an_old_one_stays_and_stops_no_install(
+    request: pytest.FixtureRequest,
+    installer: str,
+    stranger: str,
+    psql: Any,
+    sql_dir: Path,
+    who: str,
+) -> None:
+    """An upgrade leaves one of that name behind, which the next install removes."""
+    psql(installer, "-f", sql_dir / "install.sql")
+    psql(stranger, "-c", "create schema rota_0_1_0 create table mine (id bigint)")
+    options = {"installer": [], "superuser": ["-c", "set role rota_installer"]}[who]
+
+    psql(request.getfixturevalue(who), *options, "-f", sql_dir / "install.sql")
+
+    psql(stranger, "-c", "insert into rota_0_1_0.mine values (1)")
+
+
 @pytest.mark.slow
 def test_a_rota_of_a_stranger_is_refused_to_a_superuser(
     superuser: str, stranger: str, dumped: Any, psql: Any, sql_dir: Path
