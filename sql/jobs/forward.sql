@@ -59,7 +59,10 @@ begin
             'idempotency_key', idempotency_key, 'unique_for', unique_for, 'on_conflict',
             nullif(on_conflict, 'keep'), 'updated_at', updated_at, 'max_wait', max_wait,
             'ordering_key', ordering_key, 'skip_dead', nullif(skip_dead, false), 'limit_key',
-            limit_key, 'time_limit', time_limit, 'expires_at', expires_at, 'headers', headers))
+            limit_key, 'time_limit', time_limit, 'expires_at', expires_at, 'headers', headers,
+            -- The forwarder may enqueue to more queues there.
+            'only_queues', case when on_conflict <> 'keep' then
+                rota._allowed_queues('producer') end))
         || jsonb_build_object('payload', payload);
     -- A line of its own for each database; null without a key.
     v_line := 'forward:' || database::text || ':' || case

@@ -183,8 +183,19 @@ begin
         begin
             perform rota._check_queues_of(v_jobs, 'worker');
             v_new_ids := case when v_move_id > 0 then rota._take_in(move, v_jobs)
-                else array(select m.job_id from rota.enqueue_many(v_jobs) as m
-                    order by m.ordinal) end;
+                else array(
+                    select m.job_id
+                    from rota.enqueue_many((
+                        select jsonb_agg(e.job - 'only_queues' order by e.n)
+                        from jsonb_array_elements(v_jobs) with ordinality as e (job, n)
+                    )) as m
+                    order by m.ordinal
+                ) end;
+            perform rota._refuse('on_conflict', 'must be keep, since the key is that of a job '
+                'of a queue to which the producer may not enqueue')
+            from jsonb_array_elements(v_jobs) with ordinality as e (job, n)
+            join rota.jobs as j on j.id = v_new_ids[e.n]
+            where e.job ? 'only_queues' and not e.job -> 'only_queues' ? j.queue limit 1;
             -- enqueue_many() asks for the right to enqueue, and not for that to work.
             perform rota._check_queues('worker', array(
                 select j.queue from jsonb_array_elements(v_jobs) with ordinality as e (job, n)

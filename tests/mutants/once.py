@@ -462,6 +462,12 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "changed-by-what-is-carried",
+        "A producer that is confined to a queue changes jobs of others in another database.",
+        "sql/access/test_queue_grants.py",
+        sql("jobs/receive", "e.job ? 'only_queues' and", "false and"),
+    ),
+    mutant(
         "moved-in-by-anybody",
         "A worker that is confined to a queue brings ids and effects of others.",
         "sql/access/test_queue_grants.py",

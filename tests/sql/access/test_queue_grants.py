@@ -388,6 +388,36 @@ def test_a_confined_producer_sends_jobs_to_its_queues_in_other_databases_only(
         call(db, "grant_queue", role=role(), queue="forward:6", access="producer")
 
 
+def test_a_confined_producer_changes_no_job_of_another_queue_in_another_database(
+    db, role, session
+):
+    """The forwarder that carries his job there may enqueue to all queues."""
+    there = {queue: enqueue(db, queue=queue, idempotency_key=queue) for queue in "ab"}
+    value(db, "set_database_number", number=5)
+    producers = {
+        "confined": session(confined(db, role, "a", access="producer")),
+        "free": session(role()),
+    }
+    told = {}
+    for who, producer in producers.items():
+        for key in "ab":
+            new = {"job_type": "x", "queue": "a", "idempotency_key": key}
+            value(producer, "enqueue_to", database=6, on_conflict="replace", **new,
+                payload={"of": who})  # fmt: skip
+            (carried,) = call(db, "take_forwards", worker="w", database=6)
+            # Pretend that this is the other one.
+            jobs = {"jobs": f"[{carried.job}]", "enqueue_times": [carried.created_at]}
+            (row,) = call(db, "receive_jobs", database=5, job_ids=[carried.job_id], **jobs)
+            told[who, key] = row.job_id or row.error_code
+
+    assert told == {
+        ("confined", "a"): there["a"],
+        ("confined", "b"): "22023",
+        ("free", "a"): there["a"],
+        ("free", "b"): there["b"],
+    }
+
+
 def test_a_confined_worker_receives_jobs_of_its_queues_only(db, role, session):
     value(db, "set_database_number", number=5)
     worker = session(confined(db, role, "a"))
