@@ -128,6 +128,9 @@ def test_an_upgrade_is_a_fresh_install_with_the_rows_of_before(
             "select has_table_privilege('by_hand', 'rota.dead_jobs', 'select'),"
             " has_table_privilege('by_hand', 'rota.effects', 'select')",
         ) == [(True, False)]
+    with psycopg.connect(server.url(conninfo_to_dict(old)["dbname"])) as db:
+        db.execute("set role by_hand")
+        assert rows(db, "select count(*) from rota.dead_jobs") == [(1,)]
     assert "finish_job" in granted
     assert not {name for name in granted if name.startswith("_") or name == "tick"}
     with psycopg.connect(server.url(conninfo_to_dict(old)["dbname"])) as db:

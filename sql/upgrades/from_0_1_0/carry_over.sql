@@ -357,6 +357,15 @@ begin
         where a.grantee <> n.owner and a.grantee <> 0
           and a.grantee::regrole::text not in (
             'rota_producer', 'rota_worker', 'rota_operator', 'rota_observer')
+        union
+        -- Who reads views asks these, which 0.1.0 did not have.
+        select distinct format('grant execute on function %s to %s', p.oid::regprocedure,
+            a.grantee::regrole)
+        from pg_class as c cross join lateral aclexplode(c.relacl) as a
+        join pg_proc as p on p.pronamespace = 'rota'::regnamespace
+          and p.proname in ('visible_queues', 'sees_all_queues')
+        where c.relnamespace = 'rota_0_1_0'::regnamespace and c.relkind in ('r', 'p', 'v')
+          and a.privilege_type = 'SELECT' and a.grantee <> c.relowner and a.grantee <> 0
         order by 1
     loop
         execute v_grant;
