@@ -23,7 +23,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from rota import AsyncJob, Registry
+from rota import AsyncJob, Job, Registry
 from rota.cli import main, many
 from rota.cli.health import serve_health
 from rota.cli.output import PlainText
@@ -154,20 +154,19 @@ async def until(condition: Callable[[], bool]) -> None:
 def run_together(
     urls: list[str],
     concurrency: int,
-    handler: Callable[[AsyncJob], Awaitable[None]],
+    handler: Callable[[Any], Awaitable[None] | None],
     meanwhile: Callable[[], Awaitable[None]],
     shared: Places | None = None,
+    batch: int | None = None,
 ) -> None:
     """Run a worker for each database, with shared places, until *meanwhile* has ended."""
 
     async def main() -> None:
         registry = Registry()
         registry.add("x", handler)
-        places = shared or Places(concurrency)
-        workers = [
-            Worker(url, registry, concurrency=concurrency, places=places, poll_interval=0.2)
-            for url in urls
-        ]
+        options: Any = {"batch": batch, "poll_interval": 0.2}
+        options["places"] = shared or Places(concurrency)
+        workers = [Worker(url, registry, **options) for url in urls]
         tasks = [asyncio.create_task(worker.run_async()) for worker in workers]
         try:
             await meanwhile()
@@ -222,6 +221,37 @@ def test_a_long_backlog_leaves_the_others_their_floors(make, monkeypatch):
     # Each third of the jobs, but for what the long one took while the others came.
     assert ended[0][0] <= 24 + 16
     assert max(each[0] for each in seen) == 6
+
+
+@pytest.mark.slow
+def test_a_thread_leaves_its_place_to_another_database(make, monkeypatch):
+    """Of two places one had all the others' jobs in hand when the second database got one."""
+    monkeypatch.setattr("rota.worker.fetcher.HUNGRY_FOR", 60.0)
+    urls = [make(f"many{n}") for n in (21, 22)]
+    enqueue(urls[0], 0, 6)
+    begun: list[int] = []
+    gate = threading.Semaphore(0)
+
+    def handler(job: Job) -> None:
+        begun.append(job.payload["n"])
+        assert gate.acquire(timeout=30)
+
+    def is_claimed(url: str) -> bool:
+        with psycopg.connect(url) as db:
+            return bool(db.execute("select from rota.running_jobs").fetchall())
+
+    async def watch() -> None:
+        await until(lambda: len(begun) == 2)
+        enqueue(urls[1], 1, 1)
+        await until(lambda: is_claimed(urls[1]))
+        gate.release()
+        await until(lambda: len(begun) == 3)
+        gate.release(6)
+        await until(lambda: len(begun) == 7)
+
+    run_together(urls, 2, handler, watch, batch=6)
+
+    assert begun[:3] == [0, 0, 1]
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ import pytest
 
 import rota
 from rota import AsyncJob, Client, Job, Registry
-from rota.worker.executor import AHEAD, MAX_BATCH, WINDOW, Prefetch, Threads
+from rota.worker.events import Outcome, run_sync
+from rota.worker.executor import AHEAD, MAX_BATCH, WINDOW, Prefetch
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
@@ -187,11 +188,13 @@ def test_jobs_run_while_a_finish_is_under_way(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_async", [True, False])
 def test_no_job_begins_while_very_many_ends_are_not_reported(
     client: Client,
     db: psycopg.Connection[Any],
     background: Background,
     monkeypatch: pytest.MonkeyPatch,
+    is_async: bool,
 ) -> None:
     monkeypatch.setattr("rota.worker.completer.MAX_SIZE", 30)
     finish_jobs = rota.AsyncClient.finish_jobs
@@ -204,14 +207,22 @@ def test_no_job_begins_while_very_many_ends_are_not_reported(
             await asyncio.sleep(0.01)
         return await finish_jobs(self, *args)
 
-    @registry.handler("large")
-    async def large(job: AsyncJob) -> str:
+    workers: list[rota.Worker] = []
+
+    def large(job: Job) -> str:
+        begun.append(job.job_id)
+        wait_until(lambda: workers and not workers[0]._executor._ended)
+        return "ten chars."
+
+    async def large_in_loop(job: AsyncJob) -> str:
         begun.append(job.job_id)
         return "ten chars."
 
+    registry.add("large", large_in_loop if is_async else large)
+
     monkeypatch.setattr(rota.AsyncClient, "finish_jobs", slow)
     client.enqueue_many([{"job_type": "large"}] * 50)
-    background(registry, concurrency=1, batch=50)
+    workers.append(background(registry, concurrency=1, batch=50).worker)
 
     wait_until(lambda: len(begun) >= 3)
     time.sleep(0.2)
@@ -254,31 +265,105 @@ def test_a_thread_is_used_again(client: Client, drain: Drain) -> None:
     wait_until(lambda: not any(t.name == "rota-job" for t in threading.enumerate()))
 
 
-def test_threads_tell_what_a_function_raises_and_go_on() -> None:
-    async def use() -> list[Any]:
-        threads = Threads()
-        answers: list[Any] = []
-        has_three = asyncio.Event()
+def test_a_thread_that_raises_ends_its_job_and_goes_on(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception that something else raises in a thread may come at any place."""
+    registry = Registry()
+    registry.add("note", lambda job: None)
 
-        def note(answer: Any) -> None:
-            answers.append(answer)
-            if len(answers) == 3:
-                has_three.set()
-
-        def leave() -> None:
+    def break_first(handler: Callable[[Job], object], job: Job) -> Outcome:
+        if job.payload["n"] == 0:
             raise SystemExit
+        return run_sync(handler, job)
 
-        for function in (lambda: 1, leave, lambda: 2):
-            threads.run(function, note)
-        await asyncio.wait_for(has_three.wait(), 10)
-        assert not threads
-        threads.close()
-        return answers
+    monkeypatch.setattr("rota.worker.executor.run_sync", break_first)
+    note = {"job_type": "note", "max_attempts": 1}
+    client.enqueue_many([{**note, "payload": {"n": n}} for n in range(3)])
+    drain(registry, concurrency=1)
 
-    answers = asyncio.run(use())
+    rows = db.execute("select status, error_type from rota.finished_jobs order by id")
+    assert rows.fetchall() == [("dead", "SystemExit"), ("succeeded", None), ("succeeded", None)]
 
-    assert {1, 2} < set(answers)
-    assert [type(answer) for answer in answers].count(SystemExit) == 1
+
+def test_a_thread_goes_on_while_the_loop_is_blocked(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But not with all that is held: six jobs end of which the loop does not hear."""
+    monkeypatch.setattr("rota.worker.executor.MAX_ENDED", 5)
+    registry = Registry()
+    is_blocked, go_on = threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    @registry.handler("blocks")
+    async def blocks(job: AsyncJob) -> None:
+        is_blocked.set()
+        assert go_on.wait(30)
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        assert is_blocked.wait(30)
+        ran.append(job.job_id)
+
+    client.enqueue_many([{"job_type": "blocks"}] + [{"job_type": "plain"}] * 20)
+    worker = background(registry, concurrency=2, batch=21).worker
+    wait_until(lambda: ran and not worker._executor.busy_threads, "a thread without a job")
+    ended_meanwhile = len(ran)
+    go_on.set()
+
+    wait_until(lambda: _counts(db) == {"succeeded": 21})
+    assert ended_meanwhile == 6
+
+
+def test_plain_and_async_handlers_begin_in_one_order(client: Client, drain: Drain) -> None:
+    """A thread takes no plain job that stands behind an async one."""
+    registry = Registry()
+    begun: list[int] = []
+    registry.add("plain", lambda job: begun.append(job.job_id))
+    registry.handler("async")(_noting(begun))
+    kinds = ["plain", "plain", "async", "plain", "async", "async", "plain", "plain"] * 5
+    client.enqueue_many([{"job_type": kind} for kind in kinds])
+
+    drain(registry, concurrency=1, batch=len(kinds))
+
+    assert len(begun) == len(kinds)
+    assert begun == sorted(begun)
+
+
+def test_a_handler_that_was_given_up_has_no_place_for_another(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second job has its place when it ends, and the third waits for that of the second."""
+    monkeypatch.setattr(rota.Worker, "_reason_to_retire", lambda self: None)
+    registry = Registry()
+    jobs: list[Job] = []
+    gates = [threading.Event() for _ in range(3)]
+
+    @registry.handler("waits")
+    def waits(job: Job) -> None:
+        jobs.append(job)
+        assert gates[job.payload["n"]].wait(30)
+
+    client.enqueue_many([{"job_type": "waits", "payload": {"n": n}} for n in range(3)])
+    worker = background(registry, concurrency=1, batch=3).worker
+    wait_until(lambda: len(jobs) == 1)
+    assert worker._loop is not None
+    worker._loop.call_soon_threadsafe(worker._executor._give_up_hung, jobs[0])
+    wait_until(lambda: len(jobs) == 2)
+    gates[0].set()
+    gates[2].set()
+    wait_until(lambda: worker._executor.busy_threads == 1, "the end of the first")
+    begun_meanwhile = len(jobs)
+    gates[1].set()
+
+    wait_until(lambda: _counts(db) == {"running": 1, "succeeded": 2})
+    assert begun_meanwhile == 2
 
 
 def test_prefetch_holds_what_starts_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

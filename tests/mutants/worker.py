@@ -168,7 +168,9 @@ WORKER = (
         "leaves-with-its-jobs",
         "A worker that is told to stop keeps the jobs that it has not begun.",
         "client/test_worker_process.py client/test_worker.py",
-        client("worker/executor", "            self._completer.give_back(self._held)\n", ""),
+        client(
+            "worker/executor", "                self._completer.give_back(self._held)\n", ""
+        ),
     ),
     mutant(
         "leaves-with-running-jobs",
@@ -284,16 +286,18 @@ WORKER = (
         "client/test_worker.py client/test_worker_process.py",
         client(
             "worker/executor",
-            "        self._held.extend(jobs)\n",
-            "        if self._job_context.leaving is Leaving.NO:\n"
-            "            self._held.extend(jobs)\n",
+            "            self._held.extend(claimed)\n",
+            "            if self._job_context.leaving is Leaving.NO:\n"
+            "                self._held.extend(claimed)\n",
         ),
     ),
     mutant(
         "hoarded",
         "A worker that got slow keeps jobs which others had time for.",
         "client/test_throughput.py",
-        client("worker/executor", "        if last in self._held:", "        if False:"),
+        client(
+            "worker/executor", "            if last in self._held:", "            if False:"
+        ),
     ),
     mutant(
         "one-locked-row-holds-all",

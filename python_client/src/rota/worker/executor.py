@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sized
 from contextlib import suppress
 from contextvars import Context, copy_context
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, cast
 from weakref import WeakSet
@@ -35,12 +34,13 @@ from .heartbeat import Heartbeat
 logger = logging.getLogger("rota")
 
 AsyncHandler = Callable[[AsyncJob], Awaitable[object]]
-Task = tuple[Callable[[], Any], Callable[[Any], None]]
 LAST_WORDS = 1.0
 """Seconds that a handler has to end after it was told that the grace period is over."""
 CUT_PAUSE = 0.05
 """Seconds that a handler has to end by itself when what it uses of the database is cut off."""
 MAX_BATCH = 1000
+MAX_ENDED = 100
+"""So many plain handlers may have ended before the loop hears of it and no more begin."""
 AHEAD = 0.2
 """Seconds for which there shall be work at hand."""
 WINDOW = 0.05
@@ -59,6 +59,10 @@ class Executor:
 
     A job whose handler has ended takes up no place while its end is reported, unless very many
     wait for that.
+
+    Plain handlers run in threads.  A thread that has ended one goes on with the next job, so
+    that while jobs wait it does not wait for the loop; the *lock* is of what both change.  The
+    threads are daemons: those of an executor would keep the process from leaving.
     """
 
     def __init__(
@@ -97,7 +101,13 @@ class Executor:
         self._cut: WeakSet[BaseJob] = WeakSet()
         self._will_look = False
         self._context = Context()
-        self.threads = Threads()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self.busy_threads = 0
+        """How many threads have a job."""
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._ended: deque[tuple[Job, Outcome]] = deque()
+        self._is_told = False
 
     @property
     def is_idle(self) -> bool:
@@ -127,14 +137,13 @@ class Executor:
             kind = AsyncJob if self._registry.is_async(claim.job_type) else Job
             jobs.append(kind(claim, self._job_context, claimed_at))
         self._heartbeat.add(jobs)
-        self._held.extend(jobs)
         for job in jobs:
             log_job("claimed", job)
-        self._start()
+        self._start(jobs)
         self._share.places.tell()
-        if self._held:
+        if jobs and self._held:
             loop = asyncio.get_running_loop()
-            loop.call_later(self._prefetch.max_wait, self._give_back_late, self._held[-1])
+            loop.call_later(self._prefetch.max_wait, self._give_back_late, jobs[-1])
 
     def cancel(self, job: BaseJob) -> None:
         """Cancel an async handler, and once more when its lease or its time is over.
@@ -187,7 +196,8 @@ class Executor:
         for task in left.values():
             if task is not None:
                 task.cancel()
-        self.threads.close()
+        for _ in range(self._threads):
+            self._jobs.put(None)
         self._completer.give_back(left)
         await self._completer.close()
 
@@ -211,23 +221,28 @@ class Executor:
         if self.wanted or self.is_idle:
             self._on_free()
 
-    def _start(self) -> None:
-        if self._job_context.leaving is not Leaving.NO:
-            self._completer.give_back(self._held)
-            self._held.clear()
-        for _ in range(self._places):
-            if not self._held:
-                break
-            job = self._held.popleft()
-            job.start()
-            self._at_rest.clear()
-            self._running[job] = None
+    def _start(self, claimed: Iterable[BaseJob] = ()) -> None:
+        with self._lock:
+            self._held.extend(claimed)
+            if self._job_context.leaving is not Leaving.NO:
+                self._completer.give_back(self._held)
+                self._held.clear()
+            jobs = [self._take() for _ in range(min(self._places, len(self._held)))]
+            if jobs:
+                self._at_rest.clear()
+        for job in jobs:
             if isinstance(job, AsyncJob):
                 # Not in the context of the job that has just ended, where this may be called.
                 context = self._context.copy()
                 asyncio.create_task(self._run(job), context=context)  # noqa: RUF006 - see _run
             else:
-                self._run_in_thread(cast(Job, job))
+                self._hand_over(cast(Job, job))
+
+    def _take(self) -> BaseJob:
+        job = self._held.popleft()
+        job.start()
+        self._running[job] = None
+        return job
 
     @property
     def _places(self) -> int:
@@ -237,24 +252,69 @@ class Executor:
         if job not in self._running:
             return  # given back
         self._running[job] = asyncio.current_task()  # until here the loop has kept it
-        if (outcome := _refusal(job)) is None:
-            handler = cast(AsyncHandler, self._registry[job.job_type])
-            outcome = await run_async(handler, job)
-        self._end(job, outcome)
+        handler = cast(AsyncHandler, self._registry[job.job_type])
+        self._end(job, _refusal(job) or await run_async(handler, job))
 
-    def _run_in_thread(self, job: Job) -> None:
-        if (outcome := _refusal(job)) is None:
-            handler = cast(Callable[[Job], object], self._registry[job.job_type])
+    def _hand_over(self, job: Job) -> None:
+        """Let a thread run a job, and those that follow it."""
+        if self.busy_threads == self._threads:
+            target, loop = self._work, asyncio.get_running_loop()
             try:
-                self.threads.run(partial(run_sync, handler, job), partial(self._end, job))
+                threading.Thread(
+                    target=target, args=[loop], name="rota-job", daemon=True
+                ).start()
+            except Exception as error:  # the system has no room for it
+                self._end(job, outcome_of(job, error))
                 return
-            except Exception as error:  # no thread could be started, say
-                outcome = outcome_of(job, error)
-        self._end(job, outcome)
+            self._threads += 1
+        with self._lock:
+            self.busy_threads += 1
+        self._jobs.put(job)
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        while (job := self._jobs.get()) is not None:
+            while job is not None:
+                job = self._run_in_thread(job, loop)
+
+    def _run_in_thread(self, job: Job, loop: asyncio.AbstractEventLoop) -> Job | None:
+        """Run a plain handler; return the job with which its thread goes on."""
+        try:
+            handler = cast(Callable[[Job], object], self._registry[job.job_type])
+            outcome = _refusal(job) or Context().run(run_sync, handler, job)
+        except BaseException as error:  # whatever it is, the job has to end
+            outcome = outcome_of(job, error)
+        with self._lock:
+            following = self._follow(job)
+            self.busy_threads -= following is None
+        self._ended.append((job, outcome))
+        if not self._is_told:  # one call for all that end before the loop gets to it
+            self._is_told = True
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(self._take_ends)
+        return following
+
+    def _follow(self, ended: Job) -> Job | None:
+        """Give the place of a job that has ended to the next, if that is as in the loop."""
+        if (
+            ended in self._running  # else its place is another's by now
+            and self._held
+            and isinstance(self._held[0], Job)
+            and len(self._share.places.shares) == 1  # else all are asked
+            and len(self._ended) < MAX_ENDED
+            and not self._completer.is_full
+        ):
+            return cast(Job, self._take())
+        return None
+
+    def _take_ends(self) -> None:
+        self._is_told = False  # first: an end that comes from now on is told again
+        while self._ended:
+            self._end(*self._ended.popleft())
 
     def _give_up_hung(self, job: BaseJob) -> None:
         """Wait no more for a handler that goes on after its time limit and its lease."""
-        del self._running[job]
+        with self._lock:
+            del self._running[job]
         self._heartbeat.remove([job])
         self.hung += 1
         logger.error(
@@ -267,16 +327,14 @@ class Executor:
         self.ends.add("lost", job, time.monotonic() - job.began_at)
         self._go_on()
 
-    def _end(self, job: BaseJob, answer: Outcome | BaseException) -> None:
+    def _end(self, job: BaseJob, outcome: Outcome) -> None:
         """Go on to report how a handler ended."""
         if job not in self._running:
             return  # given back
         del self._running[job]
         self._prefetch.count()
-        if isinstance(answer, BaseException):
-            answer = outcome_of(job, RuntimeError(f"the thread ended by {type(answer)!r}"))
         try:
-            self._completer.put(job, time.monotonic() - job.began_at, answer)
+            self._completer.put(job, time.monotonic() - job.began_at, outcome)
         except Exception:  # no lease may be kept for a job that nobody ends
             logger.exception("job %s cannot be ended; its lease will expire", job.job_id)
             self._heartbeat.remove([job])
@@ -284,11 +342,12 @@ class Executor:
 
     def _give_back_late(self, last: BaseJob) -> None:
         """Release what has waited as long as *last*: somebody else may have time for it."""
-        if last in self._held:
-            count = self._held.index(last) + 1
-            late = [self._held.popleft() for _ in range(count)]
-            self._held.extendleft(job for job in reversed(late) if self._prefetch.keeps(job))
-            self._completer.give_back(job for job in late if not self._prefetch.keeps(job))
+        with self._lock:
+            if last in self._held:
+                count = self._held.index(last) + 1
+                late = [self._held.popleft() for _ in range(count)]
+                self._held.extendleft(j for j in reversed(late) if self._prefetch.keeps(j))
+                self._completer.give_back(j for j in late if not self._prefetch.keeps(j))
 
 
 def _refusal(job: BaseJob) -> Outcome | None:
@@ -423,61 +482,3 @@ class Prefetch:
             self._ended = 0
             self._since += elapsed
         return int(self._rate * AHEAD)
-
-
-class Threads:
-    """Runs functions in threads, as many at a time as are asked for.
-
-    A thread that is free takes the next function.  The threads are daemons: those of an
-    executor would keep the process from leaving.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
-        self._answers: deque[tuple[Callable[[Any], None], Any]] = deque()
-        self._is_told = False
-        self._threads = 0
-        self._unanswered = 0
-        self._busy: set[threading.Thread] = set()
-
-    def __bool__(self) -> bool:
-        """Whether a function still runs."""
-        return bool(self._busy)
-
-    def run(self, function: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Call *then* in the loop with what *function* returns or raises."""
-        if self._unanswered == self._threads:
-            target, loop = self._work, asyncio.get_running_loop()
-            threading.Thread(target=target, args=[loop], name="rota-job", daemon=True).start()
-            self._threads += 1
-        self._unanswered += 1
-        self._tasks.put((function, then))
-
-    def close(self) -> None:
-        """Let the threads end, each when its function does."""
-        for _ in range(self._threads):
-            self._tasks.put(None)
-
-    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        thread = threading.current_thread()
-        while (task := self._tasks.get()) is not None:
-            function, then = task
-            self._busy.add(thread)
-            try:
-                answer = Context().run(function)
-            except BaseException as error:  # whatever it is, somebody waits for an answer
-                answer = error
-            self._busy.discard(thread)
-            self._answers.append((then, answer))
-            if not self._is_told:  # one call for all that end before the loop gets to it
-                self._is_told = True
-                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(self._deliver, loop)
-            del function, then, task, answer  # not kept until the next one comes
-
-    def _deliver(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_told = False  # first: an answer that comes from now on is told again
-        while self._answers:
-            self._unanswered -= 1
-            then, answer = self._answers.popleft()
-            loop.call_soon(then, answer)

@@ -459,7 +459,7 @@ def run_together(
         for worker in workers:
             worker._has_signals = has_signals
         has_ended = run_in_loop(work())
-    return has_ended and not any(worker._executor.threads for worker in workers)
+    return has_ended and not any(worker._executor.busy_threads for worker in workers)
 
 
 async def _tell_ready(workers: Sequence[Worker], tasks: Sequence[asyncio.Task[None]]) -> None:
