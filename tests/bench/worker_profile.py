@@ -36,6 +36,7 @@ PHASES = {
     "executor.py": "run",
     "run_async": "run",
     "_returned": "run",
+    "_refusal": "run",
     "events.py": "log",
 }
 FILL = """

@@ -392,6 +392,15 @@ def test_drain_of_a_connection_in_autocommit_commits_each_job(
     assert letters(db) == [1]
 
 
+def test_drain_gives_no_handler_a_payload_that_python_cannot_read(
+    own: psycopg.Connection[Any], registry: Registry
+) -> None:
+    registry.add("read", lambda job: pytest.fail("a handler has begun"))
+    own.execute("""select rota.enqueue('read', '{"n":1e5000}')""")
+
+    assert [job.status for job in drain(own, registry)] == ["dead"]
+
+
 def test_drain_with_later_moves_the_time_from_job_to_job(
     own: psycopg.Connection[Any], registry: Registry
 ) -> None:

@@ -107,9 +107,7 @@ WORKER = (
         "start-without-lease",
         "A handler is started though its lease was lost while the job waited.",
         "client/test_throughput.py",
-        client(
-            "worker/executor", "        job.check()\n    except", "        pass\n    except"
-        ),
+        client("worker/events", "    job.check()\n", ""),
     ),
     mutant(
         "finish-with-another-token",
@@ -240,7 +238,7 @@ WORKER = (
         "unreadable-is-run",
         "A handler gets a stand-in for a payload that could not be read.",
         "client/test_poison.py client/test_stage_handlers.py",
-        client("worker/executor", "if isinstance(value, Unreadable):", "if False:"),
+        client("worker/events", "if isinstance(value, Unreadable):", "if False:"),
     ),
     mutant(
         "transaction-writes-twice",

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from ..client.statement import Unreadable
 from ..exceptions import (
     FatalError,
     JobCancelled,
@@ -67,19 +68,29 @@ SUCCEEDED = Outcome("succeeded")
 
 
 def run_sync(handler: Callable[[Job], object], job: Job) -> Outcome:
-    """Run a plain function on a job; never raise."""
+    """Run a plain function on a job, unless that is not wanted any more; never raise."""
     try:
-        return _returned(job, handler(job))
+        return _refusal(job) or _returned(job, handler(job))
     except BaseException as error:  # also SystemExit: it would leave the job without an end
         return outcome_of(job, error)
 
 
 async def run_async(handler: Callable[[AsyncJob], Awaitable[object]], job: AsyncJob) -> Outcome:
-    """Run an ``async def`` function on a job; never raise."""
+    """Run an ``async def`` function on a job like `run_sync`."""
     try:
-        return _returned(job, await handler(job))
+        return _refusal(job) or _returned(job, await handler(job))
     except BaseException as error:  # also CancelledError: this task ends here anyway
         return outcome_of(job, error)
+
+
+def _refusal(job: BaseJob) -> Outcome | None:
+    """Return how a job ends that cannot be read; raise if it is not wanted any more."""
+    job.check()
+    for name, value in (("payload", job.payload), ("stage_input", job.stage_input)):
+        if isinstance(value, Unreadable):
+            reason = f"the {name} cannot be read: {value.reason}"
+            return Outcome("failed", error=reason, error_type=name, fatal=True)
+    return None
 
 
 def _returned(job: BaseJob, result: object) -> Outcome:

@@ -21,8 +21,6 @@ from queue import SimpleQueue
 from typing import Any, cast
 from weakref import WeakSet
 
-from ..client.statement import Unreadable
-from ..exceptions import JobCancelled, RotaError
 from ..job import AsyncJob, BaseJob, Job, JobContext, Leaving
 from ..registry import Registry
 from ..rows import ClaimedJob
@@ -253,7 +251,7 @@ class Executor:
             return  # given back
         self._running[job] = asyncio.current_task()  # until here the loop has kept it
         handler = cast(AsyncHandler, self._registry[job.job_type])
-        self._end(job, _refusal(job) or await run_async(handler, job))
+        self._end(job, await run_async(handler, job))
 
     def _hand_over(self, job: Job) -> None:
         """Let a thread run a job, and those that follow it."""
@@ -280,7 +278,7 @@ class Executor:
         """Run a plain handler; return the job with which its thread goes on."""
         try:
             handler = cast(Callable[[Job], object], self._registry[job.job_type])
-            outcome = _refusal(job) or Context().run(run_sync, handler, job)
+            outcome = Context().run(run_sync, handler, job)
         except BaseException as error:  # whatever it is, the job has to end
             outcome = outcome_of(job, error)
         with self._lock:
@@ -348,19 +346,6 @@ class Executor:
                 late = [self._held.popleft() for _ in range(count)]
                 self._held.extendleft(j for j in reversed(late) if self._prefetch.keeps(j))
                 self._completer.give_back(j for j in late if not self._prefetch.keeps(j))
-
-
-def _refusal(job: BaseJob) -> Outcome | None:
-    """Return how a job ends that should not be started."""
-    try:
-        job.check()
-    except (RotaError, JobCancelled) as error:
-        return outcome_of(job, error)
-    for name, value in (("payload", job.payload), ("stage_input", job.stage_input)):
-        if isinstance(value, Unreadable):
-            reason = f"the {name} cannot be read: {value.reason}"
-            return Outcome("failed", error=reason, error_type=name, fatal=True)
-    return None
 
 
 class Places:
