@@ -298,6 +298,22 @@ WORKER = (
         ),
     ),
     mutant(
+        "place-of-another-database",
+        "A thread goes on with the jobs of its database while another waits for a place.",
+        "client/test_many_databases.py",
+        client(
+            "worker/executor",
+            "            and len(self._share.places.shares) == 1  # else all are asked\n",
+            "",
+        ),
+    ),
+    mutant(
+        "place-of-a-hung-handler",
+        "A handler that was given up goes on with a job in a place that is another's by now.",
+        "client/test_throughput.py",
+        client("worker/executor", "            ended in self._running  # else", "True  # else"),
+    ),
+    mutant(
         "one-locked-row-holds-all",
         "An end that waits for a locked row keeps all others waiting.",
         "client/test_locked_rows.py client/test_poison.py",
