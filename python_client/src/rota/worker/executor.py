@@ -32,6 +32,7 @@ from .heartbeat import Heartbeat
 logger = logging.getLogger("rota")
 
 AsyncHandler = Callable[[AsyncJob], Awaitable[object]]
+PlainHandler = Callable[[Job], object]
 LAST_WORDS = 1.0
 """Seconds that a handler has to end after it was told that the grace period is over."""
 CUT_PAUSE = 0.05
@@ -277,7 +278,7 @@ class Executor:
     def _run_in_thread(self, job: Job, loop: asyncio.AbstractEventLoop) -> Job | None:
         """Run a plain handler; return the job with which its thread goes on."""
         try:
-            handler = cast(Callable[[Job], object], self._registry[job.job_type])
+            handler = cast(PlainHandler, self._registry[job.job_type])
             outcome = Context().run(run_sync, handler, job)
         except BaseException as error:  # whatever it is, the job has to end
             outcome = outcome_of(job, error)
