@@ -434,15 +434,12 @@ class Prefetch:
     """
 
     def __init__(self, batch: int | None) -> None:
+        self.max_wait = MAX_WAIT if batch is None else MAX_WAIT_IN_BATCH
+        """How long a job may wait to be started, unless it is one that `keeps` says to keep."""
         self._batch = batch
         self._rate = 0.0
         self._ended = 0
         self._since = time.monotonic()
-
-    @property
-    def max_wait(self) -> float:
-        """How long a job may wait to be started, unless it is one that `keeps` says to keep."""
-        return MAX_WAIT if self._batch is None else MAX_WAIT_IN_BATCH
 
     def keeps(self, job: BaseJob) -> bool:
         """Whether a job waits however long that takes, by the user's choice."""
