@@ -254,6 +254,22 @@ class BaseJob:
         if self.is_stopping:
             raise JobCancelled(f"the worker of job {self.job_id} is stopping")
 
+    def finish_in(self, connection: Caller) -> None:
+        """Finish the job, with `result`, in the transaction of your own connection or session.
+
+            with Session.begin() as session:
+                session.add(Payment(...))
+                job.finish_in(session)
+
+        Call it last: your commit then ends the job too, and a rollback does neither.  A lost
+        lease raises LeaseLostError.  If the handler returns and has not committed, the attempt
+        has failed, since what it wrote is lost.
+        """
+        client = Client(connection)
+        check_transaction(client._driver())
+        with self._finishing():
+            self._end_finish(client.finish_job(**self._begin_finish()))
+
     @contextmanager
     def _storing_progress(
         self, percent: float, message: str | None
@@ -343,19 +359,6 @@ class Job(BaseJob):
                 client = Client(lent.connection)
                 self._end_finish(client.finish_job(**self._begin_finish()))
 
-    def finish_in(self, connection: Caller) -> None:
-        """Finish the job, with `result`, in the transaction of your own connection or session.
-
-            with Session.begin() as session:
-                session.add(Payment(...))
-                job.finish_in(session)
-
-        Call it last: your commit then ends the job too, and a rollback does neither.  A lost
-        lease raises LeaseLostError.  If the handler returns and has not committed, the attempt
-        has failed, since what it wrote is lost.
-        """
-        _finish_in(self, connection)
-
     def effect(
         self,
         scope: str,
@@ -410,8 +413,7 @@ class AsyncJob(BaseJob):
         nothing to await.
         """
         if not is_async(connection):
-            _finish_in(self, cast(Caller, connection))
-            return None
+            return super().finish_in(cast(Caller, connection))
         return self._finish_in_async(cast(AsyncCaller, connection))
 
     async def _finish_in_async(self, connection: AsyncCaller) -> None:
@@ -449,10 +451,3 @@ class AsyncJob(BaseJob):
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
         with self._storing_progress(percent, message) as action:
             await self._context.connections.call_async(self, action, PROGRESS_TIMEOUT)
-
-
-def _finish_in(job: BaseJob, connection: Caller) -> None:
-    client = Client(connection)
-    check_transaction(client._driver())
-    with job._finishing():
-        job._end_finish(client.finish_job(**job._begin_finish()))
