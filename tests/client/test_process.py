@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -105,3 +106,27 @@ def test_a_job_can_terminate_a_process_that_it_has_forked(
 
     ended = "select result from rota.finished_jobs"
     assert db.execute(ended).fetchone() == (-signal.SIGTERM,)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+def test_a_process_that_a_job_has_forked_runs_no_other_job(
+    client: rota.Client, db: psycopg.Connection[Any], dsn: str, ends: str
+) -> None:
+    registry = rota.Registry()
+
+    @registry.handler("forks")
+    def forks(job: rota.Job) -> int:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # which ends it, if nothing else does
+            if ends == "raises":
+                sys.exit(7)
+            return 0
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    client.enqueue_many([{"job_type": "forks"}] * 2)
+    rota.Worker(dsn, registry, concurrency=1, batch=2, poll_interval=0.05).run(drain=True)
+
+    results = db.execute("select result from rota.finished_jobs").fetchall()
+    assert results == [(int(ends == "raises"),)] * 2

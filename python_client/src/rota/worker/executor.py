@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -277,11 +278,14 @@ class Executor:
 
     def _run_in_thread(self, job: Job, loop: asyncio.AbstractEventLoop) -> Job | None:
         """Run a plain handler; return the job with which its thread goes on."""
+        process = os.getpid()
         try:
             handler = cast(PlainHandler, self._registry[job.job_type])
             outcome = Context().run(run_sync, handler, job)
         except BaseException as error:  # whatever it is, the job has to end
             outcome = outcome_of(job, error)
+        if os.getpid() != process:  # the handler has forked this one, which is no worker
+            os._exit(outcome.kind != "succeeded")
         with self._lock:
             following = self._follow(job)
             self.busy_threads -= following is None
