@@ -26,7 +26,7 @@ from ..job import AsyncJob, BaseJob, Job, JobContext, Leaving
 from ..registry import Registry
 from ..rows import ClaimedJob
 from .completer import Completer
-from .connection import Connection
+from .connection import Connection, wait_for
 from .events import Ends, Outcome, log_job, outcome_of, run_async, run_sync
 from .heartbeat import Heartbeat
 
@@ -188,7 +188,7 @@ class Executor:
         self._job_context.leaving = Leaving.NOW
         for job in list(self._running):
             self.cancel(job)
-        await self.wait(LAST_WORDS, asyncio.Event())
+        await wait_for(self._at_rest, LAST_WORDS)
         left = dict(self._running)
         self._running.clear()  # how they end is of no interest any more
         # What they have not committed is for those who run them next.
