@@ -63,8 +63,9 @@ class Ticker:
             self._due_at = time.monotonic() + max(self._every, pause)
             return None
         self._retry.succeed()
+        pause = self._every * random.uniform(1.0 - self._jitter, 1.0 + self._jitter)  # noqa: S311
         # When there is more, claims get their turn between two ticks.
-        self._due_at = 0.0 if report.has_more else began_at + self._pause()
+        self._due_at = 0.0 if report.has_more else began_at + pause
         return report
 
     def hurry(self) -> None:
@@ -72,12 +73,9 @@ class Ticker:
         if self._due_at < inf:
             self._due_at = min(self._due_at, self._ticked_at + HURRY_INTERVAL)
 
-    def put_off(self, factor: float) -> None:
-        """Do not tick now, but after so many times the usual pause."""
-        self._due_at = time.monotonic() + factor * self._pause()
-
-    def _pause(self) -> float:
-        return self._every * random.uniform(1.0 - self._jitter, 1.0 + self._jitter)  # noqa: S311
+    def put_off(self) -> None:
+        """Do not tick now, but a tenth of a second later."""
+        self._due_at = time.monotonic() + HURRY_INTERVAL
 
 
 class Presence:
@@ -169,7 +167,7 @@ class Maintenance:
                 self._must_tick = False
                 await self._ticker.tick()
             else:
-                self._ticker.put_off(0.1)
+                self._ticker.put_off()
         try:
             if time.monotonic() >= self._presence.due_at:
                 await self._presence.report()
