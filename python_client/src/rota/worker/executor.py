@@ -40,7 +40,7 @@ CUT_PAUSE = 0.05
 """Seconds that a handler has to end by itself when what it uses of the database is cut off."""
 MAX_BATCH = 1000
 MAX_ENDED = 100
-"""So many plain handlers may have ended before the loop hears of it and no more begin."""
+"""So many plain handlers may end unheard before their threads wait for the loop."""
 AHEAD = 0.2
 """Seconds for which there shall be work at hand."""
 WINDOW = 0.05
@@ -60,8 +60,8 @@ class Executor:
     A job whose handler has ended takes up no place while its end is reported, unless very many
     wait for that.
 
-    Plain handlers run in threads.  A thread that has ended one goes on with the next job, so
-    that while jobs wait it does not wait for the loop; the *lock* is of what both change.  The
+    Plain handlers run in threads.  A thread that has ended one takes the next job by itself:
+    while jobs wait, it does not wait for the loop.  A lock guards what both change.  The
     threads are daemons: those of an executor would keep the process from leaving.
     """
 
@@ -297,7 +297,7 @@ class Executor:
         return following
 
     def _follow(self, ended: Job) -> Job | None:
-        """Give the place of a job that has ended to the next, if that is as in the loop."""
+        """Give the place of a job that has ended to the next, where the loop would do so."""
         if (
             ended in self._running  # else its place is another's by now
             and self._held
