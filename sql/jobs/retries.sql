@@ -32,7 +32,7 @@ begin
     perform rota._refuse('retry_in', 'or fatal or reset must be given, and only one')
     where (set_retry_rule.retry_in is not null)::integer + fatal::integer + reset::integer > 1
       or reset and set_retry_rule.pause_for is not null;
-    perform rota._refuse('retry_in', 'or fatal, pause_for or reset must be given')
+    perform rota._refuse('retry_in', 'or fatal or pause_for or reset must be given')
     where num_nonnulls(set_retry_rule.retry_in, set_retry_rule.pause_for) = 0
       and not (fatal or reset);
 

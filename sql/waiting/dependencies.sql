@@ -49,10 +49,13 @@ begin
         select j.status into v_status from rota.jobs as j where j.id = v_job_id;
         if not found then perform rota._raise_not_live(v_job_id); end if;
         raise exception using errcode = 'RT013',
-            message = format('job %s is %s and waits for no more jobs', v_job_id, case v_status
-                when 'blocked' then 'just being started, ended or changed' else v_status end),
-            hint = 'Name in `blocks` a job that is blocked: enqueue that one with '
-                '`depends_on`, for example on the job that enqueues the others.';
+            message = format(case v_status
+                when 'blocked' then 'job %s is just being started, ended or changed'
+                else 'job %s is %s and waits for no more jobs' end, v_job_id, v_status),
+            hint = case v_status
+                when 'blocked' then 'Try again when that transaction has ended.'
+                else 'Name in `blocks` a job that is blocked: enqueue that one with '
+                    '`depends_on`, for example on the job that enqueues the others.' end;
     end if;
 
     insert into rota.dependencies as d (parent_id, job_id)

@@ -343,6 +343,21 @@ def test_blocks_refuses_a_job_that_is_not_blocked(db):
     assert claimed(db) == []
 
 
+def test_blocks_of_a_job_that_another_transaction_has_locked_may_be_tried_again(db, connect):
+    waiting = enqueue(db, depends_on=[enqueue(db)])
+    operator = connect()
+    operator.autocommit = False
+    value(operator, "cancel_job", job_id=waiting)
+
+    with pytest.raises(psycopg.Error) as caught:
+        enqueue(db, blocks=waiting)
+    assert caught.value.sqlstate == "RT013"
+    assert "again" in str(caught.value.diag.message_hint)
+
+    operator.rollback()
+    enqueue(db, blocks=waiting)
+
+
 @pytest.mark.parametrize("with_it", [{"depends_on": []}, {"ordering_key": "k"}])
 def test_blocks_goes_with_nothing_that_waits(db, with_it):
     waiting = enqueue(db, depends_on=[enqueue(db)])
