@@ -68,12 +68,14 @@ begin
     v_parsed := rota._parse_schedule(v_definition.schedule);
     run_at := greatest(v_after, v_definition.starts_at - interval '1 microsecond');
     for i in 1..upcoming_runs.max_runs loop
-        -- Of those planned by the end of the last one only the first can be known.
+        -- Of those planned by the end of the last one only the first can be known, and it does
+        -- not pass: what is due waits for a tick.
         run_at := coalesce(
             case when i = 1 and v_parsed.kind = 'after'
-                and v_definition.next_run_at > run_at then v_definition.next_run_at end,
-            rota._next_occurrence(
-                v_parsed, v_definition.time_zone, run_at, v_definition.anchored_at));
+                and (v_definition.next_run_at > run_at or upcoming_runs.after is null)
+                then v_definition.next_run_at end,
+            rota._next_occurrence(v_parsed, v_definition.time_zone, greatest(run_at, v_after),
+                v_definition.anchored_at));
         exit when run_at is null or run_at > v_definition.ends_at;
         local_time := run_at at time zone v_definition.time_zone;
         utc_offset := local_time - (run_at at time zone 'UTC');

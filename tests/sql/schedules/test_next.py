@@ -289,6 +289,19 @@ def test_upcoming_runs_says_what_the_clock_did(read_only_db):
     ]  # fmt: skip
 
 
+def test_upcoming_runs_of_an_after_schedule_begin_with_one_that_is_due(db, clock):
+    clock.set("2026-03-27 12:00+00")
+    call(db, "schedule_job", name="poll", schedule="after 10 minutes", job_type="poll")
+    clock.advance("1 minute")
+
+    found = call(db, "upcoming_runs", name="poll", max_runs=2)
+    later = call(db, "upcoming_runs", name="poll", max_runs=1, after="2026-03-27 12:01+00")
+
+    assert [run.local_time.strftime("%H:%M") for run in (*found, *later)] == [
+        "12:00", "12:11", "12:11",
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
 def test_upcoming_runs_are_each_the_next_of_the_one_before(read_only_db):
     for schedule, time_zone, after, _ in BY_HAND.values():
