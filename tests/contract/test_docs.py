@@ -129,6 +129,23 @@ def test_reference_lists_each_part_and_each_view(db: psycopg.Connection) -> None
     assert [view for (view,) in views if f"| `{view}` |" not in text] == []
 
 
+def test_reference_lists_each_table_that_observers_read(db: psycopg.Connection) -> None:
+    (line,) = re.findall(
+        r"^Observers also read the tables (.*)\. Only",
+        (ROOT / "sql/README.md").read_text(),
+        re.M,
+    )
+    tables = db.execute(
+        """
+        select a.name from rota._access() as a
+        join pg_class as c on c.relname = a.name and c.relnamespace = 'rota'::regnamespace
+        where a.access = 'observer' and a.kind = 'view' and c.relkind <> 'v'
+        """
+    ).fetchall()
+
+    assert sorted(set(re.findall("`([a-z_]+)`", line))) == sorted(name for (name,) in tables)
+
+
 def test_reference_lists_each_error_code_that_the_sql_raises() -> None:
     raised = {
         code
