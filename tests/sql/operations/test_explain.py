@@ -111,6 +111,23 @@ def test_a_job_for_later_says_when(db, clock):
     assert reasons(db, job_id) == ["next"]
 
 
+def test_a_job_that_expires_before_its_time_says_so(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    db.execute("set timezone = 'UTC'")
+    failed, later = (enqueue(db, expires_after="1 hour") for _ in range(2))
+    one(db, "fail_job", **owner(claim(db)[0]), error="no route", retry_in="2 hours")
+    value(db, "reschedule_job", job_id=later, delay="2 hours")
+
+    for job_id, reason in ((failed, "retry"), (later, "not_due")):
+        row = first(db, job_id)
+        assert row.reason == reason
+        assert row.explanation.endswith(
+            "2026-01-01 02:00:00 UTC; but it expires before that, at 2026-01-01 01:00:00 UTC"
+        )
+        cure(db, job_id)
+        assert reasons(db, job_id)[0] in {"next", "behind_in_lane"}
+
+
 def test_a_retry_tells_the_error_and_the_next_attempt(db, clock):
     clock.set("2026-01-01 00:00+00")
     job = running(db)
