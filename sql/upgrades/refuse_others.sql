@@ -19,11 +19,18 @@ begin
         select 'pg_type'::regclass, t.oid
         from pg_type as t where t.typnamespace = to_regnamespace('rota')
     ), theirs as (
-        select d.classid, d.objid from pg_depend as d
+        -- A view depends by its rule.
+        select
+            case when r.oid is null then d.classid else 'pg_class'::regclass end as classid,
+            coalesce(r.ev_class, d.objid) as objid
+        from pg_depend as d
         join ours as o on o.classid = d.refclassid and o.oid = d.refobjid
+        left join pg_rewrite as r on r.oid = d.objid and r.rulename = '_RETURN'
+            and d.classid = 'pg_rewrite'::regclass
         where d.deptype in ('n', 'a')
     )
-    select string_agg(distinct i.identity, ', ') into v_others from theirs as t
+    select string_agg(distinct i.type || ' ' || i.identity, ', ') into v_others
+    from theirs as t
     cross join lateral pg_identify_object(t.classid, t.objid, 0) as i
     where i.identity !~ '(^|[ "])rota[.]' and i.schema is distinct from 'rota'
       and not exists (select from ours as o where o.classid = t.classid and o.oid = t.objid);
@@ -31,6 +38,6 @@ begin
         raise exception using errcode = 'dependent_objects_still_exist',
             message = format('these use tables or functions of rota, and would go with '
                 'them: %s', left(v_others, 500)),
-            hint = 'Nothing has changed.  Drop them, and recreate them after the upgrade.';
+            hint = 'Nothing has changed.  Drop them first, and recreate them after an upgrade.';
     end if;
 end $$;

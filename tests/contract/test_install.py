@@ -207,8 +207,7 @@ def test_uninstall_takes_nothing_of_others_away(
 
     assert done.returncode == 3
     assert "these use tables or functions of rota" in done.stderr
-    assert "mine.dead" in done.stderr
-    assert "mine.log" in done.stderr
+    assert ": default value for mine.log.at, view mine.dead\n" in done.stderr
     assert dump(empty) == before
 
 
