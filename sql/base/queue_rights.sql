@@ -97,7 +97,8 @@ begin
     if rota._allowed_queues('observer') is null then return; end if;
     raise exception using errcode = 'insufficient_privilege',
         message = format('no right to %s, which concerns all queues', what),
-        hint = 'This role sees only the queues that grant_queue() granted it.';
+        hint = 'The owner of the schema lets a role see all: '
+            'select rota.grant_queue(''ROLE'', ''*'', ''observer'');';
 end $$;
 
 /* Refuse queues in which the caller may not do this. */
@@ -115,7 +116,8 @@ begin
             message = format('no right to %s queue %s',
                 case access when 'worker' then 'work in' when 'operator' then 'act on'
                     when 'observer' then 'see' else 'enqueue to' end, v_queue),
-            hint = 'This role is confined to the queues that grant_queue() granted: name them.';
+            hint = format('Name a queue that is granted to the role, or let the owner of the '
+                'schema run: select rota.grant_queue(''ROLE'', %L, %L);', v_queue, access);
     end if;
 end $$;
 

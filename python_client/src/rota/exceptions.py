@@ -180,7 +180,7 @@ class InvalidArgumentError(RotaError, ValueError):
 
 
 class NotGrantedError(RotaError, psycopg.errors.InsufficientPrivilege):
-    """The role may not do this; the message names the statement that lets it."""
+    """The role may not do this; message or hint names the statement that lets it."""
 
     sqlstate = "42501"  # type: ignore[misc]  # which psycopg has in the instance
 

@@ -99,6 +99,27 @@ def test_grant_queue_confines_a_worker_to_it(db, role, session):
     assert len(claim(db, queues=["b"])) == 1
 
 
+@pytest.mark.parametrize(
+    ("access", "function", "arguments"),
+    [
+        ("worker", "claim_jobs", {"worker": "w", "queues": ["b"]}),
+        ("operator", "pause_all", {}),
+        ("observer", "rising_failures", {}),
+    ],
+)
+def test_what_a_refused_role_is_told_lets_it(db, role, session, access, function, arguments):
+    name = role(accesses=access)
+    value(db, "grant_queue", role=name, queue="a", access=access)
+    refused_one = session(name)
+
+    with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught:
+        call(refused_one, function, **arguments)
+    remedy = str(caught.value.diag.message_hint).rpartition(": ")[2].replace("ROLE", name)
+    db.execute(remedy.encode())
+
+    call(refused_one, function, **arguments)
+
+
 def test_a_role_without_grants_works_in_all_queues(db, role, session):
     confined(db, role, "a")
     enqueue(db, queue="b")
