@@ -318,6 +318,7 @@ begin
       or exists (select from rota.jobs as j where j.queue = _check_known_queue.queue)
       or exists (select from rota.pauses as p where p.queue = _check_known_queue.queue)
       or exists (select from rota.workers as w where _check_known_queue.queue = any(w.queues))
+      or exists (select from rota.finished_jobs as f where f.queue = _check_known_queue.queue)
     then
         return;
     end if;

@@ -147,8 +147,8 @@ comment on column rota.jobs.limit_key is
 comment on column rota.jobs.own_lane is 'Null where the lane is the priority.';
 comment on column rota.jobs.own_place is 'Null where the place in the lane is run_at.';
 comment on column rota.jobs.hold is
-    'Why a waiting job is held outside of its lane: the name of a full limit, time, or '
-    'expired; else null.';
+    'Why a waiting job is held outside of its lane: the name of a full limit, pause and the '
+    'name of one, retries and its queue, time, or expired; else null.';
 comment on column rota.jobs.opened_for is
     'The limit that let the waiting job into its lane to take a free slot; else null.';
 comment on column rota.jobs.held_limits is

@@ -84,6 +84,15 @@ def test_a_queue_that_is_empty_at_the_moment_can_be_paused(db):
     assert claim(db) == []
 
 
+def test_a_queue_whose_jobs_have_all_ended_can_be_paused(db):
+    value(db, "cancel_job", job_id=enqueue(db))
+
+    call(db, "pause_queue", queue="default")
+
+    enqueue(db)
+    assert claim(db) == []
+
+
 @pytest.mark.parametrize("function", ["pause_queue", "resume_queue"])
 def test_pause_queue_and_resume_queue_refuse_unknown_and_bad_names(db, function):
     job_id = enqueue(db, queue="known")
