@@ -86,10 +86,10 @@ begin
 end $$;
 
 comment on function rota.wait_for_jobs is
-    'Let this session be notified of jobs: listen to the channels and claim again at the next '
-    'notification, or after look_again_in at the latest; has_maintenance asks for tick(), with '
-    'active no producer notifies while the worker claims every few milliseconds, and if it has '
-    'not claimed since the last call, look_again_in is 0 if any job is due; raises 22023.';
+    'Return the channels to which this session should listen, and in what time to claim again '
+    'without a notification; has_maintenance asks for tick(); with active no producer notifies '
+    'while this worker claims every few milliseconds; if it has not claimed since the last '
+    'call, look_again_in is 0 if any job is due; raises 22023.';
 
 create or replace function rota.stop_waiting()
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

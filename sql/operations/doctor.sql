@@ -241,9 +241,9 @@ begin
 end $$;
 
 comment on function rota.untaken_jobs is
-    'The types that have due jobs in these queues and no live worker that takes them, the '
-    'longest waiting first: how many are due of the first in line, since when, and one of '
-    'them; raises 22023, 42501.';
+    'Up to 20 types that no live worker takes and that have had due jobs in these queues for '
+    'ten seconds, the longest waiting first: how many of the first 500 of each lane, since '
+    'when, and one of them; raises 22023, 42501.';
 
 create or replace function rota._untaken_jobs(queues text[])
     returns table (

@@ -102,7 +102,7 @@ def test_reference_has_each_public_function_as_the_catalog_has_it(
         assert entry["result"] == (result and plain(result)), name
         raises = "" if entry["raises"] == "nothing" else f"; raises {entry['raises']}"
         assert f"{entry['sentence']}{raises}." == comment, name
-        assert entry["roles"].split(", ") == (roles or ["nobody"]), name
+        assert entry["roles"].split(", ") == (roles or ["owner"]), name
 
 
 def plain(signature: str) -> str:
