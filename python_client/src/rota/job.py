@@ -172,22 +172,22 @@ class BaseJob:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease is gone: somebody else has the job, or it could not be extended."""
+        """Whether the lease is lost: swept, another worker's, or not extended in time."""
         return self.told is Told.LOST or (self.seconds_left < 0 and not self.may_be_finished)
 
     @property
     def is_cancel_requested(self) -> bool:
-        """Whether somebody called ``cancel_job()``."""
+        """Whether an operator called ``cancel_job()``."""
         return self.told is Told.CANCEL
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the worker leaves: who ends now, or raises JobCancelled, is not stopped."""
+        """Whether the worker is to stop: end soon, or raise JobCancelled to return the job."""
         return self._context.leaving is not Leaving.NO
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the worker leaves, and its grace period is over."""
+        """Whether the worker is to stop, and its grace period is over."""
         return self._context.leaving is Leaving.NOW
 
     @property
@@ -242,7 +242,7 @@ class BaseJob:
         self.told = Told.LOST
 
     def check(self) -> None:
-        """Raise LeaseLostError or JobCancelled if the job should not go on."""
+        """Raise LeaseLostError, JobCancelled or TimeLimitExceeded if the job should stop."""
         if self.is_lost:
             raise LeaseLostError(f"the lease of job {self.job_id} is lost")
         if self.is_cancel_requested:
@@ -379,7 +379,7 @@ class Job(BaseJob):
         return PlainRecording(self, connections, scope, key, if_unknown, keep, withdraw_on)
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
-        """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
+        """Record how far the job is; raise LeaseLostError if another worker has it."""
         with self._storing_progress(percent, message) as action:
             self._context.connections.call(self, action, PROGRESS_TIMEOUT)
 
@@ -448,6 +448,6 @@ class AsyncJob(BaseJob):
         return result
 
     async def set_progress(self, percent: float, message: str | None = None) -> None:
-        """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
+        """Record how far the job is; raise LeaseLostError if another worker has it."""
         with self._storing_progress(percent, message) as action:
             await self._context.connections.call_async(self, action, PROGRESS_TIMEOUT)

@@ -906,9 +906,9 @@ class AsyncClient:
     ) -> rows.JobResult:
         """Return how a job ended, once it has; TimeoutError after that many seconds.
 
-        On a psycopg connection in autocommit it listens, and whoever ends the job notifies it;
-        notifications for others that come meanwhile are lost.  On any other connection, on a
-        standby, and behind a pooler with *listen* false, it asks again after up to a second.
+        On a psycopg connection in autocommit it listens, and the transaction that ends the job
+        notifies it; other notifications that come meanwhile are lost.  On any other connection,
+        on a standby, and behind a pooler with *listen* false, it polls about once a second.
         With *active* it does not wait but asks once, as the function does.
         """
         if not isinstance(active, Unset):
@@ -1192,7 +1192,7 @@ class AsyncClient:
         )
 
     async def grant_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
-        """Let *role* work in a queue, and from then on in no other; false if it already may."""
+        """Let *role* use a queue, and then only granted ones; false if it already may."""
         value: bool = await self._value("grant_queue", role=role, queue=queue, access=access)
         return value
 

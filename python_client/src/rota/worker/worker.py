@@ -54,17 +54,17 @@ MAX_LEASE = 30 * 24 * 3600
 
 
 class Worker:
-    """Runs the jobs that its registry has handlers for, once: a worker that has left is over.
+    """Runs the jobs that its registry has handlers for; create another one to run again.
 
     *concurrency* handlers run at a time.  *batch* jobs are claimed at once, and the next when
     half of them have started; without it, what is likely to start within 0.2 seconds.
     *lease*, a timedelta or seconds, is for jobs that bring none of their own.  After `stop`,
     running jobs have *grace_period* seconds to end.  Without *tick* the maintenance is left to
-    others.  Without *listen* no job wakes it, and it only polls; *listen_conninfo* leads past
-    a pooler, through which no notification comes.  After about *max_jobs* jobs, or when the
+    others.  Without *listen* no job wakes it, and it only polls; *listen_conninfo* bypasses a
+    pooler, through which no notification comes.  After about *max_jobs* jobs, or when the
     process has used *max_memory* megabytes, it claims no more and leaves when what runs has
-    ended.  Workers of several databases share *places*, and wait for those that are
-    away.
+    ended.  Workers of several databases share *places*, and wait for databases that
+    are down.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Worker:
         self._share.is_hungry = self._is_hungry
 
     def run(self, *, drain: bool = False, once: bool = False) -> None:
-        """Work until `stop` or a signal: SIGTERM or SIGINT; a second one stops at once.
+        """Work until `stop`, SIGTERM, SIGINT or SIGHUP; a second signal stops at once.
 
         With *drain* leave as soon as nothing is due, with *once* after one claim.
         """
