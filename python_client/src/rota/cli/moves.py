@@ -21,10 +21,7 @@ from .output import CommandError, UsageError, acting, conninfos, print_findings,
 
 NOT_SETTLED = 3
 WATCH_INTERVAL = 1.0
-UNKNOWN = (
-    "it has neither settings nor jobs here: check its name in rota.queue_stats",
-    "make it known with set_queue()",
-)
+UNKNOWN = "it has neither settings nor jobs here: check its name, or make it known"
 """Of a name with a typing error nothing would ever move."""
 
 
@@ -128,7 +125,8 @@ def _plan(source: str, target: str, arguments: argparse.Namespace) -> list[MoveF
         if not client.queue_move_status(arguments.queue) and not _is_known(
             connection, arguments.queue
         ):
-            findings.append(MoveFinding("refused", "queue", *UNKNOWN))
+            remedy = f"select rota.set_queue('{arguments.queue}');"
+            findings.append(MoveFinding("refused", "queue", UNKNOWN, remedy))
     with connect(target, "rota cli") as connection:
         return findings + Client(connection).receive_plan(arguments.queue, facts)
 
