@@ -7,13 +7,15 @@
  * that, and stops no other.  A check that finds more than twenty tells how many more.  critical
  * means that work stands still or soon will, warning that it can wait for working hours.
  *
- * It only reads, waits for no lock, and looks at a bounded number of rows of each table.
+ * It only reads, waits a second for a table that a session has locked against readers, and
+ * looks at a bounded number of rows of each table.
  */
 
 create or replace function rota.doctor()
     returns table (severity text, finding text, evidence text, remedy text) language plpgsql
     stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-    set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+    set enable_bitmapscan = off set enable_sort = off set jit = off
+    set lock_timeout = '1s' as $$
 begin
     perform rota._check_sees_all('doctor()');
     return query select f.severity, f.finding, rota._printable(f.evidence), f.remedy
@@ -24,7 +26,7 @@ end $$;
 comment on function rota.doctor is
     'What is wrong with this queue and the database under it, the worst first: severity '
     '(critical, warning or ok), finding, evidence, and the statement that repairs it, or null; '
-    'only reads, and waits for no lock.';
+    'only reads, and waits for a locked table for a second.';
 
 create or replace function rota._findings()
     returns table (severity text, finding text, evidence text, remedy text) language plpgsql
@@ -84,13 +86,33 @@ begin
             if not found then
                 return query select 'ok', v_check.name, v_check.if_ok, null::text;
             end if;
-        exception when others then
-            return query
-            select 'warning', v_check.name, 'this could not be examined: ' || sqlerrm,
-                null::text;
+        exception
+            when lock_not_available then
+                -- The others of its table need not wait as long.
+                perform set_config('lock_timeout', '10ms', true);
+                return query
+                select 'critical', v_check.name,
+                    'a table that it reads is locked by ' || rota._session_words(l.pid),
+                    format('select pg_terminate_backend(%s);', l.pid)
+                from rota._table_locks() as l;
+            when others then
+                return query
+                select 'warning', v_check.name, 'this could not be examined: ' || sqlerrm,
+                    null::text;
         end;
     end loop;
 end $$;
+
+/* The session that has locked a table of rota against readers; the one of several that has
+ * been in its transaction for longest. */
+create or replace function rota._table_locks()
+    returns table (pid integer) language sql stable as $$
+    select l.pid from pg_locks as l
+    join pg_class as c on c.oid = l.relation and c.relnamespace = 'rota'::regnamespace
+    join pg_database as d on d.oid = l.database and d.datname = current_database()
+    join pg_stat_activity as a on a.pid = l.pid
+    where l.mode = 'AccessExclusiveLock' and l.granted order by a.xact_start limit 1
+$$;
 
 /* Not trouble, but what the reader has to know of all other rows. */
 create or replace function rota._examine_standby()

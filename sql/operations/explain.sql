@@ -5,14 +5,16 @@
  * row: a reason, what it says about this job, and the statement that would change it.  The
  * first row decides, and the others are what would keep the job next.
  *
- * It only reads, waits for no lock, and looks at a bounded number of rows: so it may be called
- * at the worst moment, on a standby, and for any job.
+ * It only reads, waits a second for a table that a session has locked against readers, and
+ * looks at a bounded number of rows: so it may be called at the worst moment, on a standby, and
+ * for any job.
  */
 
 create or replace function rota.explain_job(job_id bigint)
     returns table (ordinal integer, reason text, explanation text, remedy text) language plpgsql
     stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-    set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+    set enable_bitmapscan = off set enable_sort = off set jit = off
+    set lock_timeout = '1s' as $$
 declare
     v_live record; v_ended rota.finished_jobs;
 begin
@@ -36,7 +38,7 @@ end $$;
 comment on function rota.explain_job is
     'Why a job does not run, or how it runs or ended: in order a reason, its explanation for '
     'this job, and the statement that would change it, or null; the first row decides; only '
-    'reads, and waits for no lock; raises RT001, 22023.';
+    'reads, and waits for a locked table for a second; raises RT001, 22023, 55P03.';
 
 create or replace function rota._explain(job rota.jobs, row_xmax xid, ended rota.finished_jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$

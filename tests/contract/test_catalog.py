@@ -398,9 +398,9 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
         locks = set(re.findall(r"\w*advisory\w*", body))
         assert locks <= LOCKS.get(name, set()), name
         assert not re.search(r"\bcreate temp|\blisten\b", body), name
-        # A hint that may be lost at any time.
-        # What may be lost at any time, or lasts as long as the transaction.
+        # What may be lost at any time, or lasts as long as the transaction or the call.
         settings = {
+            "_findings",
             "_keep_scan_start",
             "_guard_ids",
             "_look_again_in",

@@ -513,6 +513,22 @@ def test_a_listener_that_does_not_read(db, connect):
         assert doctor(db) == []
 
 
+def test_a_table_that_a_session_has_locked(db, connect):
+    other = connect()
+    other.autocommit = False
+    other.execute("lock table rota.jobs in access exclusive mode")
+
+    found = [row for row in call(db, "doctor") if row.severity != "ok"]
+
+    assert {row.severity for row in found} == {"critical"}
+    assert {"leases", "queues"} <= {row.finding for row in found}
+    assert {row.remedy for row in found} == {
+        f"select pg_terminate_backend({other.info.backend_pid});"
+    }
+    db.execute(found[0].remedy)
+    wait_until(lambda: [row for row in call(db, "doctor") if row.severity != "ok"] == [])
+
+
 def test_a_sequence_near_its_end(db):
     db.execute("select setval('rota.jobs_id_seq', 5e18::bigint)")
 

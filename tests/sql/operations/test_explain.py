@@ -776,6 +776,19 @@ def test_the_reference_has_each_reason_and_each_finding(db, sql_dir):
     assert {row.finding for row in call(db, "doctor")} <= table
 
 
+def test_explain_job_waits_for_a_locked_table_no_longer_than_a_second(db, connect):
+    job_id = enqueue(db)
+    other = connect()
+    other.autocommit = False
+    other.execute("lock table rota.jobs in access exclusive mode")
+
+    with raises("55P03"):
+        explain(db, job_id)
+
+    other.rollback()
+    assert reasons(db, job_id) == ["next"]
+
+
 def test_explain_job_refuses_what_it_cannot_answer(db):
     with refused("job_id"):
         value(db, "explain_job", job_id=None)
