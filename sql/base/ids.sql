@@ -14,30 +14,18 @@
  * skip, and the skip releases its lock at once and not at the commit: the first session after
  * a promotion may leave its transaction open, and delays no other one.
  *
- * Only set_database_number() and the end of a move need a lock that producers wait for.  The
- * first waits for the lock in turns of 100 ms, between which producers continue.  Who has the
- * lock may be idle for a second, after which the server ends the session: an operator that
- * forgets to commit holds up the producers for no longer, and sets no number.
+ * A number, and a queue that has come here, need a lock that producers wait for.  Both wait for
+ * the lock in turns of 100 ms, between which producers continue.  Once they have the lock,
+ * their transaction may be idle for a second, after which the server ends the session: an
+ * operator that forgets to commit holds up the producers for no longer, and changes nothing.
  */
 
 create or replace function rota.set_database_number(number integer)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
-    set lock_timeout = '100ms' as $$
-declare
-    c_attempts constant integer := 25;
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_number('number', number, 0, 1023);
     if number = rota.database_number() then return; end if;
-    for v_attempt in 1..c_attempts loop
-        begin
-            perform rota._raise_ids(0, number);
-            exit;
-        exception
-            when lock_not_available then
-                if v_attempt = c_attempts then raise; end if;
-                perform pg_sleep(0.1);
-        end;
-    end loop;
+    perform rota._raise_ids(0, number);
 end $$;
 
 comment on function rota.set_database_number is
@@ -49,18 +37,28 @@ comment on function rota.set_database_number is
 /* Let all ids from now on be above that one, of whatever database it is, and have that number
  * of a database, which is kept as where the sequence starts. */
 create or replace function rota._raise_ids(above_id bigint, number integer default null)
-    returns void language plpgsql as $$
+    returns void language plpgsql set lock_timeout = '100ms' as $$
 declare
+    c_attempts constant integer := 25;
     v_first bigint;
 begin
-    -- The lock of this statement waits for those that have drawn an id, and lets no other draw.
-    alter sequence rota.jobs_id_seq increment by 1024;
+    for v_attempt in 1..c_attempts loop
+        begin
+            -- Its lock waits for those that have drawn an id, and lets no other draw.
+            alter sequence rota.jobs_id_seq increment by 1024;
+            exit;
+        exception
+            when lock_not_available then
+                if v_attempt = c_attempts then raise; end if;
+                perform pg_sleep(0.1);
+        end;
+    end loop;
+    perform set_config('idle_in_transaction_session_timeout', '1s', true);
     select (greatest(s.last_value, _raise_ids.above_id) / 1024 + 1) * 1024
         + coalesce(_raise_ids.number, rota.database_number()) into v_first
     from rota.jobs_id_seq as s;
     execute format('alter sequence rota.jobs_id_seq start with %1$s restart with %1$s',
         v_first);
-    perform set_config('idle_in_transaction_session_timeout', '1s', true);
 end $$;
 
 create or replace function rota.database_number()

@@ -227,9 +227,8 @@ begin
           and j.status = 'running' and j.job_type = 'rota.forward'
         order by j.id
     loop
-        if v_job.ending ->> 'error_code' in ('RT016', '42501', '55P03') then
-            -- Its queue moves there, a right is missing, or another transaction has its key:
-            -- sent again, ever more seldom.
+        if rota._is_for_later(v_job.ending ->> 'error_code') then
+            -- Ever more seldom.
             perform rota._give_back(array[v_job.id], array[v_job.lease_token],
                 array[rota.now() + least('30 seconds', greatest('1 second',
                     (rota.now() - v_job.created_at) / 4))]);
@@ -243,8 +242,9 @@ end $$;
 
 comment on function rota.end_forwards is
     'End jobs of take_forwards() by the rows that receive_jobs() returned, given as endings: '
-    'as succeeded or dead, or to be sent again later after RT016, 42501 or 55P03; those behind '
-    'one that did not arrive stay; raises RT002 if one is lost, RT003, RT001, 22023.';
+    'as succeeded or dead, or to be sent again later after RT016, 42501 or a code that begins '
+    'with 55 or XX; those behind one that did not arrive stay; raises RT002 if one is lost, '
+    'RT003, RT001, 22023.';
 
 /* Refuse what is not one row of receive_jobs() or receive_moves(), or {}, for each job. */
 create or replace function rota._check_endings(job_ids bigint[], endings jsonb)

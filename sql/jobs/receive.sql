@@ -52,7 +52,7 @@ create or replace function rota.receive_moves(
     settle_above bigint default null
 ) returns table (ordinal integer, job_id bigint, error_code text, message text) language plpgsql
     security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-    set jit = off set enable_bitmapscan = off set lock_timeout = '5s' as $$
+    set jit = off set enable_bitmapscan = off set lock_timeout = '100ms' as $$
 declare
     v_move rota.queue_moves; v_jobs record;
 begin
@@ -158,8 +158,8 @@ begin
     ) as r;
 end $$;
 
-/* Take those that have no receipt, or none and say why.  What may pass is raised: of a queue
- * that moves nothing is refused for it. */
+/* Take those that have no receipt, or none and say why.  What may pass for all of them is
+ * raised: nothing is refused for it. */
 create or replace function rota._receive(
     move rota.queue_moves, job_ids bigint[], created_at timestamptz[], jobs jsonb,
     out error_code text, out message text
@@ -213,8 +213,7 @@ begin
                 continue when sqlstate = '23505' and v_table = 'receipts' and exists (
                     select from rota.receipts as r where r.source_job_id = any(v_ids));
                 if sqlstate = '23505' and v_table = 'receipts'
-                  or left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}')
-                  and (sqlstate <> '55P03' or v_move_id > 0)
+                  or left(sqlstate, 2) = any('{08,25,40,53,57,58}')
                   or sqlstate = '42501' and v_move_id > 0 then
                     raise;
                 end if;
@@ -224,6 +223,14 @@ begin
         end;
     end loop;
 end $$;
+
+/* Whether a job that was refused for this is sent again later, and what is behind it in other
+ * lanes goes on: its queue moves here, a right is missing, another transaction has its key or
+ * locks a table, or a trigger failed in a way that may pass. */
+create or replace function rota._is_for_later(error_code text)
+    returns boolean language sql immutable as $$
+select error_code in ('RT016', '42501') or left(error_code, 2) in ('55', 'XX')
+$$;
 
 /* Insert jobs of a queue that moves here, as they were, or those that come late with new ids;
  * return of each the job here. */

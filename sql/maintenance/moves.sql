@@ -471,7 +471,7 @@ create or replace function rota.end_moves(move_id bigint, job_ids bigint[], endi
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
 declare
-    v_move rota.queue_moves; v_job record;
+    v_move rota.queue_moves; v_job record; v_last_id bigint;
 begin
     perform rota._check_job_refs(end_moves.job_ids, end_moves.job_ids);
     perform rota._check_endings(end_moves.job_ids, end_moves.endings);
@@ -493,16 +493,23 @@ begin
         using rows from (unnest(end_moves.job_ids), jsonb_array_elements(end_moves.endings))
             as i (id, ending)
         where t.job_id = i.id and t.move_id = v_move.move_id and t.new_job_id is null
-        returning t.job, i.ending
+        returning t.job_id, t.job, i.ending
     loop
+        if rota._is_for_later(v_job.ending ->> 'error_code') is not false then
+            v_last_id := greatest(v_last_id, v_job.job_id);
+        end if;
         perform rota._come_back(v_move, v_job.job, v_job.ending);
     end loop;
+    -- The pass goes on behind them, or they would keep others from going.
+    update rota.queue_moves as m
+    set after_id = greatest(m.after_id, v_last_id), has_found = true
+    where m.move_id = v_move.move_id and v_last_id is not null;
 end $$;
 
 comment on function rota.end_moves is
     'End jobs of take_moves() by the rows that receive_moves() returned, given as endings: '
-    'gone, or dead here with the error of the other database, or back in their lane; raises '
-    '22023.';
+    'gone, or dead here with the error of the other database, or back in their lane, until the '
+    'next pass, after a code that begins with 55 or XX; raises 22023.';
 
 /* The move, locked until the end of the transaction; null where another mover is at it. */
 create or replace function rota._lock_move(move_id bigint)
@@ -649,7 +656,7 @@ create or replace function rota._come_back(
 ) returns void language plpgsql as $$
 declare
     v_job_id constant bigint := (job ->> 'id')::bigint;
-    v_is_refused constant boolean := ending ->> 'error_code' is not null;
+    v_is_refused constant boolean := not rota._is_for_later(ending ->> 'error_code');
     v_now constant timestamptz := rota.now();
     v_token constant bigint := (job ->> 'lease_token')::bigint + 1;
     v_found bigint;
@@ -675,6 +682,7 @@ begin
         set idempotency_key = _come_back.job ->> 'idempotency_key'
         where f.id = v_job_id;
     else
+        perform rota._enter_lanes(array[v_job_id]);
         perform rota._jobs_came_in(array[v_job_id]);
     end if;
 end $$;

@@ -480,7 +480,7 @@ def test_only_what_has_a_key_waits_for_a_queue_that_is_still_coming(db):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("code", ["RT016", "42501", "55P03"])
+@pytest.mark.parametrize("code", ["RT016", "42501", "55P03", "55000", "XX000"])
 def test_a_job_that_cannot_be_taken_yet_is_sent_again_later(db, clock, code):
     """It is not dead, uses no attempt, keeps its line, and holds up nothing else."""
     line = [send(db, ordering_key="k") for _ in range(2)]

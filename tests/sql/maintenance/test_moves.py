@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -279,6 +280,28 @@ def test_the_sequence_is_raised_before_jobs_with_a_key_are_taken_there(db, there
     assert scalar(there, "select rota.database_number()") == 6
 
 
+def test_producers_there_go_on_while_the_move_waits_to_settle(connect, server, db, there):
+    """A enqueues there and stays open; the mover waits for it; B enqueues there meanwhile."""
+    move_id = begin(db, there)
+    assert carry(db, there, move_id) == "settling"
+    a, b = (psycopg.connect(server.url("moved"), autocommit=True) for _ in range(2))
+    b.execute("set statement_timeout = '1s'")
+    with a, b, ThreadPoolExecutor() as threads:
+        with a.transaction(force_rollback=True):
+            enqueue(a)
+            settling = threads.submit(step, db, there, move_id)
+            made = 0
+            while not settling.done():
+                enqueue(b)
+                made += 1
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            settling.result()
+
+    assert made > 10
+    step(db, there, move_id)
+    assert state(db) == state(there) == "settled"
+
+
 def test_what_comes_late_goes_with_a_new_id(db, there):
     move_id = begin(db, there)
     settle(db, there, move_id)
@@ -419,6 +442,49 @@ def test_a_key_that_was_taken_while_its_job_was_away_stops_no_move(db, there):
     assert scalar(db, "select count(*) from rota.moved_jobs where job is not null") == 0
     carry(db, there, move_id)
     assert [job[0] for job in jobs(there)] == [again[1]]
+
+
+def test_a_key_that_a_transaction_there_has_just_taken_holds_up_no_other(server, db, there):
+    there.execute("set statement_timeout = '5s'")
+    value(db, "set_limit", limit_key="c:*", max_running=1)
+    kept = [enqueue(db, queue="q", idempotency_key="k", limit_key="c:a")]
+    kept += [enqueue(db, queue="q", ordering_key="o", idempotency_key="l"),
+        enqueue(db, queue="q", ordering_key="o")]  # fmt: skip
+    free = [enqueue(db, queue="q") for _ in range(2)]
+    before = jobs(db)
+    move_id = begin(db, there)
+    take_out(db, move_id)
+    with psycopg.connect(server.url("moved")) as stranger:
+        for key in "kl":
+            enqueue(stranger, queue="other", idempotency_key=key)
+
+        assert carry(db, there, move_id) == "moving"
+
+        assert [job[0] for job in jobs(there)] == free
+        assert jobs(db) == [job for job in before if job[0] in kept]
+        assert rows(db, "select * from rota.verify() where violations > 0") == []
+        stranger.rollback()
+    settle(db, there, move_id)
+
+    assert [job[0] for job in jobs(there)] == [*kept, *free]
+    assert jobs(there) == before
+
+
+def test_a_trigger_that_fails_for_now_kills_no_job(db, there):
+    there.execute("""create function fail() returns trigger language plpgsql
+        as 'begin raise internal_error; end'""")
+    there.execute("""create trigger fail before insert on rota.jobs for each row
+        when (new.job_type = 'y') execute function fail()""")
+    ids = [enqueue(db, t, queue="q") for t in "xyx"]
+    move_id = begin(db, there)
+
+    assert carry(db, there, move_id) == "moving"
+
+    assert [job[0] for job in jobs(there)] == [ids[0], ids[2]]
+    assert [job[:3] for job in jobs(db)] == [(ids[1], "y", "queued")]
+    there.execute("drop trigger fail on rota.jobs")
+    settle(db, there, move_id)
+    assert [job[0] for job in jobs(there)] == ids
 
 
 @pytest.mark.parametrize("last_id", [-1, 2**53, 2**63 - 1])
