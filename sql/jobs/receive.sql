@@ -252,6 +252,19 @@ begin
             select coalesce(v_new_ids[e.n], (e.job ->> 'id')::bigint) as new_id) as v
         order by e.n
     loop
+        -- The database that it left was restored from a backup, and has it again.
+        v_found := (
+            select r.job_id from rota.receipts as r
+            where r.source_job_id = v_job.id and r.source_created_at = (v_job.job).created_at
+              and r.move_id > 0
+              and (exists (select from rota.jobs as j where j.id = r.job_id)
+                or exists (select from rota.finished_jobs as f where f.id = r.job_id))
+            limit 1
+        );
+        if v_found is not null then
+            v_ids := v_ids || v_found;
+            continue;
+        end if;
         v_found := rota._insert_moved(v_job.job);
         v_ids := v_ids || coalesce(v_found, v_job.new_id);
         if v_found is null then v_inserted := v_inserted || v_job.new_id; end if;

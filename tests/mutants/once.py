@@ -541,6 +541,26 @@ v_row ->> 'pause_name',
         sql("maintenance/moves", "v_last_id), has_found = true", "v_last_id)"),
     ),
     mutant(
+        "restored-source-moves-again",
+        "A source that was restored from a backup brings jobs that have run where they moved.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "jobs/receive",
+            "        if v_found is not null then\n            v_ids",
+            "        if false then\n            v_ids",
+        ),
+    ),
+    mutant(
+        "late-job-known-by-its-id-alone",
+        "A restored source brings a job again that came late, and has another id there.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "jobs/receive",
+            "where j.id = r.job_id)\n                or",
+            "where j.id = v_job.id)\n                or",
+        ),
+    ),
+    mutant(
         "key-of-all-types",
         "A key finds the job of another type.",
         "sql/jobs/test_enqueue.py sql/jobs/test_keys.py",

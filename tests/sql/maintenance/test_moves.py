@@ -955,6 +955,43 @@ def test_a_job_that_came_back_and_is_gone_is_not_said_to_be_elsewhere(db, there,
     assert told(db, job_id) == ("RT001", None)
 
 
+def test_a_source_that_was_restored_brings_back_no_job_that_had_arrived(db, there):
+    """Neither what runs or has ended there, nor what came late and has another id there."""
+    ids = [enqueue(db, queue="q") for _ in range(2)]
+    first = begin(db, there)
+    settle(db, there, first)
+    late = enqueue(db, queue="q")
+    backup = rows(db, "select to_jsonb(j) from rota.jobs as j where j.id = %s", late)
+    carry(db, there, first)
+    (ended, runs) = claim(there, queues=["q"], max_jobs=2)
+    value(there, "finish_job", job_id=ended.job_id, lease_token=ended.lease_token)
+    effect = {"scope": "mail", "key": "1", "job_id": runs.job_id}
+    value(there, "record_effect", lease_token=runs.lease_token, **effect)
+    arrived = jobs(there)
+    db.execute("""with gone as (delete from rota.moved_jobs returning job_id)
+        insert into rota.jobs overriding system value select (jsonb_populate_record(
+            null::rota.jobs, %s || jsonb_build_object('id', source_job_id, 'created_at',
+            source_created_at))).*
+        from gone join jsonb_to_recordset(%s) as r (
+            source_job_id bigint, source_created_at timestamptz) on source_job_id = job_id""",
+        (json.dumps(backup[0][0]), json.dumps([row[0] for row in rows(there,
+        "select to_jsonb(r) from rota.receipts as r")])))  # fmt: skip
+    db.execute("delete from rota.queue_moves")
+    new = enqueue(db, queue="q")
+    assert [job[0] for job in jobs(db)] == [*ids, late, new]
+    value(there, "end_queue_move", queue="q")
+
+    again = begin(db, there)
+    settle(db, there, again)
+
+    assert [job for job in jobs(there) if job[0] != new] == arrived
+    assert len(jobs(there)) == 3
+    assert rows(there, "select * from rota.verify() where violations > 0") == []
+    assert rows(there, "select key from rota.effects") == [("1",)]
+    assert told(db, ids[0]) == ("RT016", f"6 {ids[0]}")
+    assert told(db, late) == ("RT016", f"6 {arrived[-1][0]}")
+
+
 def test_a_mover_that_ends_between_the_two_settlements_is_followed_by_another(db, there):
     enqueue(db, queue="q", ordering_key="k")
     move_id = begin(db, there)
