@@ -14,6 +14,7 @@ from faults.forward_kill import ask, forwarding
 from faults.move_kill import play, two_servers
 from faults.test_forward_kill import urls
 from rota.__main__ import main
+from rota.forwarding import carrier
 from support.server import free_port
 from support.waiting import wait_until
 
@@ -209,6 +210,24 @@ def test_rota_queue_move_needs_no_other_database_of_the_list(urls):
     assert "--from" in unsaid.stderr
     assert unknown.returncode == 1
     assert "refused" in unknown.stderr
+
+
+def test_a_job_that_takes_the_other_database_long_gets_there(urls, monkeypatch):
+    """It may have a hundred thousand effects."""
+    monkeypatch.setattr(carrier, "RECEIVE_TIMEOUT", 0.5)
+    with psycopg.connect(urls[0]) as here, psycopg.connect(urls[1], autocommit=True) as there:
+        here.execute("select rota.enqueue('x', queue => 'q')")
+        here.commit()
+        there.execute("create function slow() returns trigger language plpgsql as"
+            " 'begin perform pg_sleep(1); return new; end'")  # fmt: skip
+        there.execute("create trigger slow before insert on rota.jobs"
+            " for each row execute function slow()")  # fmt: skip
+        both = [word for url in urls for word in ("--database", url)]
+
+        moved = rota("queue", "move", "q", "--to", "2", *both)
+
+        assert moved.returncode == 0, moved.stderr
+        assert ask(there, "select count(*) from rota.jobs") == 1
 
 
 def test_jobs_run_once_and_in_order_though_both_servers_are_killed():

@@ -20,7 +20,14 @@ from ..client.async_client import AsyncClient
 from ..client.connecting import name_of, one_line
 from ..exceptions import RotaError
 from ..rows import ForwardJob, ReceivedJob, TakenMoves, WaitingMove
-from ..worker.connection import Connection, ConnectionState, Retry, end_task, wait_for
+from ..worker.connection import (
+    Connection,
+    ConnectionState,
+    NoAnswerError,
+    Retry,
+    end_task,
+    wait_for,
+)
 
 logger = logging.getLogger("rota")
 
@@ -30,8 +37,7 @@ MAX_JOBS = 500
 MAX_BYTES = 8_000_000
 """What is sent at a time at most; after each failure half of it."""
 RECEIVE_TIMEOUT = 10.0
-"""Seconds that the other database may take, however often it did not answer; so long jobs that
-travel stay locked at most."""
+"""Seconds that the other database may take; so long jobs that travel stay locked at most."""
 IDLE_TIMEOUT = 10.0
 """Seconds after which a carrier without work closes its connections."""
 NO_RIGHT = "42501"
@@ -72,6 +78,9 @@ class Database:
 class Lane:
     """Carries in a task of its own, which has its connections as long as it runs."""
 
+    max_doublings = 0
+    """How often the other database gets twice as long after it did not answer."""
+
     def __init__(self, name: str, source: Database, target: Database) -> None:
         self.target = target
         self._source = Connection(source.conninfo, name, source.state)
@@ -79,6 +88,7 @@ class Lane:
         self._retry = Retry(None, target.state)
         self._task: asyncio.Task[None] | None = None
         self._halvings = 0
+        self._unanswered = 0
 
     @property
     def is_open(self) -> bool:
@@ -115,9 +125,13 @@ class Lane:
         """How many jobs to send at a time, and how many bytes."""
         return max(1, MAX_JOBS >> self._halvings), max(1, MAX_BYTES >> self._halvings)
 
+    @property
+    def _receive_timeout(self) -> float:
+        return RECEIVE_TIMEOUT * 2.0 ** min(self._unanswered, self.max_doublings)
+
     async def _take(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Run what takes jobs, has them received, and ends them."""
-        return await self._source.call(action, 2 * RECEIVE_TIMEOUT, max_doublings=0)
+        return await self._source.call(action, 2 * self._receive_timeout, max_doublings=0)
 
     async def _receive(
         self, action: Callable[[AsyncClient], Awaitable[T]], unfit: T | None = None
@@ -127,13 +141,17 @@ class Lane:
         The error is raised as one that is not of the connection on which they were taken.
         """
         try:
-            return await self._target.call(action, RECEIVE_TIMEOUT, max_doublings=0)
+            received = await self._target.call(action, self._receive_timeout, max_doublings=0)
         except (psycopg.Error, RotaError, OSError, UnicodeError) as error:
+            if isinstance(error, NoAnswerError):
+                self._unanswered += 1
             if isinstance(error, UNFIT):
                 if unfit is not None:
                     return unfit
                 self._halvings = MAX_JOBS.bit_length()  # one by one, it may be any of them
             raise ReceiverError from error
+        self._unanswered = 0
+        return received
 
     async def _fail(self, error: BaseException, text: str, subject: object) -> None:
         """Log the first failure, and wait until it is time to try with half as much."""
@@ -249,6 +267,8 @@ class Mover(Lane):
     They are taken out of the live table in one transaction and sent in another, during which
     no other mover is at the same move.
     """
+
+    max_doublings = 3  # a job may have very many effects, and locks nothing while it is sent
 
     def __init__(self, move: WaitingMove, source: Database, target: Database) -> None:
         assert source.number is not None  # noqa: S101 - for the type checker
