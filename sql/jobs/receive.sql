@@ -73,6 +73,13 @@ begin
         perform rota._refuse('settle_above',
             format('must be 0 to 9007199254740991, got %s', settle_above));
     end if;
+    if jsonb_path_exists(jobs, '$[*].version ? (@ != $v)',
+        jsonb_build_object('v', rota.version())) then
+        raise exception using errcode = 'object_not_in_prerequisite_state',
+            message = format('rota is %s in the other database, and %s here',
+                jobs #>> '{0,version}', rota.version()),
+            hint = 'Jobs move between databases of one version: install it in both.';
+    end if;
     insert into rota.queue_moves as m (move_id, queue, direction, database)
     values (receive_moves.move_id, receive_moves.queue, 'in', receive_moves.from_database)
     on conflict do nothing;
@@ -101,7 +108,7 @@ comment on function rota.receive_moves is
     'job here or why it was refused, and no row for one behind a refused one of its ordering '
     'key; until settle_above, the last id that a job has kept, is given, jobs keep their ids, '
     'and the queue takes no other jobs with a key; waits up to 5 seconds for transactions that '
-    'have enqueued; raises 22023, 42501, 55P03.';
+    'have enqueued; raises 22023, 42501, 55000 if rota has another version there, 55P03.';
 
 /* Take jobs that are sent here, of a queue that moves here or of none, each once; none that is
  * behind a refused one of its ordering key. */
@@ -243,10 +250,22 @@ declare
     v_inserted bigint[] := '{}'::bigint[];
     v_found bigint; v_job record;
 begin
+    -- One that this database has not given yet would be in the way of an enqueue.
+    perform rota._refuse('jobs', format('must not have the id %s, which database %s has not '
+        'given: its sequence is behind', e.job ->> 'id', rota.database_number()))
+    from jsonb_array_elements(_take_in.jobs) as e (job), rota.jobs_id_seq as s
+    where (e.job ->> 'id')::bigint not between 1 and case
+        when (e.job ->> 'id')::bigint & 1023 = rota.database_number() then s.last_value
+        else 9007199254740991
+    end;
     for v_job in
         select (e.job ->> 'id')::bigint as id, v.new_id, e.job -> 'effects' as effects,
-            jsonb_populate_record(null::rota.jobs, e.job || jsonb_build_object('id', v.new_id,
-                'queue', move.queue, 'updated_at', rota.now())) as job
+            -- Without what no job has that can move: a mover may be confined to some queues.
+            jsonb_populate_record(null::rota.jobs, e.job
+                - '{own_lane,own_place,hold,opened_for,held_limits,locked_by,locked_until,'
+                    'pipeline,stage,stage_input,definition,scheduled_for}'::text[]
+                || jsonb_build_object('id', v.new_id, 'queue', move.queue, 'updated_at',
+                    rota.now())) as job
         from jsonb_array_elements(_take_in.jobs) with ordinality as e (job, n)
         cross join lateral (
             select coalesce(v_new_ids[e.n], (e.job ->> 'id')::bigint) as new_id) as v
@@ -269,11 +288,13 @@ begin
         v_ids := v_ids || coalesce(v_found, v_job.new_id);
         if v_found is null then v_inserted := v_inserted || v_job.new_id; end if;
         -- What it left open, when it was here before, has gone on where it was since.
-        delete from rota.effects as f where f.job_id = v_job.id and f.completed_at is null;
+        delete from rota.effects as f
+        where f.job_id = v_job.id and f.completed_at is null
+          and exists (select from rota.moved_jobs as t where t.job_id = f.job_id);
         insert into rota.effects
-        select f.*
-        from jsonb_path_query(nullif(v_job.effects, 'null'), '$[*]') as e
-        cross join lateral jsonb_populate_record(null::rota.effects, e) as f
+        -- A path would copy all of them for each.
+        select f.* from jsonb_populate_recordset(null::rota.effects,
+            case jsonb_typeof(v_job.effects) when 'array' then v_job.effects else '[]' end) as f
         on conflict do nothing;
     end loop;
     -- What came back is not elsewhere any more: two databases would lead in a circle.

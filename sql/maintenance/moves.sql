@@ -434,11 +434,11 @@ begin
     v_move := rota._lock_move(move_id);
     if v_move.move_id is null then return; end if;
     select coalesce(array_agg(s.job_id order by s.job_id), '{}'),
-        format('[%s]', string_agg(s.job, ',' order by s.job_id))
+        format('[%s]', string_agg(s.job::text, ',' order by s.job_id))
     into job_ids, jobs
     from (
-        select t.job_id, t.job::text as job, row_number() over by_id as n,
-            sum(octet_length(t.job::text)) over by_id as bytes
+        select t.job_id, t.job || jsonb_build_object('version', rota.version()) as job,
+            row_number() over by_id as n, sum(octet_length(t.job::text)) over by_id as bytes
         from rota.moved_jobs as t
         where t.move_id = v_move.move_id and t.new_job_id is null
         window by_id as (order by t.job_id)
@@ -551,7 +551,7 @@ begin
         order by j.id limit c_window
     ) as w;
     -- Where some were taken there may be more at the same place: it is looked at again.
-    if rota._take_out(move, v_window.ids, max_jobs) then return true; end if;
+    if rota._take_out_each(move, v_window.ids, max_jobs) then return true; end if;
     v_is_over := move.state = 'moving' and v_window.last_id is null and v_window.ids = '{}'
         and not move.has_found;
     update rota.queue_moves as m
@@ -562,14 +562,39 @@ begin
     return v_is_over or v_window.last_id is not null;
 end $$;
 
-/* Make rows of moved_jobs of those of these jobs that can go; return whether any could. */
+/* Make rows of moved_jobs of those of these jobs that can go; return whether any could.  If
+ * they cannot be taken out together, each is by itself, with those of its key. */
+create or replace function rota._take_out_each(
+    move rota.queue_moves, job_ids bigint[], max_jobs integer
+) returns boolean language plpgsql as $$
+declare
+    v_job_id bigint;
+    v_done integer := 0;
+begin
+    begin
+        return rota._take_out(move, job_ids, max_jobs);
+    exception when others then
+        raise warning 'the move of queue % falls back to one job at a time: %', move.queue,
+            sqlerrm;
+    end;
+    foreach v_job_id in array job_ids loop
+        exit when v_done >= max_jobs;
+        begin
+            v_done := v_done + rota._take_out(move, array[v_job_id], max_jobs)::integer;
+        exception when others then
+            raise warning 'job % cannot move: %', v_job_id, sqlerrm;
+        end;
+    end loop;
+    return v_done > 0;
+end $$;
+
 create or replace function rota._take_out(
     move rota.queue_moves, job_ids bigint[], max_jobs integer
 ) returns boolean language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
-    v_ids bigint[]; v_key text; v_keys text[]; v_types jsonb;
+    v_ids bigint[]; v_key text; v_gone bigint[]; v_keys text[]; v_types jsonb;
 begin
     v_ids := array(
         select j.id from rota.jobs as j
@@ -579,6 +604,8 @@ begin
     for v_key in
         select j.ordering_key from rota.jobs as j
         where j.id = any(_take_out.job_ids) and j.ordering_key is not null
+          and not exists (
+              select from rota.halted_keys as h where h.ordering_key = j.ordering_key)
         group by j.ordering_key order by min(j.id) limit 200
     loop
         exit when cardinality(v_ids) >= max_jobs;
@@ -600,15 +627,18 @@ begin
             select jsonb_agg(to_jsonb(f)) from rota.effects as f where f.job_id = g.id))
         from gone as g
     )
-    select array_agg(distinct g.ordering_key) filter (where g.ordering_key is not null),
+    select array_agg(g.id),
+        array_agg(distinct g.ordering_key) filter (where g.ordering_key is not null),
         jsonb_agg(distinct jsonb_build_array(g.job_type, g.limit_key))
-    into v_keys, v_types from gone as g;
+    into v_gone, v_keys, v_types from gone as g;
+    -- A trigger may keep them here.
+    if v_gone is null then return false; end if;
     if v_keys is not null then perform rota._add_checks('order', v_keys); end if;
     if exists (select from rota.limits) then
         perform rota._check_held_of(t.item ->> 0, t.item ->> 1)
         from jsonb_array_elements(v_types) as t (item);
     end if;
-    perform rota._notify_results(v_ids);
+    perform rota._notify_results(v_gone);
     return true;
 end $$;
 

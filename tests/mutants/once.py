@@ -306,9 +306,8 @@ v_row ->> 'pause_name',
         "sql/maintenance/test_moves.py",
         sql(
             "jobs/receive",
-            "        delete from rota.effects as f where f.job_id = v_job.id"
-            " and f.completed_at is null;\n",
-            "",
+            "f.job_id = v_job.id and f.completed_at is null\n",
+            "false\n",
         ),
     ),
     mutant(
@@ -558,6 +557,65 @@ v_row ->> 'pause_name',
             "jobs/receive",
             "where j.id = r.job_id)\n                or",
             "where j.id = v_job.id)\n                or",
+        ),
+    ),
+    mutant(
+        "moved-with-an-id-to-come",
+        "A mover takes ids that are still to be given, and each enqueue with one fails.",
+        "sql/maintenance/test_moves.py",
+        sql("jobs/receive", "then s.last_value", "then 9007199254740991"),
+    ),
+    mutant(
+        "moved-into-a-pipeline",
+        "A mover that is confined to a queue brings a job that goes on to another one.",
+        "sql/maintenance/test_moves.py",
+        sql("jobs/receive", "'pipeline,stage,", "'stage,"),
+    ),
+    mutant(
+        "moved-over-an-open-effect",
+        "A mover takes the open effect of a job that runs here.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "jobs/receive",
+            "exists (select from rota.moved_jobs as t where t.job_id = f.job_id)",
+            "true",
+        ),
+    ),
+    mutant(
+        "moved-between-versions",
+        "Jobs move to a database of another version, which cannot take them as they are.",
+        "sql/maintenance/test_moves.py",
+        sql("jobs/receive", "? (@ != $v)", "? (@ == null)"),
+    ),
+    mutant(
+        "taken-out-all-or-none",
+        "A job that cannot be taken out keeps all others from moving.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "    foreach v_job_id in array job_ids loop\n        exit when v_done",
+            "    foreach v_job_id in array '{}'::bigint[] loop\n        exit when v_done",
+        ),
+    ),
+    mutant(
+        "taken-out-and-still-here",
+        "A mover goes round for ever at a job that a trigger keeps here.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "if v_gone is null then return false; end if;",
+            "v_gone := coalesce(v_gone, '{}');",
+        ),
+    ),
+    mutant(
+        "halted-keys-in-front",
+        "Keys that are halted keep the others of their queue from moving.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "\n          and not exists (\n              select from rota.halted_keys as h "
+            "where h.ordering_key = j.ordering_key)",
+            "",
         ),
     ),
     mutant(

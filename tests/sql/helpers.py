@@ -86,16 +86,18 @@ def settle(db: Db) -> None:
         pass
 
 
-def poison(db: Db, job_id: int, by: str = "raise exception 'poison'") -> None:
+def poison(
+    db: Db, job_id: int, by: str = "raise exception 'poison'", what: str = "update"
+) -> None:
     """Let a trigger refuse every change of a job."""
     db.execute(
         f"""
         create function public.poison() returns trigger language plpgsql as $$
         begin
             if old.id = {job_id} then {by}; end if;
-            return new;
+            return coalesce(new, old);
         end $$;
-        create trigger poison before update on rota.jobs
+        create trigger poison before {what} on rota.jobs
             for each row execute function public.poison();
     """.encode()
     )

@@ -19,6 +19,7 @@ from sql.helpers import (
     claim,
     enqueue,
     one,
+    poison,
     raises,
     refused,
     rows,
@@ -470,6 +471,52 @@ def test_a_key_that_a_transaction_there_has_just_taken_holds_up_no_other(server,
     assert jobs(there) == before
 
 
+@pytest.mark.parametrize("by", ["raise exception 'poison'", "return null"])
+def test_a_job_that_cannot_be_taken_out_keeps_no_other_here(db, there, by):
+    ids = [enqueue(db, queue="q") for _ in range(3)]
+    poison(db, ids[1], by, "delete")
+
+    move_id = begin(db, there)
+    assert carry(db, there, move_id) == "moving"
+
+    assert [job[0] for job in jobs(there)] == [ids[0], ids[2]]
+    db.execute("drop trigger poison on rota.jobs")
+    settle(db, there, move_id)
+    assert [job[0] for job in jobs(there)] == ids
+
+
+def test_halted_keys_keep_no_other_key_here(db, there):
+    """There are more of them than keys that are looked at in a call."""
+    for n in range(201):
+        enqueue(db, queue="q", ordering_key=f"h{n}", max_attempts=1)
+        enqueue(db, queue="q", ordering_key=f"h{n}")
+    running = claim(db, queues=["q"], max_jobs=1000)
+    free = enqueue(db, queue="q", ordering_key="free")
+    move_id = begin(db, there)
+    for job in running:
+        value(db, "fail_job", job_id=job.job_id, lease_token=job.lease_token, error="no")
+
+    carry(db, there, move_id)
+
+    assert [job[0] for job in jobs(there)] == [free]
+
+
+def test_nothing_moves_between_two_versions(db, there):
+    """A column that one of them lacks would be lost, or be null in the other."""
+    job_id = enqueue(db, queue="q")
+    move_id = begin(db, there)
+    here = scalar(db, "select rota.version()")
+    version = "create or replace function rota.version() returns text immutable language sql as"
+    there.execute(f"{version} $$ select '9.9.9' $$".encode())
+
+    with raises("55000"):
+        carry(db, there, move_id)
+
+    there.execute(f"{version} $$ select '{here}' $$".encode())
+    settle(db, there, move_id)
+    assert [job[0] for job in jobs(there)] == [job_id]
+
+
 def test_a_trigger_that_fails_for_now_kills_no_job(db, there):
     there.execute("""create function fail() returns trigger language plpgsql
         as 'begin raise internal_error; end'""")
@@ -495,6 +542,46 @@ def test_no_mover_uses_up_the_ids(db, there, last_id):
         receive(there, move_id, settle_above=last_id)
 
     assert enqueue(there) < 2**53
+
+
+FORGED = {"job_type": "z", "queue": "q", "payload": {}, "priority": 0, "max_attempts": 1,
+    "status": "queued", "run_at": "2026-01-01", "attempts": 0, "lease_token": 0,
+    "created_at": "2026-01-01"}  # fmt: skip
+
+
+def forge(there: Db, move_id: int = 99, **others: Any) -> Any:
+    (told,) = receive(there, move_id, json.dumps([{**FORGED, **others}]))
+    return told
+
+
+def test_no_mover_takes_an_id_that_is_still_to_be_given(db, there):
+    last = enqueue(there)
+    for job_id in (last + 1024, 0, -5, 2**53):
+        assert forge(there, id=job_id).error_code == "22023"
+    assert forge(there, id=last + 1).error_code is None
+    assert enqueue(there) == last + 1024
+
+
+def test_no_mover_brings_what_no_queue_can_move(db, there):
+    """Of a pipeline it would go on to a queue in which the mover has no right."""
+    columns = {"pipeline": "p", "stage": "s", "definition": "d", "held_limits": ["queue r"]}
+    forge(there, id=5, **columns)
+    assert forge(there, id=1029, status="running", locked_until="2099-01-01").error_code
+
+    found = rows(there, f"select {', '.join(columns)} from rota.jobs")
+
+    assert [tuple(row) for row in found] == [(None,) * len(columns)]
+
+
+def test_no_mover_takes_the_open_effects_of_a_job_that_is_here(db, there):
+    job = running(there, queue="r")
+    effect = {"scope": "mail", "key": "1", "job_id": job.job_id}
+    value(there, "record_effect", lease_token=job.lease_token, **effect)
+    receive(there, 99, settle_above=1)
+
+    forge(there, id=job.job_id)
+
+    value(there, "complete_effect", lease_token=job.lease_token, **effect)
 
 
 def test_effects_go_with_their_job(db, there):
