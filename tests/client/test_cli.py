@@ -821,6 +821,9 @@ def test_help_has_no_escapes_where_python_would_colour_it(
         (["cancel", "ID"], "select from rota.jobs for update"),
         (["pause", "default"], "select from rota.pauses for update"),
         (["enqueue", "a", "--key", "k"], None),
+        (["status"], "lock table rota.jobs in access exclusive mode"),
+        (["limits"], "lock table rota.jobs in access exclusive mode"),
+        (["schedule", "list"], "lock table rota.jobs in access exclusive mode"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

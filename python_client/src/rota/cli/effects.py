@@ -7,14 +7,22 @@ import json
 
 from ..client.statement import UNSET
 from ..client.sync_client import Client
-from .output import LOCK_TIMEOUT, UsageError, committing, connected, print_json, print_table
+from .output import (
+    LOCK_TIMEOUT,
+    UsageError,
+    asking,
+    committing,
+    connected,
+    print_json,
+    print_table,
+)
 
 UNKNOWN = "select * from rota.unknown_effects order by recorded_at desc limit %s"
 
 
 def effects(arguments: argparse.Namespace) -> None:
     """List the effects that may or may not have happened, the newest first."""
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         rows = connection.execute(UNKNOWN, [arguments.limit]).fetchall()
     if arguments.json:
         print_json(rows)

@@ -199,6 +199,14 @@ def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
 
 
 @contextmanager
+def asking(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
+    """Open a connection for questions, which wait for no locked table for longer than acts."""
+    with connected(arguments) as connection, connection.transaction():
+        connection.execute(LOCK_TIMEOUT)
+        yield connection
+
+
+@contextmanager
 def answered(connection: Connection[Any]) -> Iterator[None]:
     """Say that nobody knows what became of a call, a transaction of its own, without answer."""
     try:

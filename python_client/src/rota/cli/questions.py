@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 
 from ..client.sync_client import Client
-from .output import connected, print_findings, print_json
+from .output import asking, connected, print_findings, print_json
 
 
 def explain(arguments: argparse.Namespace) -> None:
@@ -56,7 +56,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 def verify(arguments: argparse.Namespace) -> int:
     """Count the promises again; return 1 if one of them is broken."""
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         verdicts = Client(connection).verify(arguments.max_rows)
     if arguments.json:
         print_json([asdict(row) for row in verdicts])

@@ -11,6 +11,7 @@ from .output import (
     UsageError,
     acting,
     agreed,
+    asking,
     connected,
     print_json,
     print_list,
@@ -129,7 +130,7 @@ def _named(arguments: argparse.Namespace) -> dict[str, str]:
 
 def limits(arguments: argparse.Namespace) -> None:
     """List the limits in use, those first that most jobs wait for."""
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         rows = connection.execute(
             "select * from rota.limit_stats order by waiting desc, limit_name limit %s",
             [arguments.limit],

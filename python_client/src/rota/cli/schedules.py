@@ -30,6 +30,7 @@ from .output import (
     acting,
     agreed,
     aligned,
+    asking,
     committing,
     connected,
     hint_for,
@@ -81,7 +82,7 @@ def add(arguments: argparse.Namespace) -> None:
 
 def list_all(arguments: argparse.Namespace) -> None:
     """List the schedules, by their names."""
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         rows = definitions(connection)
     if arguments.json:
         print_json(rows)

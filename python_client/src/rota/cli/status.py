@@ -14,7 +14,7 @@ from .._version import __version__
 from ..client.connecting import one_line
 from ..client.sync_client import Client
 from ..rows import Finding
-from .output import connected, print_findings, print_json, print_list, short, span
+from .output import asking, print_findings, print_json, print_list, short, span
 from .top import MAX_ROWS, brief, count_age, share, worst_of
 
 CRITICAL = 2
@@ -71,7 +71,7 @@ TITLES = {"disabled_schedules": "schedules disabled by an error"}
 
 def status(arguments: argparse.Namespace) -> int:
     """Show on one screen how it stands; return 2 if the doctor finds something critical."""
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         overview = {
             "database": connection.info.dbname,
             "version": Client(connection).version(),

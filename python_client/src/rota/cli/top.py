@@ -16,6 +16,7 @@ from psycopg import Connection
 
 from ..client.connecting import one_line
 from .output import (
+    asking,
     command_terminal,
     connected,
     print_json,
@@ -64,7 +65,7 @@ def top(arguments: argparse.Namespace) -> None:
     if not (arguments.json or arguments.once) and sys.stdin.isatty() and sys.stdout.isatty():
         _go_on(arguments)
         return
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         if arguments.json:
             print_json(ask(connection))
         else:
