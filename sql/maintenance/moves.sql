@@ -404,9 +404,11 @@ create or replace function rota.waiting_moves()
     returns table (move_id bigint, queue text, database integer)
     language plpgsql stable security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set enable_bitmapscan = off as $$
+declare
+    v_allowed constant text[] := rota._allowed_queues('worker');
 begin
     return query select m.move_id, m.queue, m.database from rota.queue_moves as m
-    where m.direction = 'out' and (m.queue <> all(rota._allowed_queues('worker'))) is not true
+    where m.direction = 'out' and (v_allowed is null or m.queue = any(v_allowed))
       and (m.state <> 'settled'
         or exists (
             select from rota.moved_jobs as t
@@ -419,7 +421,7 @@ begin
 end $$;
 
 comment on function rota.waiting_moves is
-    'The moves from here that have something to carry.';
+    'The moves from here that have something to carry, of the caller''s queues.';
 
 create or replace function rota.take_moves(
     move_id bigint, max_jobs integer default 500, max_bytes integer default 8000000

@@ -619,6 +619,12 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "moves-of-all-queues",
+        "A mover that is confined to a queue tries for ever to move those of others.",
+        "sql/access/test_queue_grants.py",
+        sql("maintenance/moves", "(v_allowed is null or m.queue = any(v_allowed))", "true"),
+    ),
+    mutant(
         "key-of-all-types",
         "A key finds the job of another type.",
         "sql/jobs/test_enqueue.py sql/jobs/test_keys.py",

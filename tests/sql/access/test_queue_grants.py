@@ -439,6 +439,18 @@ def test_a_confined_producer_changes_no_job_of_another_queue_in_another_database
     }
 
 
+def test_a_confined_mover_moves_its_queues_only(db, role, session):
+    """It would try again and again what it may not do, and tell others' names."""
+    worker = session(confined(db, role, "a"))
+    value(db, "set_database_number", number=5)
+    moves = [value(db, "begin_queue_move", queue=queue, database=6) for queue in "ab"]
+
+    assert [move.move_id for move in call(worker, "waiting_moves")] == moves[:1]
+    assert [move.move_id for move in call(db, "waiting_moves")] == moves
+    with raises("42501"):
+        call(worker, "take_moves", move_id=moves[1])
+
+
 def test_a_confined_worker_receives_jobs_of_its_queues_only(db, role, session):
     value(db, "set_database_number", number=5)
     worker = session(confined(db, role, "a"))
