@@ -34,6 +34,7 @@ declare
     c_waiting constant text[] := '{queued,failed}'::text[];
     v_now constant timestamptz := rota.now();
     v_has_limits constant boolean := exists (select from rota.limits);
+    v_has_moved boolean;
     v_has_places boolean;
     v_last timestamptz;
     v_jobs integer;
@@ -55,7 +56,13 @@ begin
         where j.id = any(_place_jobs.job_ids) and j.status = any(c_waiting)
         group by 1, 2, 3, 4, 5, 6 order by min(j.id)
     loop
-        v_has_places := v_kind.is_fair or num_nonnulls(v_kind.ageing, v_kind.limit_key) > 0;
+        -- Late jobs of a queue that has moved wait for a mover alone, which looks in the lanes.
+        v_has_moved := exists (
+            select from rota.queue_moves as m
+            where m.queue = v_kind.queue and m.direction = 'out' and m.state = 'settled'
+        );
+        v_has_places := not v_has_moved
+            and (v_kind.is_fair or num_nonnulls(v_kind.ageing, v_kind.limit_key) > 0);
         if v_has_places and v_kind.ageing is null and v_kind.due_ids <> '{}' then
             if not v_kind.is_fair then perform rota._note_fair_queue(v_kind.queue); end if;
             if v_kind.new_ids <> '{}' then
@@ -82,7 +89,7 @@ begin
             -- They may have been let into their lanes to take a slot.
             perform rota._check_held_of(v_kind.job_type, v_kind.limit_key);
         end if;
-        if v_has_limits and v_kind.due_ids <> '{}' then
+        if v_has_limits and not v_has_moved and v_kind.due_ids <> '{}' then
             perform rota._hold_new(v_kind.queue, v_kind.job_type, v_kind.limit_key, case
                 when v_kind.ageing is null then v_kind.priority else 0 end, v_kind.due_ids);
         end if;

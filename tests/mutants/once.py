@@ -625,6 +625,22 @@ v_row ->> 'pause_name',
         sql("maintenance/moves", "(v_allowed is null or m.queue = any(v_allowed))", "true"),
     ),
     mutant(
+        "late-and-held",
+        "A job that comes late to a queue that has moved stays until its time, or for a limit.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "waiting/fairness",
+            "v_has_places := not v_has_moved\n            and (",
+            "v_has_places := (",
+        ),
+    ),
+    mutant(
+        "late-and-held-by-a-limit",
+        "A job that comes late to a queue that has moved waits for a limit of the database.",
+        "sql/maintenance/test_moves.py",
+        sql("waiting/fairness", "v_has_limits and not v_has_moved", "v_has_limits"),
+    ),
+    mutant(
         "key-of-all-types",
         "A key finds the job of another type.",
         "sql/jobs/test_enqueue.py sql/jobs/test_keys.py",

@@ -355,6 +355,30 @@ def test_what_travels_after_a_queue_waits_until_it_has_settled(db, there, clock)
     assert forward() == [*line, key]
 
 
+@pytest.mark.parametrize("waits_for", ["time", "limit"])
+def test_what_comes_late_goes_whatever_it_would_wait_for_here(db, there, waits_for):
+    if waits_for == "time":
+        value(db, "set_queue", queue="q", ageing="1 hour")
+    else:
+        value(db, "set_limit", job_type="x", max_running=1)
+    settle(db, there, move_id := begin(db, there))
+    for _ in range(3):
+        enqueue(db)
+    claim(db, max_jobs=3)
+
+    late = enqueue(db, queue="q", delay="30 days" if waits_for == "time" else "0 s")
+    assert [row.move_id for row in call(db, "waiting_moves")] == [move_id]
+    brought = enqueue(db, job_type="x" if waits_for == "limit" else "y")
+    wanted = json.dumps({"ids": [brought]})
+    call(db, "act_on_jobs", act="move", filter=wanted, arguments='{"queue": "q"}')
+    carry(db, there, move_id)
+
+    assert len(jobs(there)) == 2
+    for job_id in (late, brought):
+        assert told(db, job_id)[0] == "RT016"
+    assert call(db, "waiting_moves") == []
+
+
 def test_a_key_that_has_a_live_job_there_leads_to_that_one(db, there):
     first = enqueue(db, queue="q", idempotency_key="k")
     move_id = begin(db, there)
