@@ -473,16 +473,6 @@ v_row ->> 'pause_name',
         sql("jobs/receive", "perform rota._check_queues('worker', '{*}');", ""),
     ),
     mutant(
-        "moves-of-another-queue",
-        "A worker that is confined to a queue is told which others move.",
-        "sql/access/test_queue_grants.py",
-        sql(
-            "maintenance/moves",
-            "and (m.queue <> all(rota._allowed_queues('worker'))) is not true",
-            "",
-        ),
-    ),
-    mutant(
         "held-up-from-another-queue",
         "A producer that is confined to a queue lets jobs of others wait.",
         "sql/access/test_queue_grants.py",
