@@ -212,6 +212,25 @@ def test_rota_queue_move_needs_no_other_database_of_the_list(urls):
     assert "refused" in unknown.stderr
 
 
+def test_rota_queue_move_settles_again_what_was_restored(urls):
+    """As after a promotion of the other database without its last transactions."""
+    make_known(urls[0])
+    both = [word for url in urls for word in ("--database", url)]
+    words = ["queue", "move", "q", "--to", "2", *both]
+    keyed = "select rota.enqueue('x', queue => 'q', ordering_key => 'k')"
+    with psycopg.connect(urls[1], autocommit=True) as there:
+        rota(*words)
+        there.execute("update rota.queue_moves set state = 'moving'")
+
+        again = rota(*words)
+
+        assert again.returncode == 0, again.stderr
+        there.execute(keyed)
+        there.execute("delete from rota.queue_moves")
+        rota(*words)
+        assert ask(there, "select state from rota.queue_moves") == "settled"
+
+
 def test_a_job_that_takes_the_other_database_long_gets_there(urls, monkeypatch):
     """It may have a hundred thousand effects."""
     monkeypatch.setattr(carrier, "RECEIVE_TIMEOUT", 0.5)

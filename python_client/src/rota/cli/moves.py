@@ -15,7 +15,7 @@ from ..client.connecting import connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import RotaError
 from ..forwarding.carrier import Database, Mover
-from ..rows import MoveFinding, MoveStatus
+from ..rows import MoveFinding, MoveStatus, WaitingMove
 from ..worker.process import run_in_loop
 from .output import CommandError, UsageError, acting, conninfos, print_findings, print_json
 
@@ -50,9 +50,10 @@ def move(arguments: argparse.Namespace) -> int:
             print(f"queue {arguments.queue} {answer} to database {arguments.to}")
         return 1 if is_refused else 0
     with connect(source, "rota cli") as connection, acting(connection) as client:
-        client.begin_queue_move(arguments.queue, arguments.to)
+        move_id = client.begin_queue_move(arguments.queue, arguments.to)
+    each = WaitingMove(move_id, arguments.queue, arguments.to)
     with suppress(KeyboardInterrupt):
-        run_in_loop(_carry(source, target, number, arguments))
+        run_in_loop(_carry(source, target, number, each, arguments))
     status = _status(source, arguments.queue)
     code = _tell(arguments, status)
     is_done = status is not None and status.state == "settled" and not _left(status)
@@ -170,24 +171,22 @@ def _words(status: MoveStatus) -> str:
     )
 
 
-async def _carry(source: str, target: str, number: int, arguments: argparse.Namespace) -> None:
+async def _carry(
+    source: str, target: str, number: int, each: WaitingMove, arguments: argparse.Namespace
+) -> None:
     """Carry, beside the forwarders that may be there, until the move has settled."""
-    with connect(source, "rota cli") as connection:
-        moves = [
-            each for each in Client(connection).waiting_moves() if each.queue == arguments.queue
-        ]
-    for each in moves:
-        origin = Database(source)
-        origin.number = number
-        mover = Mover(each, origin, Database(target))
-        mover.go()
-        told_at = time.monotonic()
-        try:
-            while mover.is_open:
-                await asyncio.sleep(0.1)
-                if not arguments.json and time.monotonic() - told_at >= WATCH_INTERVAL:
-                    told_at = time.monotonic()
-                    if (status := _status(source, arguments.queue)) is not None:
-                        print(_words(status), file=sys.stderr)
-        finally:
-            await mover.close()
+    origin = Database(source)
+    origin.number = number
+    # The other database may have been restored, and have forgotten that it has settled.
+    mover = Mover(each, origin, Database(target), is_asked=True)
+    mover.go()
+    told_at = time.monotonic()
+    try:
+        while mover.is_open:
+            await asyncio.sleep(0.1)
+            if not arguments.json and time.monotonic() - told_at >= WATCH_INTERVAL:
+                told_at = time.monotonic()
+                if (status := _status(source, arguments.queue)) is not None:
+                    print(_words(status), file=sys.stderr)
+    finally:
+        await mover.close()

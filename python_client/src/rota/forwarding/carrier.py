@@ -265,15 +265,18 @@ class Mover(Lane):
     """Carries the jobs of a queue that moves, those of one move.
 
     They are taken out of the live table in one transaction and sent in another, during which
-    no other mover is at the same move.
+    no other mover is at the same move.  It begins where something waits, or if *is_asked*.
     """
 
     max_doublings = 3  # a job may have very many effects, and locks nothing while it is sent
 
-    def __init__(self, move: WaitingMove, source: Database, target: Database) -> None:
+    def __init__(
+        self, move: WaitingMove, source: Database, target: Database, *, is_asked: bool = False
+    ) -> None:
         assert source.number is not None  # noqa: S101 - for the type checker
         super().__init__("rota mover", source, target)
         self.move = move
+        self._is_asked = is_asked
         self._number = source.number
 
     async def _run(self) -> None:
@@ -292,8 +295,9 @@ class Mover(Lane):
     async def _carry_on(self) -> bool:
         """Carry what can go now; return whether nothing is left."""
         moves = await self._source.call(AsyncClient.waiting_moves)
-        if self.move.move_id not in [each.move_id for each in moves]:
+        if not self._is_asked and self.move.move_id not in [each.move_id for each in moves]:
             return True  # an operator may have ended it
+        self._is_asked = False
         while taken := await self._take(self._carry):
             if taken.job_ids:
                 self._halvings = max(0, self._halvings - 1)
