@@ -337,6 +337,14 @@ begin
     order by p.paused_at limit 1000;
 
     return query
+    select 'warning', format('queue %s has been coming from database %s for %s, and refuses '
+            'jobs with a key here until it has settled: continue the move there', m.queue,
+            m.database, rota._span(c_now - m.started_at)),
+        format('select * from rota.queue_move_status(%L);', m.queue)
+    from rota.queue_moves as m where m.direction = 'in' and m.state = 'moving'
+    order by m.started_at limit 1000;
+
+    return query
     select 'warning', format('retries of queue %s wait for its retry budget: the first, job '
             '%s, has been due for %s, and %s may begin per minute', b.queue, j.id,
             rota._span(c_now - j.run_at), round(s.per_minute::numeric, 1)),

@@ -217,6 +217,21 @@ def test_a_paused_queue(db):
     assert doctor(db) == []
 
 
+def test_a_queue_that_is_still_coming(db):
+    """As in a database that was restored, and has forgotten that it has settled."""
+    value(db, "set_database_number", number=5)
+    arrival = {"move_id": 6, "from_database": 6, "queue": "mail", "jobs": "[]"}
+    call(db, "receive_moves", **arrival)
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "queues")
+    assert "queue mail has been coming from database 6 for" in row.evidence
+    db.execute(row.remedy)
+    call(db, "receive_moves", **arrival, settle_above=0)
+    assert doctor(db) == []
+
+
 @pytest.mark.own_session
 def test_a_queue_that_is_late_tells_what_keeps_it(db, connect):
     call(db, "report_worker", **{**ME, "version": version(db)})
