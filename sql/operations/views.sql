@@ -46,11 +46,11 @@ select r.id, r.queue, r.job_type, r.payload, r.priority, r.run_at, r.status, r.a
     r.finished_at, r.result, r.ordering_key, r.limit_key, r.pipeline, r.stage, r.stage_input,
     r.definition, r.scheduled_for, r.time_limit, r.expires_at, r.headers
 from (
-    select a.*, 'open' as way from rota._runs as a
+    select a.*, 'open'::text as way from rota._runs as a
     union all
-    select v.*, 'queues' from rota._visible_runs as v
+    select v.*, 'queues'::text as way from rota._visible_runs as v
     union all
-    select b.*, 'barred' from rota._barred_runs as b
+    select b.*, 'barred'::text as way from rota._barred_runs as b
 ) as r
 -- The plan for a confined role does not have the open way, so the planner looks at no samples
 -- of its columns.  It may be run when the role is confined no more: then behind a barrier.
@@ -139,11 +139,11 @@ create or replace view rota.dead_jobs as
 select f.id, f.queue, f.job_type, f.payload, f.attempts, f.max_attempts, f.last_error,
     f.error_type, f.locked_by, f.created_at, f.failed_at, f.finished_at, f.discarded_at
 from (
-    select a.*, 'open' as way from rota.finished_jobs_dead as a
+    select a.*, 'open'::text as way from rota.finished_jobs_dead as a
     union all
-    select v.*, 'queues' from rota._visible_dead as v
+    select v.*, 'queues'::text as way from rota._visible_dead as v
     union all
-    select b.*, 'barred' from rota._barred_dead as b
+    select b.*, 'barred'::text as way from rota._barred_dead as b
 ) as f
 where (rota.sees_all_queues() or f.way <> 'open')
   and f.way = case

@@ -166,6 +166,7 @@ def test_no_other_function_takes_an_advisory_lock(
         "_notify_slots",
         "_notify_for",
         "enqueue_many",
+        "_share_lock",
         "_take_listen_slots",
         "_held_locks",
         "_give_up",

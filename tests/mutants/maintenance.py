@@ -963,7 +963,7 @@ MAINTENANCE = (
             "operations/views",
             """
     union all
-    select b.*, 'barred' from rota._barred_runs as b
+    select b.*, 'barred'::text as way from rota._barred_runs as b
 """,
             "",
         ),
