@@ -489,13 +489,25 @@ begin
     where t.job_id = i.id and t.move_id = v_move.move_id and t.new_job_id is null
       and i.ending ->> 'job_id' is not null;
 
-    -- The others come back: what was refused as dead, what is behind it to its line.
+    -- The others come back: what was refused as dead, what is behind it to its line, also if it
+    -- was to be sent later.
     for v_job in
-        delete from rota.moved_jobs as t
-        using rows from (unnest(end_moves.job_ids), jsonb_array_elements(end_moves.endings))
-            as i (id, ending)
-        where t.job_id = i.id and t.move_id = v_move.move_id and t.new_job_id is null
-        returning t.job_id, t.job, i.ending
+        with back as materialized (
+            select t.job_id, t.job ->> 'ordering_key' as ordering_key, i.ending
+            from rows from (unnest(end_moves.job_ids), jsonb_array_elements(end_moves.endings))
+                as i (id, ending)
+            join rota.moved_jobs as t on t.job_id = i.id
+            where t.move_id = v_move.move_id and t.new_job_id is null
+        ), gone as (
+            delete from rota.moved_jobs as t
+            where exists (select from back)
+              and t.move_id = v_move.move_id and t.new_job_id is null
+              and (t.job_id in (select b.job_id from back as b)
+                or t.job ->> 'ordering_key' in (select b.ordering_key from back as b))
+            returning t.job_id, t.job
+        )
+        select g.job_id, g.job, b.ending from gone as g left join back as b using (job_id)
+        order by g.job_id
     loop
         if rota._is_for_later(v_job.ending ->> 'error_code') is not false then
             v_last_id := greatest(v_last_id, v_job.job_id);

@@ -631,6 +631,16 @@ v_row ->> 'pause_name',
         sql("waiting/fairness", "v_has_limits and not v_has_moved", "v_has_limits"),
     ),
     mutant(
+        "sent-behind-one-that-came-back",
+        "A job runs in the other database before the one in front of it, which came back.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "or t.job ->> 'ordering_key' in (select b.ordering_key from back as b)",
+            "or false",
+        ),
+    ),
+    mutant(
         "key-of-all-types",
         "A key finds the job of another type.",
         "sql/jobs/test_enqueue.py sql/jobs/test_keys.py",

@@ -409,6 +409,35 @@ def test_a_refused_job_is_dead_here_and_its_line_stays(db, there):
     assert [job[0] for job in jobs(there)] == [*line, free]
 
 
+@pytest.mark.parametrize("is_for_good", [True, False])
+def test_what_is_behind_a_job_that_came_back_is_not_sent_without_it(db, there, is_for_good):
+    """Though it had been taken out with it, for a batch to come."""
+    code = "check_violation" if is_for_good else "internal_error"
+    there.execute(
+        f"""create function fail() returns trigger language plpgsql
+        as 'begin raise {code}; end'""".encode()
+    )
+    there.execute("""create trigger fail before insert on rota.jobs for each row
+        when (new.job_type = 'y') execute function fail()""")
+    line = [enqueue(db, t, queue="q", ordering_key="k") for t in "xyxx"]
+    other = enqueue(db, queue="q", ordering_key="l")
+    move_id = begin(db, there)
+    take_out(db, move_id)
+
+    for _ in range(len(line)):
+        with db.transaction():
+            batch = one(db, "take_moves", move_id=move_id, max_jobs=1)
+            if batch.jobs is not None:
+                end(db, move_id, batch.job_ids, send(there, move_id, batch))
+
+    assert [job[0] for job in jobs(there)] == [line[0], other]
+    there.execute("drop trigger fail on rota.jobs")
+    if is_for_good:
+        value(db, "retry_job", job_id=line[1])
+    settle(db, there, move_id)
+    assert [job[0] for job in jobs(there)] == [*line, other]
+
+
 def swallow(db: Db) -> None:
     db.execute("""create function swallow() returns trigger language plpgsql
         as 'begin return null; end'""")
