@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -229,6 +230,28 @@ def test_rota_queue_move_settles_again_what_was_restored(urls):
         there.execute("delete from rota.queue_moves")
         rota(*words)
         assert ask(there, "select state from rota.queue_moves") == "settled"
+
+
+def test_rota_queue_move_says_why_a_job_waits(urls, caplog):
+    """It is sent again and again, and told of once."""
+    both = [word for url in urls for word in ("--database", url)]
+    with psycopg.connect(urls[0], autocommit=True) as here, psycopg.connect(urls[1]) as other:
+        for _ in range(2):
+            here.execute("select rota.enqueue('x', queue => 'q')")
+        other.execute("""create function fail() returns trigger language plpgsql as
+            'begin raise ''not today'' using errcode = ''XX000''; end'""")
+        other.execute("""create trigger fail before insert on rota.jobs
+            for each row execute function fail()""")
+        other.commit()
+        with ThreadPoolExecutor() as threads:
+            moving = threads.submit(rota, "queue", "move", "q", "--to", "2", *both)
+            wait_until(lambda: "not today" in caplog.text)
+            other.execute("drop trigger fail on rota.jobs")
+            other.commit()
+            moved = moving.result()
+
+    assert moved.returncode == 0, moved.stderr
+    assert caplog.text.count("jobs of queue q stay for now: not today") == 1
 
 
 def test_a_job_that_takes_the_other_database_long_gets_there(urls, monkeypatch):

@@ -174,6 +174,12 @@ def _endings(count: int, received: list[ReceivedJob]) -> list[dict[str, object]]
     return endings
 
 
+def _waits(row: ReceivedJob) -> bool:
+    """Return whether somebody has to see to it that a job can be received."""
+    code = row.error_code
+    return code is not None and (code == NO_RIGHT or code.startswith(("55", "XX")))
+
+
 class Carrier(Lane):
     """Carries the jobs that are meant for another database.
 
@@ -237,9 +243,9 @@ class Carrier(Lane):
                     _endings(len(taken), received),
                 )
             self.carried += sum(row.job_id is not None for row in received)
-            if refused := [row for row in received if row.error_code == NO_RIGHT]:
+            if waiting := [row for row in received if _waits(row)]:
                 text = "%s jobs for database %s stay for now: %s"
-                logger.warning(text, len(refused), self._number, refused[0].message)
+                logger.warning(text, len(waiting), self._number, waiting[0].message)
             return taken
 
         taken = await self._take(take_send_and_end)
@@ -277,6 +283,7 @@ class Mover(Lane):
         super().__init__("rota mover", source, target)
         self.move = move
         self._is_asked = is_asked
+        self._reasons: set[str | None] = set()
         self._number = source.number
 
     async def _run(self) -> None:
@@ -315,7 +322,17 @@ class Mover(Lane):
                 if taken.job_ids:
                     endings = _endings(len(taken.job_ids), received)
                     await client.end_moves(move_id, taken.job_ids, endings)
+                    self._warn(received)
         return taken
+
+    def _warn(self, received: list[ReceivedJob]) -> None:
+        """Log each reason once: those jobs are sent again and again."""
+        for row in received:
+            if _waits(row) and row.message not in self._reasons:
+                logger.warning(
+                    "jobs of queue %s stay for now: %s", self.move.queue, row.message
+                )
+                self._reasons.add(row.message)
 
     async def _send(self, taken: TakenMoves, jobs: str) -> list[ReceivedJob]:
         return await self._receive(
