@@ -251,13 +251,19 @@ declare
     v_found bigint; v_job record;
 begin
     -- One that this database has not given yet would be in the way of an enqueue.
-    perform rota._refuse('jobs', format('must not have the id %s, which database %s has not '
-        'given: its sequence is behind', e.job ->> 'id', rota.database_number()))
+    select (e.job ->> 'id')::bigint as id into v_job
     from jsonb_array_elements(_take_in.jobs) as e (job), rota.jobs_id_seq as s
     where (e.job ->> 'id')::bigint not between 1 and case
         when (e.job ->> 'id')::bigint & 1023 = rota.database_number() then s.last_value
         else 9007199254740991
-    end;
+    end limit 1;
+    if found then
+        raise exception using errcode = 'object_not_in_prerequisite_state',
+            message = format('database %s has not given the id %s, which a job has that comes '
+                'to it', rota.database_number(), v_job.id),
+            hint = 'If it was restored, let its ids begin above those that it has given since: '
+                'select setval(''rota.id_timeline'', 2147483647);';
+    end if;
     for v_job in
         select (e.job ->> 'id')::bigint as id, v.new_id, e.job -> 'effects' as effects,
             -- Without what no job has that can move: a mover may be confined to some queues.

@@ -610,9 +610,21 @@ def forge(there: Db, move_id: int = 99, **others: Any) -> Any:
 def test_no_mover_takes_an_id_that_is_still_to_be_given(db, there):
     last = enqueue(there)
     for job_id in (last + 1024, 0, -5, 2**53):
-        assert forge(there, id=job_id).error_code == "22023"
+        assert forge(there, id=job_id).error_code == "55000"
     assert forge(there, id=last + 1).error_code is None
     assert enqueue(there) == last + 1024
+
+
+def test_a_database_that_was_restored_takes_its_ids_back_once_it_gives_others(
+    server, db, there
+):
+    last = enqueue(there)
+    scalar(there, "select setval('rota.id_timeline', 2147483647)")
+    assert forge(there, id=last + 1024).error_code == "55000"
+    with psycopg.connect(server.url("moved"), autocommit=True) as producer:
+        assert enqueue(producer) > last + 2**40
+
+    assert forge(there, id=last + 1024).job_id == last + 1024
 
 
 def test_no_mover_brings_what_no_queue_can_move(db, there):
