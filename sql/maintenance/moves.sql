@@ -616,11 +616,21 @@ begin
         order by j.id limit _take_out.max_jobs for update skip locked
     );
     for v_key in
-        select j.ordering_key from rota.jobs as j
-        where j.id = any(_take_out.job_ids) and j.ordering_key is not null
+        select k.ordering_key
+        from (
+            select j.ordering_key from rota.jobs as j
+            where j.id = any(_take_out.job_ids) and j.ordering_key is not null
+            group by j.ordering_key order by min(j.id)
+        ) as k
+        -- Those that cannot go, of which there may be very many, keep no others.
+        where not exists (
+                select from rota.halted_keys as h where h.ordering_key = k.ordering_key)
           and not exists (
-              select from rota.halted_keys as h where h.ordering_key = j.ordering_key)
-        group by j.ordering_key order by min(j.id) limit 200
+              select from rota.jobs as r
+              where r.ordering_key >= k.ordering_key and r.ordering_key <= k.ordering_key
+                and r.status = 'running'
+          )
+        limit 200
     loop
         exit when cardinality(v_ids) >= max_jobs;
         v_ids := v_ids || rota._line_to_go(v_key, move.queue, max_jobs - cardinality(v_ids));

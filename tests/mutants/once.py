@@ -601,12 +601,13 @@ v_row ->> 'pause_name',
         "halted-keys-in-front",
         "Keys that are halted keep the others of their queue from moving.",
         "sql/maintenance/test_moves.py",
-        sql(
-            "maintenance/moves",
-            "\n          and not exists (\n              select from rota.halted_keys as h "
-            "where h.ordering_key = j.ordering_key)",
-            "",
-        ),
+        sql("maintenance/moves", "where h.ordering_key = k.ordering_key)", "where false)"),
+    ),
+    mutant(
+        "running-keys-in-front",
+        "Keys whose jobs run keep the others of their queue from moving.",
+        "sql/maintenance/test_moves.py",
+        sql("maintenance/moves", "and r.status = 'running'", "and false"),
     ),
     mutant(
         "moves-of-all-queues",

@@ -538,15 +538,16 @@ def test_a_job_that_cannot_be_taken_out_keeps_no_other_here(db, there, by):
     assert [job[0] for job in jobs(there)] == ids
 
 
-def test_halted_keys_keep_no_other_key_here(db, there):
-    """There are more of them than keys that are looked at in a call."""
+@pytest.mark.parametrize("is_halted", [True, False])
+def test_keys_that_cannot_go_keep_no_other_key_here(db, there, is_halted):
+    """There are more of them than keys that are taken out in a call."""
     for n in range(201):
         enqueue(db, queue="q", ordering_key=f"h{n}", max_attempts=1)
         enqueue(db, queue="q", ordering_key=f"h{n}")
     running = claim(db, queues=["q"], max_jobs=1000)
     free = enqueue(db, queue="q", ordering_key="free")
     move_id = begin(db, there)
-    for job in running:
+    for job in running if is_halted else ():
         value(db, "fail_job", job_id=job.job_id, lease_token=job.lease_token, error="no")
 
     carry(db, there, move_id)
