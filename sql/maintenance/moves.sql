@@ -577,7 +577,7 @@ begin
 end $$;
 
 /* Make rows of moved_jobs of those of these jobs that can go; return whether any could.  If
- * they cannot be taken out together, each is by itself, with those of its key. */
+ * they cannot be taken out together, each is by itself, and what is before it under its key. */
 create or replace function rota._take_out_each(
     move rota.queue_moves, job_ids bigint[], max_jobs integer
 ) returns boolean language plpgsql as $$
@@ -594,7 +594,7 @@ begin
     foreach v_job_id in array job_ids loop
         exit when v_done >= max_jobs;
         begin
-            v_done := v_done + rota._take_out(move, array[v_job_id], max_jobs)::integer;
+            v_done := v_done + rota._take_out(move, array[v_job_id], 1)::integer;
         exception when others then
             raise warning 'job % cannot move: %', v_job_id, sqlerrm;
         end;
@@ -655,8 +655,10 @@ begin
         array_agg(distinct g.ordering_key) filter (where g.ordering_key is not null),
         jsonb_agg(distinct jsonb_build_array(g.job_type, g.limit_key))
     into v_gone, v_keys, v_types from gone as g;
-    -- A trigger may keep them here.
-    if v_gone is null then return false; end if;
+    -- A trigger may keep one here, which those behind it must not leave.
+    if cardinality(v_gone) is distinct from cardinality(v_ids) then
+        perform rota._raise_swallowed('the delete of a job');
+    end if;
     if v_keys is not null then perform rota._add_checks('order', v_keys); end if;
     if exists (select from rota.limits) then
         perform rota._check_held_of(t.item ->> 0, t.item ->> 1)

@@ -528,14 +528,29 @@ def test_a_key_that_a_transaction_there_has_just_taken_holds_up_no_other(server,
 def test_a_job_that_cannot_be_taken_out_keeps_no_other_here(db, there, by):
     ids = [enqueue(db, queue="q") for _ in range(3)]
     poison(db, ids[1], by, "delete")
+    line = [enqueue(db, queue="q", ordering_key="k") for _ in range(3)]
 
     move_id = begin(db, there)
     assert carry(db, there, move_id) == "moving"
 
-    assert [job[0] for job in jobs(there)] == [ids[0], ids[2]]
+    assert [job[0] for job in jobs(there)] == [ids[0], ids[2], *line]
     db.execute("drop trigger poison on rota.jobs")
     settle(db, there, move_id)
-    assert [job[0] for job in jobs(there)] == ids
+    assert [job[0] for job in jobs(there)] == [*ids, *line]
+
+
+@pytest.mark.parametrize("by", ["raise exception 'poison'", "return null"])
+def test_a_job_that_cannot_be_taken_out_keeps_those_behind_it_alone(db, there, by):
+    line = [enqueue(db, queue="q", ordering_key="k") for _ in range(3)]
+    poison(db, line[1], by, "delete")
+
+    move_id = begin(db, there)
+    assert carry(db, there, move_id) == "moving"
+
+    assert [job[0] for job in jobs(there)] == line[:1]
+    db.execute("drop trigger poison on rota.jobs")
+    settle(db, there, move_id)
+    assert [job[0] for job in jobs(there)] == line
 
 
 @pytest.mark.parametrize("is_halted", [True, False])
