@@ -196,6 +196,26 @@ def test_a_move_that_is_called_off_is_not_begun_again_by_a_mover(urls):
         assert len(here.execute("select rota.claim_jobs('w', '{q}')").fetchall()) == 1
 
 
+def test_a_move_that_is_called_off_beside_a_mover_ends_in_both_databases(urls):
+    """The mover has looked here, the command waits for it, and it tells the other one."""
+    make_known(urls[0])
+    both = [word for url in urls for word in ("--database", url)]
+    waits = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+    with psycopg.connect(urls[0]) as mover, psycopg.connect(urls[1], autocommit=True) as there:
+        move_id = ask(mover, "select rota.begin_queue_move('q', 2)")
+        mover.commit()
+        mover.execute("select from rota.take_moves(%s)", [move_id])
+        with ThreadPoolExecutor() as threads:
+            ending = threads.submit(rota, "queue", "move", "q", "--to", "2", "--end", *both)
+            wait_until(lambda: ask(there, waits))
+            there.execute("select rota.receive_moves(%s, 1, 'q', '[]')", [move_id])
+            mover.commit()
+            ended = ending.result()
+
+        assert ended.returncode == 0, ended.stderr
+        assert ask(there, "select count(*) from rota.queue_moves") == 0
+
+
 def test_rota_queue_move_needs_no_other_database_of_the_list(urls):
     make_known(urls[0])
     away = make_conninfo(urls[1], port=free_port())

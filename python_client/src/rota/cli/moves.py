@@ -64,13 +64,20 @@ def move(arguments: argparse.Namespace) -> int:
 
 def _end(source: str, target: str, number: int, queue: str) -> None:
     """End it in both databases, or in the one that still knows it."""
-    arrival = _status(target, queue)
-    has_come = arrival is not None and (arrival.direction, arrival.database) == ("in", number)
     has_left = _status(source, queue) is not None
-    databases = [source] if has_left or not has_come else []
-    for database in [*databases, target] if has_come else databases:
-        with connect(database, "rota cli") as connection, acting(connection) as client:
-            client.end_queue_move(queue)
+    if has_left:
+        _end_in(source, queue)
+    # Asked only now, since a mover may have told it of the move until then.
+    arrival = _status(target, queue)
+    if arrival is not None and (arrival.direction, arrival.database) == ("in", number):
+        _end_in(target, queue)
+    elif not has_left:
+        _end_in(source, queue)  # which says that it does not move
+
+
+def _end_in(database: str, queue: str) -> None:
+    with connect(database, "rota cli") as connection, acting(connection) as client:
+        client.end_queue_move(queue)
 
 
 def _databases(arguments: argparse.Namespace) -> tuple[str, str, int]:
