@@ -324,7 +324,23 @@ create or replace function rota._examine_forwards()
             rota._forwarder_words(t.queue), rota._jobs_words(t.due_jobs, 500),
             rota._span(rota.now() - t.due_since), t.job_id),
         format('select * from rota.explain_job(%s);', t.job_id)
-    from rota._untaken_jobs(rota._ready_queues()) as t where t.queue ~ '^forward:[0-9]+$';
+    from rota._untaken_jobs(rota._ready_queues()) as t where t.queue ~ '^forward:[0-9]+$'
+    union all
+    -- Each time it is sent again it is due a little later, so its queue is never late.
+    select 'warning', format('database %s has not taken job %s for %s, though it was sent '
+            'again and again: the log of the forwarder says why', substr(q.queue, 9), j.id,
+            rota._span(rota.now() - j.created_at)), null
+    from unnest(rota._ready_queues()) as q (queue)
+    cross join lateral (
+        select f.id, f.created_at
+        from (
+            select o.id, o.created_at, o.run_at from rota.jobs as o
+            where o.queue = q.queue and o.hold is null and o.status in ('queued', 'failed')
+            limit 1000
+        ) as f
+        where f.run_at > f.created_at + interval '5 minutes' order by f.created_at limit 1
+    ) as j
+    where q.queue ~ '^forward:[0-9]+$';
 $$;
 
 create or replace function rota._examine_queues()

@@ -176,6 +176,22 @@ def test_it_is_told_that_no_forwarder_knows_a_database(db, clock, known):
         assert "1 job is waiting, the first for" in found["forwards"]
 
 
+def test_it_is_told_that_a_database_does_not_take_a_job(db, clock):
+    """It is always due in a moment, so no queue is late."""
+    job_id = send(db)
+    for minutes, findings in [(1, []), (6, ["forwards"])]:
+        clock.advance(f"{minutes} minutes")
+        with db.transaction():
+            taken = take(db)
+            end(db, taken, [{"job_id": None, "error_code": "XX000", "message": "no"}])
+
+        found = [row for row in call(db, "doctor") if row.finding in ("forwards", "queues")]
+
+        assert [row.finding for row in found if row.severity != "ok"] == findings
+    (told,) = [row.evidence for row in found if row.finding == "forwards"]
+    assert f"database 6 has not taken job {job_id} for" in told
+
+
 def test_waiting_forwards_names_databases_with_jobs_that_wait(db):
     send(db, database=6)
     send(db, database=700)
