@@ -35,6 +35,17 @@ begin
         hint = 'Until it has settled, enqueue jobs with a key there: they are carried too.';
 end $$;
 
+/* Whether a queue has moved to another database.  Its late jobs wait for a mover alone, which
+ * looks in the lanes: no time and no limit holds them here. */
+create or replace function rota._has_moved(queue text)
+    returns boolean language plpgsql stable as $$
+begin
+    return exists (
+        select from rota.queue_moves as m
+        where m.queue = _has_moved.queue and m.direction = 'out' and m.state = 'settled'
+    );
+end $$;
+
 /* Whether a waiting job can leave: nothing here depends on it, and it on nothing. */
 create or replace function rota._may_go(job rota.jobs)
     returns boolean language plpgsql stable as $$

@@ -266,7 +266,7 @@ begin
     end if;
     for v_job in
         select (e.job ->> 'id')::bigint as id, v.new_id, e.job -> 'effects' as effects,
-            -- Without what no job has that can move: a mover may be confined to some queues.
+            -- Without what no job has that can move.
             jsonb_populate_record(null::rota.jobs, e.job
                 - '{own_lane,own_place,hold,opened_for,held_limits,locked_by,locked_until,'
                     'pipeline,stage,stage_input,definition,scheduled_for}'::text[]

@@ -56,11 +56,7 @@ begin
         where j.id = any(_place_jobs.job_ids) and j.status = any(c_waiting)
         group by 1, 2, 3, 4, 5, 6 order by min(j.id)
     loop
-        -- Late jobs of a queue that has moved wait for a mover alone, which looks in the lanes.
-        v_has_moved := exists (
-            select from rota.queue_moves as m
-            where m.queue = v_kind.queue and m.direction = 'out' and m.state = 'settled'
-        );
+        v_has_moved := rota._has_moved(v_kind.queue);
         v_has_places := not v_has_moved
             and (v_kind.is_fair or num_nonnulls(v_kind.ageing, v_kind.limit_key) > 0);
         if v_has_places and v_kind.ageing is null and v_kind.due_ids <> '{}' then

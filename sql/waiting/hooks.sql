@@ -58,8 +58,8 @@ begin
 end $$;
 
 /* _jobs_came_in() and _enter_lanes() for one job that is still to be inserted, in the same
- * transaction, with what is returned: so the row is written once.  A job for later or of a
- * queue that ages is not placed, which is left to _enter_lanes(). */
+ * transaction, with what is returned: so the row is written once.  A job for later, or of a
+ * queue that ages or has moved, is not placed, which is left to _enter_lanes(). */
 create or replace function rota._job_comes_in(
     job_id bigint, ordering_key text, depends_on bigint[], queue text, job_type text,
     limit_key text, priority integer, is_due boolean, out status text, out place timestamptz,
@@ -98,7 +98,8 @@ begin
     select not exists (
             select from rota.queues as q
             where q.queue = _job_comes_in.queue and q.ageing is not null
-        ), exists (select from rota.fair_queues as f where f.queue = _job_comes_in.queue),
+        ) and not rota._has_moved(queue),
+        exists (select from rota.fair_queues as f where f.queue = _job_comes_in.queue),
         exists (select from rota.limits)
     into is_placed, v_is_fair, v_has_limits;
     if not is_placed then return; end if;

@@ -355,18 +355,27 @@ def test_what_travels_after_a_queue_waits_until_it_has_settled(db, there, clock)
     assert forward() == [*line, key]
 
 
-@pytest.mark.parametrize("waits_for", ["time", "limit"])
-def test_what_comes_late_goes_whatever_it_would_wait_for_here(db, there, waits_for):
+@pytest.mark.parametrize(
+    ("waits_for", "options"),
+    [
+        pytest.param("time", {"delay": "30 days"}, id="time"),
+        pytest.param("limit", {"delay": "0 s"}, id="limit"),
+        pytest.param("limit", {}, id="limit, due at once"),
+        pytest.param("limit", {"limit_key": "k"}, id="limit of a key, due at once"),
+    ],
+)
+def test_what_comes_late_goes_whatever_it_would_wait_for_here(db, there, waits_for, options):
     if waits_for == "time":
         value(db, "set_queue", queue="q", ageing="1 hour")
     else:
         value(db, "set_limit", job_type="x", max_running=1)
+        value(db, "set_limit", limit_key="k", max_running=0)
     settle(db, there, move_id := begin(db, there))
     for _ in range(3):
         enqueue(db)
     claim(db, max_jobs=3)
 
-    late = enqueue(db, queue="q", delay="30 days" if waits_for == "time" else "0 s")
+    late = enqueue(db, queue="q", **options)
     assert [row.move_id for row in call(db, "waiting_moves")] == [move_id]
     brought = enqueue(db, job_type="x" if waits_for == "limit" else "y")
     wanted = json.dumps({"ids": [brought]})
