@@ -178,10 +178,34 @@ def test_top_is_shown_until_q_is_pressed(dsn: str, db: psycopg.Connection[Any]) 
         )
         while b"attempts a minute" not in seen.partition(b"the database is lost")[2]:
             seen += os.read(ours, 4096)  # it has come back
+        with db.transaction():
+            db.execute("lock table rota.jobs")
+            while b"another session has locked this" not in seen:
+                seen += os.read(ours, 4096)
+        while b"attempts a minute" not in seen.partition(b"another session has locked")[2]:
+            seen += os.read(ours, 4096)
         os.write(ours, b"q")
         assert process.wait(10) == 0
     os.close(theirs)
     os.close(ours)
+
+
+def test_status_shows_what_it_can_while_a_session_has_locked_a_table(
+    ask: Callable[..., tuple[int, str]],
+    client: Client,
+    connect: Callable[..., psycopg.Connection[Any]],
+) -> None:
+    client.schedule_job("nightly", "0 2 * * *", "report")
+    with connect(autocommit=False) as other:
+        other.execute("lock table rota.jobs")
+
+        code, shown = ask("status")
+
+        pid = other.info.backend_pid
+    assert code == 2
+    assert shown.count(f"select pg_terminate_backend({pid});") == 1
+    assert "queues\n(a session has locked a table that this reads)" in shown
+    assert "ticker\nlast tick" in shown
 
 
 @pytest.mark.slow
@@ -821,7 +845,12 @@ def test_help_has_no_escapes_where_python_would_colour_it(
         (["cancel", "ID"], "select from rota.jobs for update"),
         (["pause", "default"], "select from rota.pauses for update"),
         (["enqueue", "a", "--key", "k"], None),
-        (["status"], "lock table rota.jobs in access exclusive mode"),
+        (["top", "--once"], "lock table rota.jobs in access exclusive mode"),
+        (["jobs"], "lock table rota.jobs in access exclusive mode"),
+        (["job", "ID"], "lock table rota.jobs in access exclusive mode"),
+        (["errors"], "lock table rota.job_errors in access exclusive mode"),
+        (["audit"], "lock table rota.audit_log in access exclusive mode"),
+        (["pause", "default", "--dry-run"], "lock table rota.jobs in access exclusive mode"),
         (["limits"], "lock table rota.jobs in access exclusive mode"),
         (["schedule", "list"], "lock table rota.jobs in access exclusive mode"),
     ],

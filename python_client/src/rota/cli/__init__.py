@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 
@@ -18,6 +18,7 @@ from ..client.sync_client import Client
 from ..exceptions import BadScheduleError, InvalidArgumentError, RotaError, grant_remedy
 from .many import run_on_many
 from .output import (
+    LOCKED_THIS,
     CommandError,
     PlainText,
     UsageError,
@@ -25,22 +26,11 @@ from .output import (
     conninfos,
     hint_for,
     hint_to_connect,
+    lock_holder,
     printable,
 )
 from .parser import FOR_MANY, OWN_MANY, Misuse, make_parser
 
-OLDEST: LiteralString = """
-    select format('pid %s (%s)', a.pid, concat_ws(', ', 'role ' || a.usename,
-        'application ' || nullif(a.application_name, ''),
-        a.state || ' for ' || date_trunc('second', now() - a.state_change))) as who
-    from pg_stat_activity as a
-    where a.pid <> pg_backend_pid() and a.xact_start is not null and exists (
-        select from pg_locks as l join pg_class as c on c.oid = l.relation
-        where l.pid = a.pid and l.granted and c.relnamespace = to_regnamespace('rota')
-          and l.mode <> 'AccessShareLock'
-    )
-    order by a.xact_start limit 1
-    """
 OK, FAILED, INTERRUPTED = 0, 1, 130
 READ_ONLY = (
     "A standby takes no writes: name the primary, or let libpq find it among several hosts "
@@ -158,17 +148,15 @@ def _naming_option(error: Exception, arguments: argparse.Namespace) -> UsageErro
 
 def _holder(arguments: argparse.Namespace) -> str:
     """Say which session has locked a job, where that is to be seen."""
-    message = "another session has locked this"
-    if getattr(arguments, "job_id", None) is None:
-        with suppress(psycopg.Error, RotaError), connected(arguments) as connection:
-            for row in connection.execute(OLDEST):
-                return f"{message}: the oldest that writes there is {row['who']}"
-        return message
-    with suppress(psycopg.Error, RotaError), connected(arguments) as connection:
-        for row in Client(connection).explain_job(arguments.job_id):
-            if row.reason == "row_locked":
-                return row.explanation.replace("its row", f"job {arguments.job_id}", 1)
-    return message
+    job_id = getattr(arguments, "job_id", None)
+    with suppress(psycopg.Error), connected(arguments) as connection:
+        if job_id is not None:
+            with suppress(psycopg.Error, RotaError):
+                for row in Client(connection).explain_job(job_id):
+                    if row.reason == "row_locked":
+                        return row.explanation.replace("its row", f"job {job_id}", 1)
+        return lock_holder(connection)
+    return LOCKED_THIS
 
 
 def _complain(error: Exception, hint: str | None, code: int, *, as_json: bool = False) -> int:

@@ -24,6 +24,7 @@ from .output import (
     UsageError,
     acting,
     agreed,
+    asking,
     connected,
     print_json,
     print_list,
@@ -275,7 +276,7 @@ def audit(arguments: argparse.Namespace) -> None:
         "since": arguments.since,
         "limit": arguments.limit,
     }
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         rows = connection.execute(LOG, values).fetchall()
     if arguments.json:
         print_json(rows)

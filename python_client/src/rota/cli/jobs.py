@@ -16,6 +16,7 @@ from .filters import chosen_filter, conditions, parse_payload
 from .output import (
     CommandError,
     acting,
+    asking,
     connected,
     print_findings,
     print_json,
@@ -52,14 +53,14 @@ LISTED: LiteralString = """
     order by id desc
     limit %(limit)s
     """
-PATIENCE: LiteralString = "set statement_timeout = '10s'"
+PATIENCE: LiteralString = "set local statement_timeout = '10s'"
 """A rare job among millions is looked for, but not while a database has other work."""
 
 
 def jobs(arguments: argparse.Namespace) -> None:
     """List jobs, the newest first."""
     wanted, values = conditions(chosen_filter(arguments))
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         connection.execute(PATIENCE)
         try:
             rows = connection.execute(
@@ -118,7 +119,7 @@ STORY: dict[str, LiteralString] = {
 def job(arguments: argparse.Namespace) -> None:
     """Show a job: its state, its history and all its details."""
     job_id = arguments.job_id
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         reasons = Client(connection).explain_job(job_id)
         row = connection.execute(
             "select * from rota.job_runs where id = %s", [job_id]
@@ -203,7 +204,7 @@ def errors(arguments: argparse.Namespace) -> None:
     values = {
         name: getattr(arguments, name) for name in ("since", "queue", "job_type", "limit")
     }
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         rows = connection.execute(GROUPS, {**values, "max_rows": MAX_ERRORS}).fetchall()
     if arguments.json:
         print_json(rows)

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from math import inf
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, LiteralString, TextIO
 
 import psycopg
 from psycopg import Connection
@@ -39,6 +39,19 @@ from ..exceptions import (
 from ..worker.events import JsonFormatter
 
 LOCK_TIMEOUT = "set local lock_timeout = '3s'"
+LOCKED_THIS = "another session has locked this"
+OLDEST: LiteralString = """
+    select format('pid %s (%s)', a.pid, concat_ws(', ', 'role ' || a.usename,
+        'application ' || nullif(a.application_name, ''),
+        a.state || ' for ' || date_trunc('second', now() - a.state_change))) as who
+    from pg_stat_activity as a
+    where a.pid <> pg_backend_pid() and a.xact_start is not null and exists (
+        select from pg_locks as l join pg_class as c on c.oid = l.relation
+        where l.pid = a.pid and l.granted and c.relnamespace = to_regnamespace('rota')
+          and l.mode <> 'AccessShareLock'
+    )
+    order by a.xact_start limit 1
+    """
 NAMES = ("DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 LEFT_BEHIND = 3
 """The exit code of a worker that has left a handler, or a thread of a job, behind."""
@@ -204,6 +217,12 @@ def asking(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
     with connected(arguments) as connection, connection.transaction():
         connection.execute(LOCK_TIMEOUT)
         yield connection
+
+
+def lock_holder(connection: Connection[Any]) -> str:
+    """Say which session may have locked what a statement has waited for."""
+    found = connection.execute(OLDEST).fetchone()
+    return LOCKED_THIS + (f": the oldest that writes there is {found['who']}" if found else "")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from .output import asking, connected, print_findings, print_json
 
 def explain(arguments: argparse.Namespace) -> None:
     """Say why a job does not run, or how it runs or ended; what decides comes first."""
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         reasons = Client(connection).explain_job(arguments.job_id)
         job = connection.execute(
             "select job_type, queue, status from rota.job_runs where id = %s",

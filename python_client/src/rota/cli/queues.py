@@ -99,7 +99,7 @@ def _is_wanted(arguments: argparse.Namespace, what: str) -> bool:
         raise UsageError(f"this would {what}: confirm it with --yes")
     if not (arguments.dry_run or is_asked):
         return True
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         (jobs,) = connection.execute(COUNTS, vars(arguments)).fetchall()
     told = f"{jobs['due']} due jobs and {jobs['later']} for later"
     if arguments.dry_run:

@@ -206,12 +206,13 @@ def show(arguments: argparse.Namespace) -> None:
     words: str | None = None
     problem: str | None = None
     runs: list[UpcomingRun] = []
-    with connected(arguments) as connection:
+    with asking(arguments) as connection:
         client = Client(connection)
         row = definition(connection, name)
         try:
-            words = client.describe_schedule(row["schedule"])
-            runs = upcoming(client, row, 5)
+            with connection.transaction():
+                words = client.describe_schedule(row["schedule"])
+                runs = upcoming(client, row, 5)
         except (BadScheduleError, psycopg.DataError) as error:
             problem = one_line(error)
         occurrences = connection.execute(OCCURRENCES, [name]).fetchall()
@@ -259,7 +260,7 @@ def next_runs(arguments: argparse.Namespace) -> None:
     more: dict[str, Any] = {"max_runs": arguments.number}
     if arguments.after is not None:
         more["after"] = arguments.after
-    with connected(arguments) as connection, connection.transaction():
+    with asking(arguments) as connection:
         client = Client(connection)
         row = definition(connection, name) if name else {"schedule": schedule}
         zone = row.get("time_zone", time_zone or "UTC")

@@ -78,7 +78,7 @@ def status(arguments: argparse.Namespace) -> int:
             "client": __version__,
         }
         wrong, untold = _wrong(connection)
-        parts = {name: connection.execute(part).fetchall() for name, part in PARTS.items()}
+        parts = {name: _part(connection, query) for name, query in PARTS.items()}
     worst = wrong[0].severity if wrong else "ok"
     if arguments.json:
         verdict = {
@@ -88,16 +88,21 @@ def status(arguments: argparse.Namespace) -> int:
         print_json({**overview, **verdict, **parts})
     else:
         print("rota {version} in {database}, seen by client {client}".format(**overview))
+        # What one act mends is told once.
+        told = list({row.remedy or row.evidence: row for row in reversed(wrong)}.values())[::-1]
         print_findings(
-            [(row.severity, row.evidence, row.remedy) for row in wrong[:3]]
+            [(row.severity, row.evidence, row.remedy) for row in told[:3]]
             or [
                 ("untold", untold, None) if untold else ("ok", "the doctor found nothing", None)
             ]
         )
-        if len(wrong) > 3:
-            print(f"and {len(wrong) - 3} more: rota doctor")
+        if len(told) > 3:
+            print(f"and {len(told) - 3} more: rota doctor")
         for name, rows in parts.items():
-            if rows:
+            if rows is None:
+                print(f"\n{TITLES.get(name, name.replace('_', ' '))}")
+                print("(a session has locked a table that this reads)")
+            elif rows:
                 print(f"\n{TITLES.get(name, name.replace('_', ' '))}")
                 print_list([SHOWN[name](row) for row in worst_of(rows)])
                 if name == "queues" and (old := count_age(rows)):
@@ -105,6 +110,16 @@ def status(arguments: argparse.Namespace) -> int:
                 if len(rows) > MAX_ROWS:
                     print(f"the worst of {len(rows)}; all: rota status --json")
     return CRITICAL if worst == "critical" else 0
+
+
+def _part(connection: Connection[Any], query: LiteralString) -> list[dict[str, Any]] | None:
+    """Return the rows of one part, or None if a session has locked a table that it reads."""
+    try:
+        with connection.transaction():
+            return connection.execute(query).fetchall()
+    except psycopg.errors.LockNotAvailable:
+        connection.execute("set local lock_timeout = '10ms'")  # it was waited for long enough
+        return None
 
 
 def _wrong(connection: Connection[Any]) -> tuple[list[Finding], str | None]:

@@ -16,9 +16,10 @@ from psycopg import Connection
 
 from ..client.connecting import one_line
 from .output import (
-    asking,
+    LOCK_TIMEOUT,
     command_terminal,
     connected,
+    lock_holder,
     print_json,
     shortened,
     span,
@@ -65,7 +66,7 @@ def top(arguments: argparse.Namespace) -> None:
     if not (arguments.json or arguments.once) and sys.stdin.isatty() and sys.stdout.isatty():
         _go_on(arguments)
         return
-    with asking(arguments) as connection:
+    with connected(arguments) as connection:
         if arguments.json:
             print_json(ask(connection))
         else:
@@ -86,7 +87,11 @@ def _go_on(arguments: argparse.Namespace) -> None:
             try:
                 with connected(arguments) as connection:
                     while not is_over:
-                        is_over = show(screen(ask(connection), connection.info.dbname))
+                        try:
+                            lines = screen(ask(connection), connection.info.dbname)
+                        except psycopg.errors.LockNotAvailable:
+                            lines = textwrap.wrap(lock_holder(connection), width())
+                        is_over = show(lines)
                         has_shown = True
             except psycopg.OperationalError as error:
                 if not has_shown:
@@ -98,7 +103,9 @@ def _go_on(arguments: argparse.Namespace) -> None:
 
 def ask(connection: Connection[Any]) -> dict[str, list[dict[str, Any]]]:
     """Return what is to be shown, each part as rows."""
-    return {name: connection.execute(part).fetchall() for name, part in PARTS.items()}
+    with connection.transaction():
+        connection.execute(LOCK_TIMEOUT)
+        return {name: connection.execute(part).fetchall() for name, part in PARTS.items()}
 
 
 def screen(parts: dict[str, list[dict[str, Any]]], database: str) -> list[str]:
