@@ -111,6 +111,6 @@ class Operated(Limits):
 
     def _check_known(self, queue: str) -> None:
         if not self.queues.keys() | self.pauses.keys() >= {queue} and not any(
-            job.is_live and job.queue == queue for job in self.jobs.values()
+            job.queue == queue for job in self.jobs.values()
         ):
             raise Refused("RT004")
