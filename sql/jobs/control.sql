@@ -222,10 +222,10 @@ begin
             then format('expired at %s', j.expires_at)
             else coalesce(left(_cancel_jobs.reason, 1000), j.cancel_reason) end,
         error_type = case when _cancel_jobs.have_expired then 'expired' else j.error_type end,
-        -- What was asked for before the cancel is cancelled with it.
-        rerun_payload = null, rerun_run_at = null, rerun_priority = null,
         updated_at = case when j.status = 'running' then j.updated_at else rota.now() end
     where j.id = any(_cancel_jobs.job_ids);
+    -- What was asked for before the cancel is cancelled with it.
+    perform from rota._take_reruns(_cancel_jobs.job_ids);
     perform rota._end_jobs(s.ids, s.lease_tokens, s.status, 'cancelled')
     from (
         select j.status, array_agg(j.id order by j.id) as ids,

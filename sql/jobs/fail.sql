@@ -106,7 +106,6 @@ begin
                 rota._backoff(coalesce(v_job.backoff, (
                     select q.backoff from rota.queues as q where q.queue = v_job.queue
                 )), v_job.attempts));
-            run_at := greatest(run_at, v_job.rerun_run_at);
         end if;
 
         update rota.jobs as j
@@ -123,8 +122,9 @@ begin
             v_dead_ids := v_dead_ids || v_job.id;
             v_dead_tokens := v_dead_tokens || v_job.lease_token;
         else
-            if v_job.rerun_payload is not null then
-                perform rota._begin_rerun(array[v_job.id]);
+            if v_job.idempotency_key is not null
+              and rota._begin_rerun(array[v_job.id]) <> '{}' then
+                select j.run_at into run_at from rota.jobs as j where j.id = v_job.id;
             end if;
             v_failed_ids := v_failed_ids || v_job.id;
             v_held_limits := v_held_limits || v_job.held_limits;
@@ -230,14 +230,15 @@ declare
     v_cancelled_tokens bigint[];
     v_kept_ids bigint[];
     v_moved_ids bigint[];
+    v_keyed_ids bigint[];
+    v_rerun_ids bigint[] := '{}'::bigint[];
     v_held_limits text[];
 begin
     -- Each is locked before it is looked at: the planner moves a condition on a subquery into
     -- it, in front of the lock, but not on a CTE.
     with held as (
-        select j.id, j.lease_token, j.cancel_requested_at, j.held_limits,
-            num_nonnulls(j.rerun_payload,
-                _give_back.run_ats[array_position(_give_back.job_ids, j.id)]) = 0 as is_kept
+        select j.id, j.lease_token, j.cancel_requested_at, j.held_limits, j.idempotency_key,
+            _give_back.run_ats[array_position(_give_back.job_ids, j.id)] is null as is_kept
         from rota.jobs as j
         where j.id = any(_give_back.job_ids)
           and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
@@ -248,24 +249,33 @@ begin
         (select array_agg(n.limit_name) from held as l
             cross join lateral unnest(l.held_limits) as n (limit_name)
             where l.cancel_requested_at is null),
-        array_agg(h.id) filter (where h.is_kept), array_agg(h.id) filter (where not h.is_kept)
-    into v_cancelled_ids, v_cancelled_tokens, v_held_limits, v_kept_ids, v_moved_ids
+        array_agg(h.id) filter (where h.is_kept), array_agg(h.id) filter (where not h.is_kept),
+        array_agg(h.id)
+            filter (where h.idempotency_key is not null and h.cancel_requested_at is null)
+    into v_cancelled_ids, v_cancelled_tokens, v_held_limits, v_kept_ids, v_moved_ids,
+        v_keyed_ids
     from held as h;
     return query
     select e.job_id, timestamptz 'infinity' from unnest(rota._end_jobs(v_cancelled_ids,
         v_cancelled_tokens, 'running', 'cancelled')) as e (job_id);
+    if v_keyed_ids is not null then
+        v_rerun_ids := rota._begin_rerun(v_keyed_ids);
+        v_moved_ids := v_moved_ids || v_rerun_ids;
+        v_kept_ids := array(select unnest(v_kept_ids) except select unnest(v_rerun_ids));
+    end if;
     return query
     update rota.jobs as j
     set status = 'queued',
-        run_at = greatest(
-            coalesce(_give_back.run_ats[array_position(_give_back.job_ids, j.id)], j.run_at),
-            j.rerun_run_at),
-        attempts = j.attempts - 1, locked_by = null, locked_until = null, held_limits = null,
+        run_at = greatest(_give_back.run_ats[array_position(_give_back.job_ids, j.id)],
+            case when j.id = any(v_rerun_ids)
+                or _give_back.run_ats[array_position(_give_back.job_ids, j.id)] is null
+                then j.run_at end),
+        attempts = case when j.id = any(v_rerun_ids) then 0 else j.attempts - 1 end,
+        locked_by = null, locked_until = null, held_limits = null,
         updated_at = rota.now()
     where j.id = any(_give_back.job_ids)
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
       and j.status = 'running' returning j.id, j.run_at;
-    if v_moved_ids is not null then perform rota._begin_rerun(v_moved_ids); end if;
     perform rota._enter_lanes(v_moved_ids, v_held_limits);
     if v_kept_ids is not null then
         perform rota._enter_lanes(v_kept_ids, keep_places => true);

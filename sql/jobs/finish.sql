@@ -202,6 +202,7 @@ declare
     v_ended bigint[];
     v_parents bigint[];
     v_leading jsonb;
+    v_keyed bigint[];
 begin
     with ended as (
         delete from rota.jobs as j
@@ -240,20 +241,14 @@ begin
         from ended as e
     )
     select coalesce(array_agg(e.id), '{}'),
-        -- Of what may be large only what goes on: a jsonb holds 256 MB.
-        jsonb_agg(case
-            when e.rerun_payload is not null
-                then to_jsonb(e) - '{payload,stage_input}'::text[]
-            else jsonb_build_object('id', e.id, 'job_type', e.job_type, 'limit_key',
-                e.limit_key, 'held_limits', e.held_limits, 'ordering_key', e.ordering_key,
-                'skip_dead', e.skip_dead, 'definition', e.definition)
-        end) filter (where num_nonnulls(
-            e.rerun_payload, e.ordering_key, e.definition, e.held_limits) > 0
-            or _archive_jobs.old_status in ('queued', 'failed'))
-    into v_ended, v_leading from ended as e;
-    if jsonb_path_exists(v_leading, '$[*] ? (@.rerun_payload != null)') then
-        perform rota._follow_up(v_leading);
-    end if;
+        jsonb_agg(jsonb_build_object('id', e.id, 'job_type', e.job_type, 'limit_key',
+            e.limit_key, 'held_limits', e.held_limits, 'ordering_key', e.ordering_key,
+            'skip_dead', e.skip_dead, 'definition', e.definition))
+            filter (where num_nonnulls(e.ordering_key, e.definition, e.held_limits) > 0
+            or _archive_jobs.old_status in ('queued', 'failed')),
+        array_agg(e.id) filter (where e.idempotency_key is not null)
+    into v_ended, v_leading, v_keyed from ended as e;
+    if v_keyed is not null then perform rota._follow_up(v_keyed); end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
     if current_setting('transaction_isolation') <> 'read committed'
@@ -369,21 +364,6 @@ begin
         select case when i.id = any(_only.wanted) then i.id end
         from unnest(_only.job_ids) with ordinality as i (id, ordinal) order by i.ordinal
     );
-end $$;
-
-/* The runs that producers requested meanwhile, of ended jobs given as rows of jobs. */
-create or replace function rota._follow_up(jobs jsonb)
-    returns void language plpgsql as $$
-begin
-    perform rota._notify_for(rota._insert_jobs(
-        array_agg(jsonb_populate_record(e, jsonb_build_object('payload', e.rerun_payload,
-            'priority', e.rerun_priority, 'run_at', e.rerun_run_at, 'status', null,
-            'pipeline', null, 'stage', null, 'stage_input', null, 'definition', null,
-            'scheduled_for', null, 'last_error', null, 'error_type', null, 'failed_at', null,
-            'created_at', null, 'expires_at', null)) order by e.idempotency_key, e.job_type),
-        rota._new_ids(count(*)::integer)))
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    where e.rerun_payload is not null having count(*) > 0;
 end $$;
 
 create or replace function rota._is_finished(job_id bigint, lease_token bigint)

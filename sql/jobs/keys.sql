@@ -13,14 +13,16 @@
  * Held by two unique rows.  jobs_idempotency_key_idx is the key's live job.  The row of
  * idempotency_keys is the memory of a key that outlives its job: until when it is unique, and
  * which version was seen last.  Both are locked in this order, the job first, and many keys in
- * their order.  Only replace of a waiting job and rerun, which change the job, lock it, and so
- * wait for an open claim of it, rerun for a heartbeat as well.  No subtransaction is opened and
- * closed in between: who waits for a lock that it took would wait for the whole transaction,
- * also after the lock was given back.
+ * their order.  Only replace, which changes a waiting job, waits for an open claim of it.  No
+ * subtransaction is opened and closed in between: who waits for a lock that it took would wait
+ * for the whole transaction, also after the lock was given back.
  *
- * The rerun of a running job waits in the job's own row, so the transaction that ends the job
- * finds it there under the row's lock: nothing can come between.  _end_jobs() makes a new job
- * of it in the statement that ends the old one.
+ * The rerun of a job that runs, or that another session has locked, is a row of reruns.  It
+ * locks nothing, so a worker that ends the job or heartbeats never waits for its producer.  The
+ * transaction that ends the job, or returns it to a waiting status, then looks for such rows;
+ * one that is not committed by then it cannot see.  So each row leaves a check, which finds the
+ * job running and unlocked, and then the end of the job is still to come and will see the row;
+ * or it takes the row as a call that comes only now.
  *
  * A batch waits for a job that another session has locked only while it holds nothing itself,
  * since finish_jobs() and the like lock jobs in the order of their ids.
@@ -67,8 +69,9 @@ declare
     v_scope constant text := coalesce('pipeline ' || new_job.pipeline, new_job.job_type);
     v_new_ids bigint[];
     v_is_versioned constant boolean := unique_for is not null or updated_at is not null;
-    v_is_locked constant boolean := on_conflict <> 'keep'
-        or v_is_versioned and current_setting('transaction_isolation') <> 'read committed';
+    v_is_locked constant boolean := on_conflict = 'replace' or on_conflict = 'keep'
+        and v_is_versioned and current_setting('transaction_isolation') <> 'read committed';
+    v_is_requested boolean := false;
     -- It does not lock a running job, whose end would then wait for this transaction.  Only if
     -- the job was claimed while we waited for its lock, PostgreSQL keeps that.
     v_leaves_running constant boolean := on_conflict = 'replace'
@@ -100,6 +103,14 @@ begin
         end if;
         if v_is_locked then
             job_id := rota._lock_keyed(v_key, v_scope, not v_leaves_running, may_wait);
+        elsif on_conflict = 'rerun' then
+            select j.id into job_id from rota.jobs as j
+            where j.idempotency_key = v_key
+              and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope
+              and j.status <> 'running'
+            for update skip locked;
+            v_is_requested := job_id is null;
+            if v_is_requested then job_id := rota._find_keyed(v_key, v_scope); end if;
         end if;
         exit when job_id is not null;
         v_new_ids := coalesce(v_new_ids, rota._new_ids(1));
@@ -120,7 +131,17 @@ begin
             select k.job_id into job_id from rota.idempotency_keys as k
             where k.idempotency_key = v_key and k.key_scope = v_scope;
         end if;
-    elsif not is_new and on_conflict <> 'keep' then
+    elsif is_new or on_conflict = 'keep' then
+        null;
+    elsif v_is_requested then
+        insert into rota.reruns (job_id, run_at, job, max_wait, source_updated_at)
+        values (_enqueue_keyed.job_id, coalesce(new_job.run_at, rota.now()),
+            to_jsonb(_enqueue_keyed.new_job), _enqueue_keyed.max_wait,
+            _enqueue_keyed.updated_at);
+        perform rota._add_checks('rerun', array[job_id::text]);
+    else
+        -- Whatever was to follow is older than this.
+        perform from rota._take_reruns(array[job_id]);
         perform rota._update_keyed(job_id, new_job, on_conflict = 'rerun', max_wait);
     end if;
 end $$;
@@ -178,21 +199,18 @@ begin
     return found;
 end $$;
 
-/*
- * Give the job of the key, which the caller has locked, what is new, or note it as the run that
- * follows this one.  A failed job has all attempts; a rerun without a time keeps its backoff.
- */
+/* Give the waiting job of the key, which the caller has locked, what is new.  A failed job has
+ * all attempts; a rerun without a time keeps its backoff. */
 create or replace function rota._update_keyed(
     job_id bigint, new_job rota.jobs, is_rerun boolean, max_wait interval
 ) returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_payload constant jsonb := coalesce(new_job.payload, '{}');
-    v_priority constant smallint := coalesce(new_job.priority, 0::smallint);
     v_run_at constant timestamptz := coalesce(new_job.run_at, v_now);
 begin
     update rota.jobs as j
-    set payload = v_payload, priority = v_priority, headers = new_job.headers,
+    set payload = coalesce(new_job.payload, '{}'),
+        priority = coalesce(new_job.priority, 0::smallint), headers = new_job.headers,
         expires_at = coalesce(
             new_job.expires_at, rota._default_expiry(j.job_type, j.queue, v_run_at)),
         run_at = case
@@ -202,24 +220,164 @@ begin
         end,
         attempts = 0, updated_at = v_now
     where j.id = _update_keyed.job_id and j.status <> 'running';
-    if not found and is_rerun then
-        update rota.jobs as j
-        set rerun_payload = v_payload, rerun_run_at = v_run_at, rerun_priority = v_priority
-        where j.id = _update_keyed.job_id and j.status = 'running';
-    end if;
     perform rota._enter_lanes(array[job_id]);
 end $$;
 
+/* Take what was to follow these jobs, which the caller has locked or ended, and return the
+ * newest of each, unless its key has seen a newer version.  What another session has locked
+ * stays, and so does what an older snapshot may not show: a check comes back to it. */
+create or replace function rota._take_reruns(job_ids bigint[])
+    returns setof rota.reruns language plpgsql rows 1 as $$
+begin
+    if current_setting('transaction_isolation') = 'read committed' and not exists (
+        select from rota.reruns as r where r.job_id = any(_take_reruns.job_ids)
+    ) then
+        return;
+    end if;
+    return query
+    with taken as (
+        delete from rota.reruns as r
+        where r.id = any(array(
+            select n.id from rota.reruns as n where n.job_id = any(_take_reruns.job_ids)
+            order by n.id desc limit 10000 for update skip locked
+        ))
+        returning r.*
+    )
+    select n.*
+    from (
+        select distinct on (t.job_id) t.* from taken as t order by t.job_id, t.id desc
+    ) as n
+    where not rota._is_outdated(n);
+    perform rota._add_checks('rerun', array(
+        select i.id::text from unnest(_take_reruns.job_ids) as i (id)
+        where current_setting('transaction_isolation') <> 'read committed'
+          or exists (select from rota.reruns as r where r.job_id = i.id)));
+end $$;
+
+/* Whether the key has seen a newer version than that of a run which is to follow. */
+create or replace function rota._is_outdated(rerun rota.reruns)
+    returns boolean language plpgsql stable as $$
+begin
+    return rerun.source_updated_at is not null and exists (
+        select from rota.idempotency_keys as k
+        where k.idempotency_key = rerun.job ->> 'idempotency_key'
+          and k.key_scope = rerun.job ->> 'job_type'
+          and k.source_updated_at > rerun.source_updated_at
+    );
+end $$;
+
 /* Of these jobs, which the caller returns to a waiting status, the next attempt is also the
- * run that was asked for while they ran: with its payload and priority, and all attempts. */
+ * run that was asked for while they ran: with its payload, priority and time, and all attempts.
+ * Returns the ids of those of which one was. */
 create or replace function rota._begin_rerun(job_ids bigint[])
+    returns bigint[] language plpgsql as $$
+declare
+    v_ids bigint[];
+begin
+    with begun as (
+        update rota.jobs as j
+        set attempts = 0, payload = coalesce(r.job -> 'payload', '{}'),
+            priority = coalesce((r.job ->> 'priority')::smallint, 0::smallint),
+            run_at = greatest(j.run_at, r.run_at),
+            expires_at = rota._default_expiry(j.job_type, j.queue, r.run_at)
+        from rota._take_reruns(_begin_rerun.job_ids) as r
+        where j.id = r.job_id returning j.id
+    )
+    select coalesce(array_agg(b.id), '{}') into v_ids from begun as b;
+    return v_ids;
+end $$;
+
+/* The runs that were to follow jobs that have just ended: as these were, with the payload,
+ * priority and time of the newest call. */
+create or replace function rota._follow_up(job_ids bigint[])
     returns void language plpgsql as $$
 begin
-    update rota.jobs as j
-    set attempts = 0, payload = j.rerun_payload, priority = j.rerun_priority,
-        expires_at = rota._default_expiry(j.job_type, j.queue, j.rerun_run_at),
-        rerun_payload = null, rerun_run_at = null, rerun_priority = null
-    where j.id = any(_begin_rerun.job_ids) and j.rerun_payload is not null;
+    perform rota._notify_for(rota._insert_jobs(
+        array_agg(jsonb_populate_record(null::rota.jobs, to_jsonb(f) || jsonb_build_object(
+            'payload', r.job -> 'payload', 'priority', r.job -> 'priority', 'run_at', r.run_at,
+            'status', null, 'pipeline', null, 'stage', null,
+            'stage_input', null, 'definition', null, 'scheduled_for', null,
+            'last_error', null, 'error_type', null, 'failed_at', null, 'created_at', null,
+            'expires_at', null)) order by f.idempotency_key, f.job_type),
+        rota._new_ids(count(*)::integer)))
+    from rota._take_reruns(_follow_up.job_ids) as r
+    cross join lateral (
+        select h.* from rota.finished_jobs as h where h.id = r.job_id limit 1
+    ) as f
+    having count(*) > 0;
+end $$;
+
+/* Do what is left to do for the runs that are to follow a job; false if a session has locked
+ * what it is about. */
+create or replace function rota._check_reruns(job_id bigint)
+    returns boolean language plpgsql as $$
+declare
+    v_rerun rota.reruns;
+    v_job record;
+    v_new_job rota.jobs;
+    v_next_id bigint;
+    v_ids bigint[];
+begin
+    select j.status, j.xmax <> '0'::xid and j.xmax <> j.xmin as may_be_locked into v_job
+    from rota.jobs as j where j.id = _check_reruns.job_id;
+    if v_job.status = 'running' and v_job.may_be_locked then
+        return false;
+    elsif v_job.status <> 'running' then
+        perform from rota.jobs as j
+        where j.id = _check_reruns.job_id and j.status <> 'running' for update skip locked;
+        if not found then return false; end if;
+    end if;
+    select r.* into v_rerun from rota.reruns as r where r.job_id = _check_reruns.job_id
+    order by r.id desc limit 1;
+    if not found then return true; end if;
+    -- Only the newest counts.
+    delete from rota.reruns as r
+    where r.id = any(array(
+        select n.id from rota.reruns as n
+        where n.job_id = _check_reruns.job_id and n.id < v_rerun.id
+        limit 1000 for update skip locked
+    ));
+    if v_job.status = 'running' then return true; end if;
+
+    perform from rota.reruns as r where r.id = v_rerun.id for update skip locked;
+    if not found then return false; end if;
+    v_new_job := jsonb_populate_record(null::rota.jobs,
+        v_rerun.job || '{"created_at": null, "status": null}');
+    if v_job.status is not null then
+        v_ids := array[job_id];
+        if not rota._is_outdated(v_rerun) then
+            perform rota._update_keyed(job_id, v_new_job, true, v_rerun.max_wait);
+        end if;
+    else
+        v_next_id := rota._find_keyed(v_new_job.idempotency_key, v_new_job.job_type);
+        if v_next_id is not null then
+            -- The key has another job by now, which this run is to follow.
+            update rota.reruns as r set job_id = v_next_id where r.id = v_rerun.id;
+            perform rota._add_checks('rerun', array[v_next_id::text]);
+            return true;
+        end if;
+        v_ids := rota._insert_at_once(v_new_job);
+        if v_ids = '{}' then return false; end if;
+        -- Asked while this job has the key, so that no newer one can come and go meanwhile.
+        if rota._is_outdated(v_rerun) then
+            delete from rota.jobs as j where j.id = any(v_ids) and j.lease_token = 0;
+        else
+            perform rota._jobs_came_in(v_ids);
+        end if;
+    end if;
+    delete from rota.reruns as r where r.id = v_rerun.id;
+    perform rota._notify_for(v_ids);
+    return not exists (select from rota.reruns as r where r.job_id = _check_reruns.job_id);
+end $$;
+
+/* Insert a job, unless another transaction is just inserting one of its key: this one may hold
+ * other keys, and does not take them in order. */
+create or replace function rota._insert_at_once(new_job rota.jobs)
+    returns bigint[] language plpgsql set lock_timeout = '1ms' as $$
+begin
+    return rota._insert_jobs(array[new_job], rota._new_ids(1));
+exception when lock_not_available then
+    return '{}'::bigint[];
 end $$;
 
 /* enqueue_many() for a batch with rules for its keys. */

@@ -222,6 +222,7 @@ begin
         when 'parent' then return rota._check_parent(subject);
         when 'retry' then return rota._check_retry(subject);
         when 'schedule' then return rota._check_schedule(subject);
+        when 'rerun' then return rota._check_reruns(subject::bigint);
         else raise exception 'no such kind of check: %', kind;
     end case;
 end $$;

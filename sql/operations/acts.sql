@@ -462,9 +462,14 @@ begin
             from (
                 select j.id, j.status, j.job_type, j.queue, j.priority, j.run_at,
                     j.max_attempts,
-                    jsonb_typeof(coalesce(j.rerun_payload, j.payload)) as payload_type,
+                    jsonb_typeof(coalesce(r.payload, j.payload)) as payload_type,
                     null::text as key, null::text as key_scope, null::timestamptz as ended_at
-                from rota.jobs as j where j.id = any(v_ids) and j.xmax <> all(v_holders)
+                from rota.jobs as j
+                left join lateral (
+                    select n.job -> 'payload' as payload from rota.reruns as n
+                    where n.job_id = j.id order by n.id desc limit 1
+                ) as r on j.idempotency_key is not null
+                where j.id = any(v_ids) and j.xmax <> all(v_holders)
                 union all
                 select f.id, f.status, null, null, null, null, f.max_attempts,
                     rota._payload_type(f.payload), f.idempotency_key,
@@ -628,7 +633,8 @@ begin
         select r.payload into v_payload from runs as r
         where cardinality(_edit_jobs.job_ids) = 1 and octet_length(r.payload::text) <= 65536;
     end if;
-    perform rota._begin_rerun(job_ids);
+    perform rota._begin_rerun(array(
+        select j.id from rota.jobs as j where j.id = any(_edit_jobs.job_ids)));
     update rota.jobs as j
     set max_attempts = coalesce((_edit_jobs.arguments ->> 'max_attempts')::integer,
             j.max_attempts),

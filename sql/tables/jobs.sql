@@ -46,9 +46,6 @@ create table rota.jobs (
     overdue_at timestamptz,
     cancel_requested_at timestamptz,
     cancel_reason text,
-    rerun_payload jsonb,
-    rerun_run_at timestamptz,
-    rerun_priority smallint,
     progress_percent numeric(5, 2),
     progress_message text,
     last_error text,
@@ -163,8 +160,6 @@ comment on column rota.jobs.lease_token is
     'The fence: grows with each claim for the whole life of the job, and never goes back.';
 comment on column rota.jobs.overdue_at is
     'When its time limit expires; null if it has none.';
-comment on column rota.jobs.rerun_payload is
-    'Payload of the run that follows this one; null if none was requested.';
 comment on column rota.jobs.last_error is 'Text of the last failure, at most 1000 characters.';
 
 create table rota.idempotency_keys (
@@ -191,6 +186,22 @@ comment on column rota.idempotency_keys.key_scope is
 comment on column rota.idempotency_keys.unique_until is
     'Until then the key makes no new job; null for a key that is only versioned.';
 comment on column rota.idempotency_keys.source_updated_at is 'Newest version seen; or null.';
+
+create table rota.reruns (
+    id bigint generated always as identity primary key,
+    job_id bigint not null,
+    run_at timestamptz not null,
+    job jsonb not null,
+    max_wait interval,
+    source_updated_at timestamptz
+);
+
+create index reruns_job_id_idx on rota.reruns (job_id, id);
+
+comment on table rota.reruns is
+    'Runs that are to follow those that were under way when a producer asked for them.';
+comment on column rota.reruns.job_id is 'The job of the key at that time.';
+comment on column rota.reruns.job is 'What the producer enqueued, as a row of jobs.';
 
 -- No row: a sequence keeps its value also where the transaction that sets it rolls back.
 create sequence rota.id_timeline as integer;

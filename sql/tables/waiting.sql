@@ -64,7 +64,7 @@ create table rota.pending_checks (
 
     constraint pending_checks_kind_check
         check (kind in ('order', 'job', 'parent', 'retry', 'limit', 'slots', 'queue',
-            'schedule', 'pause', 'error'))
+            'schedule', 'pause', 'error', 'rerun'))
 )
 with (
     -- Every check leaves a dead row, however few wait.
@@ -80,7 +80,7 @@ create index pending_checks_updated_at_idx on rota.pending_checks (updated_at)
 comment on table rota.pending_checks is
     'What maintenance has to check, because a transaction could not see what another one did.';
 comment on column rota.pending_checks.subject is
-    'By kind: an ordering key, a job''s id, a parent''s id, or the name of a limit, a schedule '
+    'By kind: an ordering key, the id of a job or parent, or the name of a limit, a schedule '
     'or a pause, or error type, job type and queue of a failure; behind an id the position '
     'that the check has come to.';
 comment on column rota.pending_checks.due_at is 'The smallest value means at once.';

@@ -86,7 +86,7 @@ UNGUARDED = {
     "_cancel_children": "a blocked job has no worker",
     "_requeue": "an operator takes the job away by force, under the lock of retry_job()",
     "_begin_rerun": "its caller takes the jobs from their workers",
-    "_update_keyed": "leaves a running job as it is, and notes the run after it",
+    "_update_keyed": "leaves a running job as it is",
     "set_priority": "changes nothing that the worker relies on",
     "_place_jobs": "takes waiting rows that the caller has locked",
     "_hold_new": "takes waiting rows that the caller has locked",

@@ -26,7 +26,7 @@ EMPTIED = (
     *("jobs", "finished_jobs", "job_errors", "queues", "pauses", "idempotency_keys"),
     *("pending_checks", "limits", "limit_slots", "limit_parts", "limit_starts", "fair_queues"),
     *("job_definitions", "occurrences", "halted_keys", "effects", "dependencies"),
-    *("pipeline_stages", "stage_runs", "restored_ends", "audit_log"),
+    *("pipeline_stages", "stage_runs", "restored_ends", "audit_log", "reruns"),
 )
 # Claims leave hints in settings of their session, and each example shall be the same again.
 SETTINGS = "set client_min_messages = error; set jit = off; set synchronous_commit = off"
@@ -46,8 +46,9 @@ LIVE = JOB % (
     "{locked_until}",
     "null, null",
     "{stage_queued_at}",
-    "case when r.rerun_payload is not null then"
-    " json_build_array(r.rerun_payload, {rerun_run_at}, r.rerun_priority) end",
+    "(select json_build_array(coalesce(n.job -> 'payload', '{}'),"
+    " (date_part('epoch', n.run_at) * 1e6)::bigint, coalesce((n.job ->> 'priority')::int, 0))"
+    " from rota.reruns as n where n.job_id = r.id order by n.id desc limit 1)",
 )
 SHOWN = {
     "jobs": LIVE,

@@ -78,8 +78,8 @@ PATIENCE = 5.0  # seconds
 # What a story tells of a row that changed.
 TOLD = (
     *("status", "payload", "attempts", "run_at", "lease_token", "locked_by", "locked_until"),
-    *("rerun_payload", "rerun_run_at", "cancel_requested_at", "source_updated_at"),
-    *("unique_until", "job_id", "completed_at", "parent_id"),
+    *("cancel_requested_at", "source_updated_at", "unique_until", "job_id", "completed_at"),
+    *("parent_id", "job"),
 )
 
 

@@ -1,7 +1,9 @@
 """Idempotency keys: kept, replaced, rerun, versioned, unique for a time, in batches.
 
 The model is one key's life, told by the changes in their order.  `owed` is the payload that
-its next claim must carry, `noted` the payload of a run that was asked for while one is running.
+its next claim must carry, `noted` those of all runs that were asked for while one was running:
+rows that lock no job, so their order among its changes is not told.  After each of them the key
+is claimed once more.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class Keys:
     """The feature; see the form in storm.py."""
 
     name = "keys"
-    places = ("jobs", "finished_jobs", "idempotency_keys")
+    places = ("jobs", "finished_jobs", "idempotency_keys", "reruns")
 
     def setup(self, db: psycopg.Connection[Any]) -> None:
         pass
@@ -46,7 +48,11 @@ class Keys:
             by_key[history.keys[step.job_id]].append(step)
         return [
             *storm_work.check_jobs(history),
-            *(found for key, steps in by_key.items() for found in check_life(key, steps)),
+            *(
+                found
+                for key, steps in by_key.items()
+                for found in check_life(key, steps, list(_requests(history, key)))
+            ),
             *(
                 found
                 for call in history.calls.values()
@@ -103,57 +109,58 @@ def asked(call: Call) -> list[dict[str, Any]]:
     return call.arguments["jobs"] if call.function == "enqueue_many" else []
 
 
-def check_life(key: str, steps: list[Step]) -> Iterator[Violation]:
+def _requests(history: History, key: str) -> Iterator[tuple[Call, Any]]:
+    """Yield the calls that asked for a run after one of the key, and the payloads."""
+    for change in history.changes:
+        if change.place != "reruns" or change.old or not change.new:
+            continue
+        if change.new["job"]["idempotency_key"] == key:
+            yield history.calls[change.call], change.new["job"]["payload"]
+
+
+def check_life(
+    key: str, steps: list[Step], requests: list[tuple[Call, Any]]
+) -> Iterator[Violation]:
     """One live job at a time; each claim has the newest payload; no noted run is lost."""
+    noted = [payload for _, payload in requests]
     live: int | None = None
     owed: Any = None
-    noted: Any = None
-    followed_by: tuple[str, Any] | None = None
     for step in steps:
         call, before, after = step.call, step.before or {}, step.after or {}
         was_live, is_live = before.get("status") in LIVE, after.get("status") in LIVE
         payloads = [job["payload"] for job in asked(call) if job["idempotency_key"] == key]
         problem = ""
-        if followed_by is not None and (
-            call.name != followed_by[0] or was_live or after.get("payload") != followed_by[1]
-        ):
-            problem = f"was to be followed at once by a run with {followed_by[1]}"
-        elif is_live and not was_live:
+        if is_live and not was_live:
             if live is not None:
                 problem = f"got job {step.job_id} beside job {live}"
-            elif not before and followed_by is None and after["payload"] not in payloads:
+            elif not before and after["payload"] not in payloads + noted:
                 problem = f"got job {step.job_id}, which nobody asked for"
-            live, owed, noted = step.job_id, after["payload"], None
+            live, owed = step.job_id, after["payload"]
         elif live != step.job_id:
             problem = f"had its job {step.job_id} changed, but {live} was the live one"
         elif call.function == "claim_jobs" and after["payload"] != owed:
             problem = f"was owed a run with {owed} and got one with {after['payload']}"
         elif call.function in ASKING and before["status"] == "running":
-            noted = after["rerun_payload"]
-            problem = "" if noted in payloads else f"noted {noted}, which was not asked for"
+            problem = "had its running job changed by a producer"
         elif call.function in ASKING:
             owed = after["payload"]
             problem = "" if owed in payloads else f"took {owed}, which was not asked for"
-        elif call.function == "cancel_job" and is_live:
-            noted = None
-        elif is_live and before["status"] == "running" and after["status"] != "running":
-            owed, noted = (owed if noted is None else noted), None
-        if (
-            is_live
-            and not problem
-            and after["status"] != "running"
-            and after["payload"] != owed
-        ):
+        elif is_live and after["payload"] in noted:
+            owed = after["payload"]
+        if is_live and not problem and after["payload"] != owed:
             problem = f"waits with {after['payload']} and not with {owed}"
-        if is_live and not problem and after.get("rerun_payload") != noted:
-            problem = f"has noted {after['rerun_payload']} and not {noted}"
-        followed_by = (call.name, noted) if was_live and not is_live and noted else None
         live = live if is_live or not was_live else None
         if problem:
             yield Violation(problem, key, call.name)
             return
-    if followed_by or live:
-        yield Violation(f"is left with job {live}, {followed_by}", key)
+    if live:
+        yield Violation(f"is left with job {live}", key)
+    for call, payload in requests:
+        if call.is_done and not any(
+            step.call.function in ("claim_jobs", "cancel_job") and step.call.ended > call.began
+            for step in steps
+        ):
+            yield Violation(f"never ran after {payload} was asked for", key, call.name)
 
 
 def check_answer(history: History, call: Call) -> Iterator[Violation]:
@@ -183,8 +190,10 @@ def _problem_of(history: History, call: Call, job: dict[str, Any], row: dict[str
     if step is not None:
         payloads = [j["payload"] for j in asked(call) if j["idempotency_key"] == key]
         after = step.after or {}
-        taken = after["rerun_payload"] if after["status"] == "running" else after["payload"]
+        taken = after["payload"]
         return "" if taken in payloads else f"changed job {job_id} to {taken}"
+    if rule == "rerun" and any(noted is call for noted, _ in _requests(history, key)):
+        return ""
     if "updated_at" in job:
         return "" if _has_seen(history, call, job) else "was ignored, but is the newest"
     if "unique_for" in job and _was_unique(history, call, key):

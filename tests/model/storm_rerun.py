@@ -32,7 +32,7 @@ class Rerun:
     """The feature; see the form in storm.py."""
 
     name = "rerun"
-    places = ("jobs", "finished_jobs", "idempotency_keys")
+    places = ("jobs", "finished_jobs", "idempotency_keys", "reruns")
 
     def setup(self, db: psycopg.Connection[Any]) -> None:
         pass
@@ -51,12 +51,17 @@ class Rerun:
             requests[request.key].append(request)
         for run in find_runs(history):
             runs[run.key].append(run)
+        noted = {
+            change.new["job"]["payload"]["v"]
+            for change in history.changes
+            if change.place == "reruns" and change.new
+        }
         return [
             *storm_work.check_jobs(history),
             *(
                 found
                 for key in requests | runs
-                for found in check_key(key, requests[key], runs[key])
+                for found in check_key(key, requests[key], runs[key], noted)
             ),
         ]
 
@@ -139,7 +144,11 @@ def find_runs(history: History) -> Iterator[Run]:
             yield Run(key, row["payload"]["v"], call, claimed[lease], ended.get(lease))
 
 
-def check_key(key: str, requests: list[Request], runs: list[Run]) -> Iterator[Violation]:
+def check_key(
+    key: str, requests: list[Request], runs: list[Run], noted: set[int]
+) -> Iterator[Violation]:
+    """Versions only grow, one at a time, and the newest is the last; what was not noted, since
+    its job was neither running nor locked, is the next to run."""
     done = sorted((run for run in runs if run.ended), key=lambda run: run.claimed)
     for one, next_one in pairwise(done):
         if next_one.version <= one.version:
@@ -150,7 +159,11 @@ def check_key(key: str, requests: list[Request], runs: list[Run]) -> Iterator[Vi
             yield Violation(problem, key, next_one.claim.name)
 
     for run in runs:
-        before = [r.version for r in requests if r.call.ended < run.claim.began]
+        before = [
+            r.version
+            for r in requests
+            if r.call.ended < run.claim.began and r.version not in noted
+        ]
         if run.version < max(before, default=0):
             problem = f"ran version {run.version} when {max(before)} was there"
             yield Violation(problem, key, run.claim.name)

@@ -158,7 +158,9 @@ def drain(player: Player, **arguments: Any) -> bool:
     last = player.call("claim_jobs", worker="last", max_jobs=100, lease="1 h", **arguments)
     for row in last.rows:
         player.call("finish_job", job_id=row["job_id"], lease_token=row["lease_token"])
-    left = player.connection.execute("select exists (select from rota.jobs) as is_so")
+    left = player.connection.execute(
+        "select exists (select from rota.jobs) or exists (select from rota.reruns) as is_so"
+    )
     return bool((left.fetchone() or {})["is_so"])
 
 

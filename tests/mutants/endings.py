@@ -59,10 +59,10 @@ ENDINGS = (
         ),
         sql(
             "jobs/finish",
-            "    if jsonb_path_exists(v_leading",
+            "    if v_keyed is not null then",
             """\
     delete from rota.jobs as j where j.id = any(v_ended);
-    if jsonb_path_exists(v_leading""",
+    if v_keyed is not null then""",
         ),
     ),
     mutant(
@@ -113,15 +113,7 @@ begin
         "rerun-lost",
         "The run that was asked for while the job ran never comes.",
         "sql/jobs/test_keys.py races/test_racing_keys.py",
-        sql(
-            "jobs/finish",
-            """\
-    where e.rerun_payload is not null
-    having count(*) > 0;""",
-            """\
-    where e.rerun_payload is not null
-    having false;""",
-        ),
+        sql("jobs/finish", "    if v_keyed is not null then", "    if false then"),
     ),
     mutant(
         "attempts-counted-by-fail",
@@ -133,7 +125,7 @@ begin
             "run_at = coalesce(_fail_running.run_at, j.run_at),",
             "run_at = coalesce(_fail_running.run_at, j.run_at), attempts = j.attempts + 1,",
         ),
-        sql("jobs/fail", "attempts = j.attempts - 1,", ""),
+        sql("jobs/fail", "then 0 else j.attempts - 1 end", "then 0 else j.attempts end"),
     ),
     mutant(
         "one-attempt-more",
@@ -204,7 +196,7 @@ begin
         "snooze-uses-an-attempt",
         "A job that is put off or given back has lost an attempt.",
         "sql/jobs/test_fail.py",
-        sql("jobs/fail", "attempts = j.attempts - 1,", ""),
+        sql("jobs/fail", "then 0 else j.attempts - 1 end", "then 0 else j.attempts end"),
     ),
     mutant(
         "rerun-with-the-attempts-of-before",
@@ -212,8 +204,8 @@ begin
         "sql/jobs/test_keys.py",
         sql(
             "jobs/keys",
-            "set attempts = 0, payload = j.rerun_payload",
-            "set payload = j.rerun_payload",
+            "set attempts = 0, payload = coalesce(r.job",
+            "set payload = coalesce(r.job",
         ),
     ),
     mutant(

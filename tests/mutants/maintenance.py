@@ -301,8 +301,11 @@ MAINTENANCE = (
         "sql/maintenance/test_expiry.py",
         sql(
             "jobs/keys",
-            "        expires_at = rota._default_expiry(j.job_type, j.queue, j.rerun_run_at),\n",
-            "",
+            """\
+            run_at = greatest(j.run_at, r.run_at),
+            expires_at = rota._default_expiry(j.job_type, j.queue, r.run_at)
+""",
+            "            run_at = greatest(j.run_at, r.run_at)\n",
         ),
     ),
     mutant(
@@ -444,7 +447,7 @@ MAINTENANCE = (
         "rerun-before-its-time",
         "A job that was asked for again, for later, runs when the try under way has failed.",
         "sql/jobs/test_keys.py",
-        sql("jobs/fail", "run_at := greatest(run_at, v_job.rerun_run_at);", "null;"),
+        sql("jobs/keys", "run_at = greatest(j.run_at, r.run_at),", "run_at = j.run_at,"),
     ),
     mutant(
         "check-lost",

@@ -63,8 +63,8 @@ ONCE = (
         sql(
             "jobs/keys",
             """\
-        or v_is_versioned and current_setting('transaction_isolation') <> 'read committed';""",
-            "        or v_is_versioned;",
+        and v_is_versioned and current_setting('transaction_isolation') <> 'read committed';""",
+            "        and v_is_versioned;",
         ),
     ),
     mutant(
@@ -701,28 +701,60 @@ v_row ->> 'pause_name',
     ),
     mutant(
         "replace-reaches-a-running-job",
-        "A replace makes a running job run again.",
-        "sql/jobs/test_keys.py",
+        "A replace that is not committed holds up the end of a running job.",
+        "races/test_racing_enqueues.py",
         sql(
             "jobs/keys",
-            "if not found and is_rerun then",
-            "if not found then",
+            "v_leaves_running constant boolean := on_conflict = 'replace'",
+            "v_leaves_running constant boolean := on_conflict = 'none'",
         ),
     ),
     mutant(
         "cancel-keeps-the-rerun",
         "A job is cancelled, and the run that was asked for before it comes all the same.",
         "sql/jobs/test_keys.py",
+        sql("jobs/control", "perform from rota._take_reruns(_cancel_jobs.job_ids);", "null;"),
+    ),
+    mutant(
+        "rerun-without-a-check",
+        "A run that is asked for while the job before it ends is lost.",
+        "races/test_racing_keys.py",
+        sql("jobs/keys", "perform rota._add_checks('rerun', array[job_id::text]);", "null;"),
+    ),
+    mutant(
+        "rerun-not-looked-for-by-check",
+        "A run that was asked for is forgotten by its check when its job is being ended.",
+        "races/test_racing_keys.py",
         sql(
-            "jobs/control",
+            "jobs/keys",
+            "if v_job.status = 'running' and v_job.may_be_locked then",
+            "if false then",
+        ),
+    ),
+    mutant(
+        "rerun-of-an-old-version",
+        "An old version of a key runs after a newer one.",
+        "races/test_racing_keys.py",
+        sql("jobs/keys", "and k.source_updated_at > rerun.source_updated_at", "and false"),
+    ),
+    mutant(
+        "rerun-over-a-newer-call",
+        "A run that was asked for while its job was locked replaces what was asked for later.",
+        "races/test_racing_keys.py",
+        sql(
+            "jobs/keys",
             """\
-        -- What was asked for before the cancel is cancelled with it.
-        rerun_payload = null,
-        rerun_run_at = null,
-        rerun_priority = null,
+        -- Whatever was to follow is older than this.
+        perform from rota._take_reruns(array[job_id]);
 """,
             "",
         ),
+    ),
+    mutant(
+        "rerun-beside-the-job-of-its-key",
+        "A run whose job has ended does not wait for another job of the key.",
+        "races/test_racing_keys.py",
+        sql("jobs/keys", "if v_next_id is not null then", "if false then"),
     ),
     mutant(
         "effect-not-unique",

@@ -73,7 +73,7 @@ MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
     ),
     "an attempt that is given back and counts": (
         "I6",
-        [("_give_back", "attempts = j.attempts - 1,", "")],
+        [("_give_back", "then 0 else j.attempts - 1 end", "then 0 else j.attempts end")],
     ),
     "a job that does not die": (
         "I6",

@@ -45,7 +45,7 @@ MUTANTS: dict[str, list[Mutation]] = {
     ],
     "an attempt too many": [("_fail_running", LEFT, LEFT.replace(">=", ">"))],
     "an attempt that is used by giving back": [
-        ("_give_back", "attempts = j.attempts - 1,", "")
+        ("_give_back", "then 0 else j.attempts - 1 end", "then 0 else j.attempts end")
     ],
     "a lease that ends a moment too early": [
         ("_lock_late", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
@@ -71,7 +71,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_hold_key", "coalesce(k.unique_until, '-infinity') <= v_now", "true")
     ],
     "a run after this one that is lost": [
-        ("_archive_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")
+        ("_archive_jobs", "if v_keyed is not null", "if false")
     ],
     "a token that does not outlive a retry": [
         (

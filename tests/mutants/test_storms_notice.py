@@ -33,7 +33,10 @@ MUTANTS = {
     ),
     "a rerun that is lost": (
         "rerun",
-        [("_archive_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")],
+        [
+            ("_archive_jobs", "if v_keyed is not null", "if false"),
+            ("_check_reruns", "rota._insert_at_once(v_new_job)", "array[0::bigint]"),
+        ],
         "never ran version",
     ),
     "a worker that lost its lease and may finish": (
@@ -86,7 +89,7 @@ MUTANTS = {
             (
                 "_leave_keys",
                 "where e.ordering_key is not null",
-                "where e.rerun_payload is not null",
+                "where e.definition is not null",
             )
         ],
         "is left with jobs",

@@ -174,16 +174,14 @@ def test_enqueue_finds_a_job_whose_claim_is_open(a: Session, b: Session) -> None
         assert b.fetch(*ONE) == job
 
 
-@pytest.mark.parametrize("rule", ["replace", "rerun"])
-def test_enqueue_that_may_change_the_job_waits_for_it(
-    a: Session, b: Session, rule: str
-) -> None:
-    """A claims the job and stays open; B enqueues its key with a rule, and waits for A."""
+def test_replace_waits_for_an_open_claim(a: Session, b: Session) -> None:
+    """A claims the job and stays open; B replaces it, and waits for A."""
     job = a.fetch(*ONE)
 
     with a.transaction():
         a.fetch(*call("claim_jobs", worker="w"))
-        pending = b.start(*call("enqueue", job_type="t", idempotency_key="k", on_conflict=rule))
+        replace = call("enqueue", job_type="t", idempotency_key="k", on_conflict="replace")
+        pending = b.start(*replace)
         pending.wait_blocked(by=a)
 
     assert pending.result() == job

@@ -34,61 +34,117 @@ def claimed(session: Session) -> list[Any]:
     )
 
 
+def do_checks(session: Session) -> None:
+    """Do the checks of what is committed, also those that were deferred."""
+    session.fetch("update rota.pending_checks set due_at = '-infinity' returning id")
+    session.fetch(*call("tick"))
+
+
 def finish(job: Any) -> tuple[Any, Any]:
     return call("finish_job", job_id=job[0], lease_token=job[1])
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_rerun_that_meets_an_open_finish(a: Session, b: Session, is_committed: bool) -> None:
-    """A finishes the job and stays open; B asks for another run and waits; A ends."""
+    """A finishes the job and stays open; B asks for another run at once; A ends."""
     a.fetch(*rerun(1))
     (job,) = claimed(a)
     with a.transaction() as transaction:
         a.fetch(*finish(job))
-        pending = b.start(*rerun(2))
-        pending.wait_blocked(by=a)
+        assert b.fetch(*rerun(2)) == [(job[0],)]
+        do_checks(b)
         if not is_committed:
             raise psycopg.Rollback(transaction)
-    ((enqueued,),) = pending.result()
 
-    if is_committed:
-        assert enqueued != job[0]
-    else:
-        assert (enqueued, claimed(b)) == (job[0], [])
+    assert claimed(b) == []
+    if not is_committed:
         b.fetch(*finish(job))
+    do_checks(b)
     assert [row[2] for row in claimed(b)] == [2]
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
-def test_finish_that_meets_an_open_rerun(a: Session, b: Session, is_committed: bool) -> None:
-    """A asks for another run and stays open; B finishes the job and waits; A ends."""
+@pytest.mark.parametrize("how", ["finish_job", "finish_jobs", "fail_job", "heartbeat"])
+def test_a_worker_does_not_wait_for_an_open_rerun(
+    a: Session, b: Session, is_committed: bool, how: str
+) -> None:
+    """A asks for another run and stays open; B speaks for the job at once; A ends."""
     a.fetch(*rerun(1))
     (job,) = claimed(b)
+    ref = {"job_id": job[0], "lease_token": job[1]}
     with a.transaction() as transaction:
-        a.fetch(*rerun(2))
-        pending = b.start(*finish(job))
-        pending.wait_blocked(by=a)
+        assert a.fetch(*rerun(2)) == [(job[0],)]
+        b.fetch("set statement_timeout = '5s'")
+        if how == "finish_jobs":
+            refs = {"job_ids": [job[0]], "lease_tokens": [job[1]]}
+            assert b.fetch(*call(how, **refs)) == [(job[0], "finished")]
+        elif how == "fail_job":
+            b.fetch(*call(how, **ref, error="e", retry_in="0"))
+        else:
+            b.fetch(*call(how, **ref))
+        do_checks(b)
         if not is_committed:
             raise psycopg.Rollback(transaction)
 
-    assert pending.result() == [("finished",)]
-    assert [row[2] for row in claimed(b)] == ([2] if is_committed else [])
+    if how == "heartbeat":
+        b.fetch(*finish(job))
+    do_checks(b)
+    one_more = [1] if how == "fail_job" else []
+    assert [row[2] for row in claimed(b)] == ([2] if is_committed else one_more)
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_rerun_that_meets_an_open_claim(a: Session, b: Session, is_committed: bool) -> None:
-    """A claims and stays open; B asks for another run and waits; A ends."""
+    """A claims and stays open; B asks for another run at once; A ends."""
     a.fetch(*rerun(1))
     with a.transaction() as transaction:
         (job,) = claimed(a)
-        pending = b.start(*rerun(2))
-        pending.wait_blocked(by=a)
+        assert b.fetch(*rerun(2)) == [(job[0],)]
+        do_checks(b)
         if not is_committed:
             raise psycopg.Rollback(transaction)
-    pending.result()
 
     if is_committed:
         a.fetch(*finish(job))
+    do_checks(b)
+    assert [row[2] for row in claimed(b)] == [2]
+    assert claimed(b) == []
+
+
+def test_a_call_after_a_rerun_that_met_an_open_claim_has_the_last_word(
+    a: Session, b: Session
+) -> None:
+    """A claims and stays open; B asks for another run; A rolls back; B asks once more."""
+    a.fetch(*rerun(1))
+    with a.transaction() as transaction:
+        claimed(a)
+        b.fetch(*rerun(2))
+        raise psycopg.Rollback(transaction)
+    b.fetch(*rerun(3))
+
+    do_checks(b)
+
+    assert [row[2] for row in claimed(b)] == [3]
+    do_checks(b)
+    assert claimed(b) == []
+
+
+def test_a_rerun_whose_job_ends_and_whose_key_has_a_new_job_follows_that_one(
+    a: Session, b: Session
+) -> None:
+    """A asks for another run and stays open; the job ends, B enqueues another; A commits."""
+    a.fetch(*rerun(1))
+    (job,) = claimed(b)
+    with a.transaction():
+        a.fetch(*rerun(2))
+        b.fetch(*finish(job))
+        ((new_id,),) = b.fetch(*rerun(3))
+        assert new_id != job[0]
+        (new,) = claimed(b)
+
+    do_checks(b)
+    assert claimed(b) == []
+    b.fetch(*finish(new))
     assert [row[2] for row in claimed(b)] == [2]
 
 
@@ -130,7 +186,10 @@ class Player:
         self.asked: dict[str, int] = {}
 
     def play(self, versions: dict[str, count[int]], until: float) -> None:
-        steps = [self.ask, self.ask, self.ask_many, self.work, self.work, self.work, self.sweep]
+        steps = [
+            *(self.ask, self.ask, self.ask_many, self.work, self.work, self.work),
+            *(self.sweep, self.tick),
+        ]
         while time.monotonic() < until:
             step = self.random.choice(steps)
             try:
@@ -192,6 +251,9 @@ class Player:
     def sweep(self, _: dict[str, count[int]]) -> None:
         self.connection.execute(*call("sweep_stale_leases"))
 
+    def tick(self, _: dict[str, count[int]]) -> None:
+        self.connection.execute(*call("tick"))
+
 
 @pytest.mark.slow
 def test_the_newest_version_of_each_key_is_the_last_to_run_and_runs_once(
@@ -217,8 +279,10 @@ def test_the_newest_version_of_each_key_is_the_last_to_run_and_runs_once(
     check_invariants(db)
     assert {error: n for p in players for error, n in p.failed.items()} == {}
     last = Player(db, seed)
-    while db.execute("select exists (select from rota.jobs)").fetchone() == (True,):
+    left = "select exists (select from rota.jobs) or exists (select from rota.reruns)"
+    while db.execute(left).fetchone() == (True,):
         last.sweep(versions)
+        db.execute(*call("tick"))
         jobs = db.execute("select c.job_id, c.lease_token from rota.claim_jobs('w') as c")
         for job in jobs.fetchall():
             db.execute(*finish(job))

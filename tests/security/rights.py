@@ -147,6 +147,8 @@ _READS = """
     pipeline_stages       .       .         x         x
     stage_runs            .       .         x         x
     receipts              .       .         .         .
+    reruns                .       .         .         .
+    reruns_id_seq         .       .         .         .
     queue_moves           .       .         x         x
     moved_jobs            .       .         x         x
     queue_grants          .       .         x         x

@@ -149,6 +149,7 @@ begin
     delete from rota.jobs as n where n.id = any(ids);
     delete from rota.finished_jobs as n where n.id = any(ids);
     delete from rota.stage_runs as n where n.job_id = any(ids);
+    delete from rota.reruns as n where n.job_id = any(ids);
 
     execute format(
         'insert into rota.jobs (id, lease_token, stage_queued_at, %1$s) '
@@ -165,6 +166,16 @@ begin
     foreach v_index in array coalesce(v_indexes, '{}') loop
         execute v_index;
     end loop;
+
+    insert into rota.reruns (job_id, run_at, job)
+    select coalesce(j.first_job_id, j.id), j.rerun_run_at,
+        jsonb_build_object('job_type', j.job_type, 'queue', j.queue, 'idempotency_key',
+            j.idempotency_key, 'payload', j.rerun_payload, 'priority', j.rerun_priority,
+            'run_at', j.rerun_run_at)
+    from rota_0_1_0.jobs as j
+    where j.rerun_payload is not null
+      and (_carry_jobs.ids is null or j.id = any(_carry_jobs.ids)
+        or j.first_job_id = any(_carry_jobs.ids));
 
     -- Of a run its last stage, and none while it goes on.
     execute format(
@@ -249,6 +260,10 @@ begin
           and j.status = 'blocked'
           and (j.ordering_key is null
             or exists (select from rota.dependencies as d where d.job_id = j.id))
+    ));
+    perform rota._add_checks('rerun', array(
+        select distinct r.job_id::text from rota.reruns as r
+        where _settle_jobs.ids is null or r.job_id = any(_settle_jobs.ids)
     ));
     perform rota._add_checks('order', array(
         select distinct j.ordering_key from rota.jobs as j
