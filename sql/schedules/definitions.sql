@@ -103,8 +103,11 @@ begin
             outcome := 'changed';
             -- First, or a time that passes meanwhile is neither late nor planned.
             v_changed_at := rota.now();
-            next_run_at := rota._change_definition(
-                v_changed, rota._enqueue_late(v_old), v_changed_at);
+            if v_old.next_run_at <= v_changed_at then
+                perform rota._enqueue_one(v_old.name, v_changed_at);
+                select d.* into v_old from rota.job_definitions as d where d.name = new.name;
+            end if;
+            next_run_at := rota._change_definition(v_changed, v_old, v_changed_at);
             exit;
         end if;
     end loop;

@@ -63,11 +63,7 @@ begin
             where d.name = v_name and d.next_run_at <= _enqueue_one_by_one.due
             for update skip locked;
             continue when not found;
-            begin
-                v_enqueued := v_enqueued + rota._enqueue_due(array[v_name], due, 1);
-            exception when others then
-                if not rota._disable_if_broken(v_name, sqlstate, sqlerrm) then raise; end if;
-            end;
+            v_enqueued := v_enqueued + rota._enqueue_one(v_name, due);
         exception when others then
             raise warning 'schedule % stays due: %', v_name, sqlerrm;
         end;
@@ -75,35 +71,21 @@ begin
     return v_enqueued;
 end $$;
 
-/* Disable a definition whose own values make it fail, and which the caller has locked; false
- * where it is another error, which may pass. */
-create or replace function rota._disable_if_broken(name text, code text, problem text)
-    returns boolean language plpgsql as $$
+/* Enqueue the jobs of one definition that is due and that the caller has locked; returns how
+ * many.  One whose own values make it fail is disabled; another error may pass, and is raised.
+ */
+create or replace function rota._enqueue_one(name text, due timestamptz)
+    returns integer language plpgsql as $$
 begin
-    if left(code, 2) not in ('22', '23', '42', '54', 'RT') then return false; end if;
+    return rota._enqueue_due(array[name], due, 1);
+exception when others then
+    if left(sqlstate, 2) not in ('22', '23', '42', '54', 'RT') then raise; end if;
     update rota.job_definitions as d
     set is_enabled = false, disabled_at = rota.now(), disabled_by = null,
-        last_error = left(_disable_if_broken.problem, 1000), next_run_at = null
-    where d.name = _disable_if_broken.name;
-    raise warning 'schedule % is disabled: %', name, problem;
-    return true;
-end $$;
-
-/* Enqueue what a definition that is about to change has due, and return what it is then. */
-create or replace function rota._enqueue_late(definition rota.job_definitions)
-    returns rota.job_definitions language plpgsql as $$
-declare
-    v_now constant timestamptz := rota.now();
-begin
-    if (definition.next_run_at <= v_now) is not true then return definition; end if;
-
-    begin
-        perform rota._enqueue_due(array[definition.name], v_now, 1);
-    exception when others then
-        if not rota._disable_if_broken(definition.name, sqlstate, sqlerrm) then raise; end if;
-    end;
-    select d.* into definition from rota.job_definitions as d where d.name = definition.name;
-    return definition;
+        last_error = left(sqlerrm, 1000), next_run_at = null
+    where d.name = _enqueue_one.name;
+    raise warning 'schedule % is disabled: %', name, sqlerrm;
+    return 0;
 end $$;
 
 /* Enqueue the jobs of definitions that are due and that the caller has locked: of all, or of
