@@ -25,7 +25,7 @@ begin
           and has_schema_privilege(n.oid, 'usage')
     ) then
         perform cron.unschedule(j.jobid) from cron.job as j
-        where j.jobname in ('rota tick', 'rota tick log')
+        where j.jobname = 'rota tick'
           and j.database = current_database();
         delete from cron.job_run_details as d
         where d.command like 'call rota.tick_loop(%'

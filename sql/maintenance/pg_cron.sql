@@ -49,7 +49,7 @@ begin
     if not rota._has_cron() then return false; end if;
     perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));
     perform cron.unschedule(j.jobid) from cron.job as j
-    where j.jobname in ('rota tick', 'rota tick log')
+    where j.jobname = 'rota tick'
       and j.database = current_database() and j.username = current_user;
     if not found then return false; end if;
     perform rota._audit('stop_ticker', null);

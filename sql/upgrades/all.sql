@@ -13,9 +13,9 @@
  * the steps still counts as different after them (operations/drift.sql): a step that repairs
  * it deletes its row of the manifest.  There are no steps yet.
  *
- * Before them the check below makes sure that the schema found is rota's and the installer's,
- * and of a version that these steps start from.  refuse_downgrade.sql refuses files older than
- * the installed version, since only they know that they are older.
+ * Before them the check below makes sure that the schema found is rota's and the installer's.
+ * refuse_downgrade.sql refuses files older than the installed version, since only they know
+ * that they are older.
  */
 
 do $$
@@ -37,10 +37,6 @@ begin
             message = format('rota belongs to role %s, and you are %I', v_owner, current_user),
             hint = format('Install as that role: PGOPTIONS="-c role=%s" psql -f install.sql',
                 v_owner);
-    elsif rota.version() = '0.1.0' then
-        raise exception using errcode = 'feature_not_supported',
-            message = 'what is installed is neither 0.1.0 nor 0.2.0, but a state in between',
-            hint = 'Nothing upgrades it.  Install into a new database, or uninstall it first.';
     end if;
     -- An upgrade may have been interrupted before its last step.  One of a stranger stays.
     if exists (

@@ -84,17 +84,3 @@ def test_grants_by_hand_survive_an_upgrade_and_those_of_the_roles_are_made_anew(
     finally:
         psql(dsn, "-c", "drop owned by rota_installer cascade")
         admin.execute("drop role upgraded_app")
-
-
-@pytest.mark.slow
-def test_what_is_neither_a_release_nor_this_is_refused(
-    make: Make, psql: Any, sql_dir: Path
-) -> None:
-    dsn = make(sql_dir / "install.sql")
-    psql(dsn, "-c", "create or replace function rota.version() returns text language sql as "
-        "$$ select '0.1.0' $$")  # fmt: skip
-
-    done = psql(dsn, "-f", sql_dir / "install.sql", check=False)
-
-    assert done.returncode == 3
-    assert "neither 0.1.0 nor 0.2.0, but a state in between" in done.stderr
