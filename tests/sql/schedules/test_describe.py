@@ -118,9 +118,12 @@ def test_describe_schedule_tells_different_times_apart(db: Db) -> None:
     for found in alike:
         calendars = ask(
             db,
+            # With all months, so that each form that a month can have is looked at.
             "p.hours, p.minutes, p.seconds, p.months, array(select"
-            " rota._days_of_month(p, f, l) from generate_series(0, 6) f,"
-            " generate_series(28, 31) l order by f, l)::text",
+            " rota._next_day(jsonb_populate_record(p, '{\"months\": 8190}'), m::date + d)"
+            " from generate_series(0, 30) d, (select distinct on (extract(dow from n),"
+            " n + interval '1 month' - n) n from generate_series('2000-01-01'::timestamp,"
+            " '2027-12-01', '1 month') n) m (m) order by m, d)::text",
             [schedule for _, schedule in found],
         )
         assert len(set(calendars)) == 1, found
