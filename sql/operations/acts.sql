@@ -563,9 +563,7 @@ begin
             select d.done, d.conflicts, d.before into v_one
             from rota._act(_act_singly.act, array[v_id], _act_singly.arguments) as d;
             done := done || v_one.done;
-            -- The payload is kept of a single one.
-            before := case when before = '[]' or v_one.before = '[]' then before || v_one.before
-                else (before #- '{0,payload}') || (v_one.before #- '{0,payload}') end;
+            before := before || v_one.before;
             conflicts := conflicts || v_one.conflicts;
         exception when others then
             conflicts := conflicts || jsonb_build_object('job_id', v_id, 'reason', sqlerrm);
@@ -578,7 +576,7 @@ create or replace function rota._conflict(
     act text, job_id bigint, locked jsonb, arguments jsonb
 ) returns jsonb language plpgsql stable as $$
 declare
-    v_xmax xid; v_pid integer; v_reason text; v_key_job bigint;
+    v_xmax xid; v_pid integer; v_reason text;
 begin
     if locked is null then
         v_xmax := (select j.xmax from rota.jobs as j where j.id = _conflict.job_id);
@@ -596,10 +594,9 @@ begin
     then
         v_reason := 'it was erased: without another payload it cannot run';
     elsif act = 'retry' and locked ->> 'key' is not null then
-        v_key_job := coalesce(rota._find_keyed(locked ->> 'key', locked ->> 'key_scope'),
-            nullif((locked ->> 'first_of_key')::bigint, job_id));
-        v_reason := format('its idempotency_key is taken by job %s', v_key_job);
-        if v_key_job is null then v_reason := null; end if;
+        v_reason := 'its idempotency_key is taken by job ' || coalesce(
+            rota._find_keyed(locked ->> 'key', locked ->> 'key_scope'),
+            nullif((locked ->> 'first_of_key')::bigint, job_id))::text;
     elsif act = 'purge' and (exists (
             select from rota.dependencies as d where d.parent_id = _conflict.job_id
         ) or exists (select from rota.halted_keys as h where h.job_id = _conflict.job_id)) then
@@ -610,7 +607,7 @@ begin
     end if;
     if v_reason is null then return null; end if;
     return jsonb_strip_nulls(jsonb_build_object('job_id', job_id, 'reason', v_reason, 'pid',
-        v_pid, 'holder', v_key_job));
+        v_pid));
 end $$;
 
 /* Change payload and max_attempts before a retry.  The attempts that failed keep the payload
