@@ -674,11 +674,6 @@ create or replace function rota._line_to_go(ordering_key text, queue text, max_j
 declare
     v_line bigint[];
 begin
-    if exists (
-        select from rota.halted_keys as h where h.ordering_key = _line_to_go.ordering_key
-    ) then
-        return '{}'::bigint[];
-    end if;
     v_line := array(
         select l.id
         from (
@@ -699,6 +694,8 @@ begin
         select from rota.jobs as j
         where j.ordering_key >= _line_to_go.ordering_key
           and j.ordering_key <= _line_to_go.ordering_key and j.status = 'running'
+    ) or exists (
+        select from rota.halted_keys as h where h.ordering_key = _line_to_go.ordering_key
     ) then
         return '{}'::bigint[];
     end if;
