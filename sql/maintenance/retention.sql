@@ -324,14 +324,6 @@ begin
     select n.queue from found as n where n.queue is not null;
 end $$;
 
-/* That no job waits for a row f of a table. */
-create or replace function rota._unneeded(name text)
-    returns text language sql immutable as $$
-    select case when name like 'finished_jobs%'
-        then 'not exists (select from rota.dependencies as d where d.parent_id = f.id)'
-        else 'true' end;
-$$;
-
 /* Whether a live job waits for one of a partition, as for the retry of one that was cancelled.
  * The edges of newer parents, of which there may be very many, are not looked at. */
 create or replace function rota._is_waited_for(partition regclass)
@@ -395,7 +387,8 @@ begin
         else 'finished_jobs_done' end, 'finished_at', before, max_rows, c_of_queue
         || case when is_dead then ' and not exists (select from rota.halted_keys as s '
             'where s.ordering_key = f.ordering_key and s.job_id = f.id)' else '' end
-        || ' and ' || rota._unneeded('finished_jobs'), queue);
+        || ' and not exists (select from rota.dependencies as d where d.parent_id = f.id)',
+        queue);
 exception when others then
     if queue is not null then
         raise warning 'old jobs of queue % stay for now: %', queue, sqlerrm;
@@ -413,19 +406,21 @@ exception when others then
     return v_deleted;
 end $$;
 
-/* What is partitioned by time: by so many days, with so many partitions ahead, and the time
- * before which it is purged. */
+/* What is partitioned by time: by so many days, with so many partitions ahead, the time before
+ * which it is purged, and which rows f of that time are: no job that others wait for. */
 create or replace function rota._partitioned()
     returns table (
-        name text, time_column text, days integer, ahead integer, before timestamptz
+        name text, time_column text, days integer, ahead integer, before timestamptz,
+        condition text
     ) language sql stable as $$
     select t.name, t.time_column, t.days, t.ahead,
-        least(rota.now() - t.keep, rota._counted_until())
+        least(rota.now() - t.keep, rota._counted_until()), t.condition
     from (values
-        ('finished_jobs_done', 'finished_at', 1, 7, rota._horizon()),
+        ('finished_jobs_done', 'finished_at', 1, 7, rota._horizon(),
+            'not exists (select from rota.dependencies as d where d.parent_id = f.id)'),
         ('job_errors', 'failed_at', 7, 2, greatest(interval '90 days',
-            (select max(q.keep_dead) from rota.queues as q)))
-    ) as t (name, time_column, days, ahead, keep);
+            (select max(q.keep_dead) from rota.queues as q)), 'true')
+    ) as t (name, time_column, days, ahead, keep, condition);
 $$;
 
 /* The partitions of a table that lie wholly before this day, oldest first. */
@@ -444,7 +439,6 @@ $$;
 create or replace function rota._purge_partitions(parent text, max_rows integer)
     returns integer language plpgsql as $$
 declare
-    c_unneeded constant text := rota._unneeded(parent);
     v_table record;
     v_partition regclass;
     v_deleted integer;
@@ -452,7 +446,7 @@ begin
     select t.* into v_table from rota._partitioned() as t
     where t.name = _purge_partitions.parent;
     v_deleted := rota._purge_rows(parent || '_default', v_table.time_column, v_table.before,
-        max_rows, c_unneeded);
+        max_rows, v_table.condition);
 
     for v_partition in
         select o.partition
@@ -462,7 +456,7 @@ begin
         exit when v_deleted >= max_rows;
         begin
             v_deleted := v_deleted + rota._purge_partition(v_partition, max_rows - v_deleted,
-                c_unneeded);
+                v_table.condition);
         exception when others then
             raise warning 'rows of % stay for now: %', v_partition, sqlerrm;
         end;

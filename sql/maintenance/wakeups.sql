@@ -1,19 +1,9 @@
 /*
  * maintenance/wakeups.sql -- how a worker that found no job waits for the next.
  *
- * What a client in any language has to do, on one direct connection for the waiting:
- *
- *   1. Call claim_jobs().  While jobs come and there are free places, run them and claim again.
- *   2. When a claim brought fewer than wanted, call wait_for_jobs() with the same queues and
- *      job types, and LISTEN to each of its channels; to repeat that does no harm.
- *   3. Sleep until a notification arrives, but not longer than look_again_in.  Go to 1.  Where
- *      no notification came, wait_for_jobs(claimed => false) may be called first: it looks for
- *      any due job, which costs less than a claim, and one is to be made if it answers 0.
- *   4. If has_maintenance, call tick() too, about once a second; and when notified on a channel
- *      that begins with rota_maintenance: a check is to be done.
- *   5. Call stop_waiting() when all places are taken, and before leaving: another worker is
- *      notified instead.  What is notified after that is for others.
- *   6. Behind a pooler in transaction mode no notification arrives: claim about once a second.
+ * What a client has to do is told in README.md, A worker in another language: when a claim
+ * brought fewer than wanted it calls wait_for_jobs(), listens, sleeps, and claims again.  When
+ * notified on a channel that begins with rota_maintenance it ticks: a check is to be done.
  *
  * base/notify.sql tells which locks say that a worker waits.  They outlive transactions, as do
  * those of jobs/results.sql and no others.  pg_locks alone knows which of them the session has,

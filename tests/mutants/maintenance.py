@@ -508,11 +508,7 @@ MAINTENANCE = (
         "waited-for-purged",
         "A cancelled job for whose retry another one waits goes with the rows of its day.",
         "sql/maintenance/test_retention.py",
-        sql(
-            "maintenance/retention",
-            "c_unneeded constant text := rota._unneeded(parent);",
-            "c_unneeded constant text := 'true';",
-        ),
+        sql("maintenance/retention", "d.parent_id = f.id)'),", "false)'),"),
     ),
     mutant(
         "key-purged-early",
