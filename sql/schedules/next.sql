@@ -179,62 +179,26 @@ begin
     return null;
 end $$;
 
-/* The newest *max_times* times from *first*, which is one, to *until*, the oldest in front. */
+/* The newest *max_times* times from *first*, which is one, to *until*, the oldest in front:
+ * those of the later half of that time, and then as many of the earlier as are still wanted. */
 create or replace function rota._occurrences_until(
     parsed rota.parsed_schedule, time_zone text, anchored_at timestamptz, first timestamptz,
     until timestamptz, max_times integer
 ) returns timestamptz[] language plpgsql stable as $$
 declare
+    c_middle constant timestamptz := first + (until - first) / 2;
     v_times timestamptz[] := array[]::timestamptz[];
-    v_until timestamptz := until;
-    v_back interval := interval '1 second';
-    v_time timestamptz;
 begin
-    while v_until >= first and cardinality(v_times) < max_times loop
-        v_time := rota._last_occurrence(parsed, time_zone, anchored_at, first, v_until, v_back);
-        v_back := greatest(v_until - v_time, interval '1 second');
-        v_times := v_time || v_times;
-        v_until := v_time - interval '1 microsecond';
-    end loop;
-    return v_times;
-end $$;
-
-/* The last time from *first*, which is one, to *until*.  The search is for the point behind
- * which nothing more comes: first in growing steps, the first as long as the guess *back*, then
- * by halving. */
-create or replace function rota._last_occurrence(
-    parsed rota.parsed_schedule, time_zone text, anchored_at timestamptz, first timestamptz,
-    until timestamptz, back interval
-) returns timestamptz language plpgsql stable as $$
-declare
-    v_low timestamptz := until - back;
-    v_high timestamptz := until;
-    v_back interval := back;
-    v_time timestamptz; v_next timestamptz;
-begin
-    loop
-        v_time := case when v_low < first then first
-            else rota._next_occurrence(parsed, time_zone, v_low, anchored_at) end;
-        exit when v_time <= until;
-        v_high := v_low;
-        v_back := v_back * 2;
-        v_low := v_low - v_back;
-    end loop;
-
-    -- v_time is one, and nothing comes after v_high.
-    loop
-        v_next := rota._next_occurrence(parsed, time_zone, v_time, anchored_at);
-        exit when v_next is null or v_next > until;
-        v_time := v_next;
-        v_low := v_time + (v_high - v_time) / 2;
-        v_next := rota._next_occurrence(parsed, time_zone, v_low, anchored_at);
-        if v_next <= until then
-            v_time := v_next;
-        else
-            v_high := v_low;
-        end if;
-    end loop;
-    return v_time;
+    if max_times < 1 or (first <= until) is not true then
+        return v_times;
+    elsif (rota._next_occurrence(parsed, time_zone, first, anchored_at) <= until) is not true
+    then
+        return array[first];
+    end if;
+    v_times := rota._occurrences_until(parsed, time_zone, anchored_at,
+        rota._next_occurrence(parsed, time_zone, c_middle, anchored_at), until, max_times);
+    return rota._occurrences_until(parsed, time_zone, anchored_at, first, c_middle,
+        max_times - cardinality(v_times)) || v_times;
 end $$;
 
 create or replace function rota._raise_no_schedule(name text)

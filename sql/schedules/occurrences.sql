@@ -216,28 +216,17 @@ declare
     v_next timestamptz;
 begin
     occurrences := array[first];
-    if v_parsed.kind = 'after' then
-        v_next := rota._next_occurrence(v_parsed, time_zone, due, null);
-    else
+    if v_parsed.kind <> 'after' then
         -- What lies before the window is not even looked for: it may be a lot.
         if first < v_since then
             v_first := rota._next_occurrence(v_parsed, time_zone,
                 v_since - interval '1 microsecond', anchored_at);
         end if;
-        occurrences := array[]::timestamptz[];
-        v_next := v_first;
-        if v_first <= v_until then
-            occurrences := array[v_first];
-            v_next := rota._next_occurrence(v_parsed, time_zone, v_first, anchored_at);
-        end if;
-        if v_next <= v_until then
-            occurrences := rota._occurrences_until(v_parsed, time_zone, anchored_at, v_first,
-                v_until, case when catch_up = 'all' then catch_up_max else 1 end);
-        end if;
-        if v_next <= due then
-            v_next := rota._next_occurrence(v_parsed, time_zone, due, anchored_at);
-        end if;
+        occurrences := rota._occurrences_until(v_parsed, time_zone, anchored_at, v_first,
+            v_until, case when catch_up = 'all' then catch_up_max else 1 end);
     end if;
+    v_next := rota._next_occurrence(v_parsed, time_zone,
+        greatest(due, v_first - interval '1 microsecond'), anchored_at);
 
     last_run_at := coalesce(occurrences[cardinality(occurrences)], first);
     next_run_at := case when v_next > ends_at then null else v_next end;
