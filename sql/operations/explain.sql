@@ -66,8 +66,14 @@ begin
         return query select w.* from rota._explain_workers(job) as w;
         return query select p.* from rota._explain_place(job) as p;
     end if;
-    return query select t.* from rota._explain_ticks() as t;
+    -- Whether any session does the maintenance that lets jobs in and takes them back.  While
+    -- there is nothing to do, a tick is recorded every five minutes.
     return query
+    select 'no_tick', format('no tick has run for %s: jobs that wait for anything but their '
+            'place keep waiting; start a worker, or rota tick --loop', rota._span(t.lag)),
+        'select * from rota.tick();'
+    from rota.ticker_health as t where t.lag > interval '6 minutes'
+    union all
     select 'standby', 'seen on a standby: only the primary shows which workers are connected, '
         'and whether another transaction has locked the job', null::text
     where pg_is_in_recovery();
@@ -554,15 +560,3 @@ begin
         null::text
     from rota.job_errors as e where e.job_id = ended.id order by e.lease_token desc limit 50;
 end $$;
-
-/* Whether any session does the maintenance that lets jobs in and takes them back. */
-create or replace function rota._explain_ticks()
-    returns table (reason text, explanation text, remedy text) language sql stable as $$
-    select 'no_tick', format('no tick has run for %s: jobs that wait for anything but their '
-            'place keep waiting; start a worker, or rota tick --loop',
-            rota._span(t.lag)),
-        'select * from rota.tick();'
-    from rota.ticker_health as t
-    -- While there is nothing to do, a tick is recorded every five.
-    where t.lag > interval '6 minutes';
-$$;
