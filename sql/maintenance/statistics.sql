@@ -59,10 +59,10 @@ declare
     v_sampled_at timestamptz;
     v_was_open xid[];
     v_open xid[];
-    v_until timestamptz;
+    v_length interval;
+    v_span record;
     v_first timestamptz;
     v_to timestamptz;
-    v_length interval;
     v_rows bigint;
 begin
     rows_counted := 0;
@@ -95,21 +95,36 @@ begin
         select from rota.late_xids as l where l.xid = o.xid and l.until is null);
     update rota.late_xids as l set until = v_counted_until
     where l.xid <> all(v_open) and l.until is null;
-    select c.rows_counted, c.has_more into rows_counted, has_more
-    from rota._count_late(c_now) as c;
-
-    v_until := case when v_open = '{}' then c_now else v_sampled_at end;
-    while not has_more and v_counted_until < v_until loop
-        v_first := rota._first_uncounted(v_counted_until);
-        v_to := least(v_until, v_first + v_length);
-        v_rows := case when v_first > v_to then 0
-            else rota._count_between(v_counted_until, v_to) end;
-        v_length := case when v_rows < 2000 then least(v_length * 2, '1 hour')
-            when v_rows > 20000 then greatest(v_length / 2, '1 second') else v_length end;
-        rows_counted := rows_counted + v_rows;
-        v_counted_until := v_to;
-        has_more := v_to < v_until and rota.now() - c_now > interval '100 ms';
+    -- First what late transactions that are over have ended, and then what is new.
+    for v_span in
+        select l.xid, l.since, l.until from rota.late_xids as l where l.until is not null
+        union all
+        select null, v_counted_until, case when v_open = '{}' then c_now else v_sampled_at end
+    loop
+        while v_span.since < v_span.until and not has_more loop
+            v_first := rota._first_uncounted(v_span.since);
+            v_to := least(v_span.until, v_first
+                + case when v_span.xid is null then v_length else interval '1 minute' end);
+            v_rows := case when v_first > v_to then 0
+                else rota._count_between(v_span.since, v_to, v_span.xid) end;
+            if v_span.xid is null then
+                v_length := case when v_rows < 2000 then least(v_length * 2, '1 hour')
+                    when v_rows > 20000 then greatest(v_length / 2, '1 second')
+                    else v_length end;
+            end if;
+            rows_counted := rows_counted + v_rows;
+            v_span.since := v_to;
+            has_more := rota.now() - c_now > interval '100 ms'
+                and (v_span.xid is not null or v_to < v_span.until);
+        end loop;
+        if v_span.xid is null then
+            v_counted_until := v_span.since;
+        else
+            update rota.late_xids as l set since = v_span.since
+            where l.xid = v_span.xid and l.until = v_span.until;
+        end if;
     end loop;
+    delete from rota.late_xids as l where l.since >= l.until;
     while not has_more and rota._roll_up(v_counted_until) loop
         has_more := rota.now() - c_now > interval '100 ms';
     end loop;
@@ -121,32 +136,6 @@ begin
         sampled_at = c_now, open_xids = v_open, is_behind = _count_ends.has_more;
     delete from rota.restored_ends as r where r.finished_at <= rota._counted_until();
     perform rota._keep_ends(c_now);
-end $$;
-
-/* Count what late transactions have ended that are over, until 100 ms after this time. */
-create or replace function rota._count_late(
-    moment timestamptz, out rows_counted bigint, out has_more boolean
-) language plpgsql as $$
-declare
-    v_late record;
-    v_to timestamptz;
-begin
-    rows_counted := 0;
-    has_more := false;
-    for v_late in select l.* from rota.late_xids as l where l.until is not null loop
-        while v_late.since < v_late.until and not has_more loop
-            v_to := least(v_late.until, rota._first_uncounted(v_late.since)
-                + interval '1 minute');
-            rows_counted := rows_counted
-                + rota._count_between(v_late.since, v_to, v_late.xid);
-            v_late.since := v_to;
-            has_more := rota.now() - moment > interval '100 ms';
-        end loop;
-        update rota.late_xids as l set since = v_late.since
-        where l.xid = v_late.xid and l.until = v_late.until;
-        exit when has_more;
-    end loop;
-    delete from rota.late_xids as l where l.since >= l.until;
 end $$;
 
 /* Whether it is time to count: ten seconds after the last time, if anything ended since.  A
