@@ -67,10 +67,7 @@ create or replace function rota._check_breaker(breaker rota.breakers)
 declare
     v_now constant timestamptz := rota.now();
     c_name constant text := rota._pause_name(breaker.queue, breaker.job_type);
-    v_set_by text;
-    v_failed record;
-    v_succeeded integer;
-    v_reason text;
+    v_set_by text; v_failed record; v_succeeded integer; v_reason text;
 begin
     v_set_by := (
         select p.set_by from rota.pauses as p
@@ -196,8 +193,7 @@ create or replace function rota._breaker_reason(breaker rota.breakers)
     returns text language plpgsql stable as $$
 declare
     c_from constant timestamptz := greatest(breaker.counts_from, rota.now() - breaker.span);
-    v_failed record;
-    v_succeeded integer;
+    v_failed record; v_succeeded integer;
 begin
     if breaker.max_failures is not null then
         v_failed := rota._breaker_failures(breaker, breaker.counts_from, breaker.max_failures);

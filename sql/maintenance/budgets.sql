@@ -22,8 +22,7 @@ create or replace function rota._spend_budgets()
     set enable_sort = off set jit = off as $$
 declare
     c_leaves constant boolean := rota._leaves_limits();
-    v_budget rota.retry_budgets;
-    v_first bigint[];
+    v_budget rota.retry_budgets; v_first bigint[];
     v_let_in integer := 0;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
@@ -65,10 +64,7 @@ end $$;
 create or replace function rota._spend_budget(queue text)
     returns integer language plpgsql as $$
 declare
-    v_budget rota.retry_budgets;
-    v_state record;
-    v_max_jobs integer;
-    v_due bigint[];
+    v_budget rota.retry_budgets; v_state record; v_max_jobs integer; v_due bigint[];
     v_locked bigint[];
     v_ids bigint[] := '{}'::bigint[];
 begin

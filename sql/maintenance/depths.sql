@@ -18,10 +18,7 @@ create or replace function rota.job_counts()
 declare
     c_now constant timestamptz := rota.now();
     c_visible constant text[] := rota._allowed_queues('observer');
-    v_round bigint;
-    v_counted_at timestamptz;
-    v_live_are_many boolean;
-    v_dead_are_many boolean;
+    v_round bigint; v_counted_at timestamptz; v_live_are_many boolean; v_dead_are_many boolean;
 begin
     select p.round, p.counted_at, rota._are_many('rota.jobs'),
         rota._are_many('rota.finished_jobs_dead')
@@ -80,9 +77,7 @@ declare
         / current_setting('block_size')::bigint;
     c_dead_pages constant bigint := pg_relation_size('rota.finished_jobs_dead'::regclass)
         / current_setting('block_size')::bigint;
-    v_round bigint;
-    v_from bigint;
-    v_to bigint;
+    v_round bigint; v_from bigint; v_to bigint;
 begin
     if not rota._has_count_due() then return; end if;
     select p.round + 1, p.pages_done into v_round, v_from

@@ -547,8 +547,7 @@ create or replace function rota._look_on(move rota.queue_moves, max_jobs integer
     returns boolean language plpgsql as $$
 declare
     c_window constant integer := 10000;
-    v_window record;
-    v_is_over boolean;
+    v_window record; v_is_over boolean;
 begin
     if move.horizon is null or move.horizon > pg_snapshot_xmin(pg_current_snapshot()) then
         -- One that is restored may be of a server that had come further.

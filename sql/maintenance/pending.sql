@@ -23,8 +23,7 @@ create or replace function rota._do_checks(max_checks integer)
     set lock_timeout = '100ms' as $$
 declare
     v_seen integer := max_checks;
-    v_due bigint[];
-    v_ids bigint[];
+    v_due bigint[]; v_ids bigint[];
 begin
     -- An older snapshot does not show what is committed by now.
     if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
@@ -93,8 +92,7 @@ declare
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
     -- Before the scan: what comes in during it stands behind it.
     c_last_id constant bigint := (select s.last_value from rota.pending_checks_id_seq as s);
-    v_ids bigint[];
-    v_timed_ids bigint[];
+    v_ids bigint[]; v_timed_ids bigint[];
 begin
     v_ids := array(
         select c.id from rota.pending_checks as c
@@ -137,9 +135,7 @@ end $$;
 create or replace function rota._do_these_checks(check_ids bigint[])
     returns integer language plpgsql as $$
 declare
-    v_kind text;
-    v_until timestamptz;
-    v_check record;
+    v_kind text; v_until timestamptz; v_check record;
     v_done bigint[] := '{}'::bigint[];
     v_deferred bigint[] := '{}'::bigint[];
 begin

@@ -15,8 +15,7 @@ create or replace function rota.start_ticker(every interval default '1 second')
     returns text language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_version constant text := rota._cron_version();
-    v_schedule text;
-    v_command text;
+    v_schedule text; v_command text;
 begin
     perform rota._check_queues('operator', '{*}');
     select e.schedule, e.command into v_schedule, v_command
@@ -125,8 +124,7 @@ end $$;
 create or replace function rota._check_cron(schedule text, command text)
     returns void language plpgsql stable as $$
 declare
-    v_problem text;
-    v_remedy text;
+    v_problem text; v_remedy text;
     v_here constant text := format('As a superuser in this database: create extension pg_cron; '
         'grant usage on schema cron to %I;', current_user);
     v_there constant text := format(

@@ -51,8 +51,7 @@ declare
     v_is_due constant boolean := rota._record_tick(is_alone, is_busy);
     c_had_more constant boolean := exists (
         select from rota.maintenance as m where m.task = 'retention' and m.has_more);
-    v_kind text;
-    v_rows integer;
+    v_kind text; v_rows integer;
     v_did boolean := false;
 begin
     deleted := (select jsonb_object_agg(k.kind, 0) from unnest(c_kinds) as k (kind));
@@ -237,10 +236,7 @@ declare
     v_from constant bigint := rota._scan_from(v_scan, v_now, '1 hour');
     -- Rows of several partitions may lie at the same ctid.
     v_key constant text := case name when 'finished_jobs_done' then 'id' else 'ctid' end;
-    v_keys text[];
-    v_first timestamptz;
-    v_last timestamptz;
-    v_deleted integer;
+    v_keys text[]; v_first timestamptz; v_last timestamptz; v_deleted integer;
 begin
     execute format('select array_agg(o.key), min(o.moment), max(o.moment) from ('
         'select f.%3$I::text as key, f.%2$I as moment from rota.%1$I as f '
@@ -439,9 +435,7 @@ $$;
 create or replace function rota._purge_partitions(parent text, max_rows integer)
     returns integer language plpgsql as $$
 declare
-    v_table record;
-    v_partition regclass;
-    v_deleted integer;
+    v_table record; v_partition regclass; v_deleted integer;
 begin
     select t.* into v_table from rota._partitioned() as t
     where t.name = _purge_partitions.parent;
@@ -474,8 +468,7 @@ declare
     v_scan constant text := 'partition ' || partition::oid::text;
     v_page bigint := rota._scan_from(v_scan, v_now, '1 hour');
     v_is_full constant boolean := v_page is null;
-    v_rows tid[];
-    v_deleted integer;
+    v_rows tid[]; v_deleted integer;
 begin
     execute format(
         'select array_agg(o.ctid), coalesce(max((o.ctid::text::point)[0]::bigint), $1) from ('
@@ -500,9 +493,7 @@ create or replace function rota._create_partitions(with_current boolean default 
     returns integer language plpgsql as $$
 declare
     v_today constant date := ((rota.now() + '1 minute') at time zone 'UTC')::date;
-    v_table record;
-    v_first date;
-    v_is_large boolean;
+    v_table record; v_first date; v_is_large boolean;
     v_created integer := 0;
 begin
     for v_table in select t.* from rota._partitioned() as t loop
@@ -567,8 +558,7 @@ create or replace function rota._drop_partitions()
 -- @plpgsql_check_options: performance_warnings = off
 declare
     v_archive constant text := rota._archive_of('finished_jobs');
-    v_parent text;
-    v_partition regclass;
+    v_parent text; v_partition regclass;
     v_dropped integer := 0;
 begin
     for v_parent, v_partition in

@@ -55,15 +55,8 @@ create or replace function rota._count_ends(
 declare
     -- What ends in the same microsecond, which may be after the look at the locks, is later.
     c_now constant timestamptz := rota.now() - interval '1 us';
-    v_counted_until timestamptz;
-    v_sampled_at timestamptz;
-    v_was_open xid[];
-    v_open xid[];
-    v_length interval;
-    v_span record;
-    v_first timestamptz;
-    v_to timestamptz;
-    v_rows bigint;
+    v_counted_until timestamptz; v_sampled_at timestamptz; v_was_open xid[]; v_open xid[];
+    v_length interval; v_span record; v_first timestamptz; v_to timestamptz; v_rows bigint;
 begin
     rows_counted := 0;
     has_more := false;
@@ -343,10 +336,7 @@ end $$;
 create or replace function rota._roll_up(counted_until timestamptz)
     returns boolean language plpgsql as $$
 declare
-    v_progress rota.stats_progress;
-    v_step record;
-    v_start timestamptz;
-    v_end timestamptz;
+    v_progress rota.stats_progress; v_step record; v_start timestamptz; v_end timestamptz;
 begin
     select p.* into v_progress from rota.stats_progress as p;
     for v_step in

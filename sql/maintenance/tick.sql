@@ -26,10 +26,7 @@ create or replace function rota.tick()
     ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_is_alone constant boolean := rota._is_alone();
-    v_part text;
-    v_deleted jsonb;
-    v_rows_counted bigint;
-    v_has_uncounted boolean;
+    v_part text; v_deleted jsonb; v_rows_counted bigint; v_has_uncounted boolean;
 begin
     -- Each part would fail by itself, and who ticks here would take that for done.
     if current_setting('transaction_read_only')::boolean then
@@ -147,8 +144,7 @@ create or replace procedure rota.tick_loop(
     duration interval default '55 seconds', every interval default '1 second'
 ) language plpgsql as $$
 declare
-    v_seconds numeric;
-    v_every numeric;
+    v_seconds numeric; v_every numeric;
     -- Written out, because the path is set by the first statement only.
     v_began_at pg_catalog.timestamptz;
     v_due numeric := 0.0;

@@ -37,9 +37,7 @@ create or replace function rota.wait_for_jobs(
     ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_slots integer[];
-    v_has_changed boolean;
-    v_is_first boolean;
+    v_slots integer[]; v_has_changed boolean; v_is_first boolean;
 begin
     perform rota._check_names('queues', queues);
     perform rota._check_queues('worker', queues);
@@ -106,9 +104,7 @@ create or replace function rota._take_listen_slots(
 declare
     v_held text[];
     v_kept text[] := '{}'::text[];
-    v_key integer;
-    v_slot integer;
-    v_is_active boolean;
+    v_key integer; v_slot integer; v_is_active boolean;
 begin
     channels := '{}';
     slots := '{}';
@@ -204,8 +200,7 @@ declare
     v_state bigint[] := case when c_text ~ '^[0-9]{1,18}( [0-9]{1,18}){3}$'
         then string_to_array(c_text, ' ')::bigint[] end;
     v_is_new constant boolean := has_changed or v_state is null or v_state[1] > c_now;
-    v_is_sure boolean;
-    v_since timestamptz;
+    v_is_sure boolean; v_since timestamptz;
     v_due_at timestamptz := until;
 begin
     if v_is_new then
@@ -343,8 +338,7 @@ create or replace function rota._next_run_at(queue text, after timestamptz, befo
     returns timestamptz language plpgsql stable as $$
 declare
     v_lane bigint := -32769::bigint;
-    v_run_at timestamptz;
-    v_first timestamptz;
+    v_run_at timestamptz; v_first timestamptz;
 begin
     for v_step in 1..10 loop
         v_lane := rota._next_lane(array[queue], v_lane, null);

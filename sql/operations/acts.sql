@@ -437,8 +437,7 @@ declare
     c_replaced constant text := coalesce((
         select k.name from jsonb_object_keys(_sort_out.arguments) as k (name)
         where k.name in ('queue', 'priority', 'run_at', 'max_attempts')), 'status');
-    v_known jsonb;
-    v_refused jsonb;
+    v_known jsonb; v_refused jsonb;
 begin
     if dry_run then
         v_holders := array(

@@ -211,8 +211,7 @@ declare
           and job.hold not like 'retries %' then job.hold
     end;
     c_visible constant text[] := rota._allowed_queues('observer');
-    v_bound rota.limits; v_free integer;
-    v_next_start_at timestamptz; v_running text[];
+    v_bound rota.limits; v_free integer; v_next_start_at timestamptz; v_running text[];
     v_is_full boolean := false;
 begin
     for v_bound in
