@@ -45,10 +45,9 @@ create or replace function rota._printable(value text)
 $$;
 
 /* The same in one line, cut to a readable length. */
-create or replace function rota._one_line(value text, max_length integer default 200)
+create or replace function rota._one_line(value text)
     returns text language sql immutable as $$
-    select case when char_length(l.line) <= max_length then l.line
-        else left(l.line, max_length - 3) || '...' end
+    select case when char_length(l.line) <= 200 then l.line else left(l.line, 197) || '...' end
     from regexp_replace(btrim(rota._printable(left(value, 2000))), '[[:space:]]+', ' ', 'g')
         as l (line);
 $$;
