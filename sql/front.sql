@@ -262,31 +262,29 @@ begin
     switched := 0;
     remaining := 0;
     for v_slot in
-        with shares as (
-            select s.number, 1024 / count(*) over () + (
-                s.ordinal < 1024 % count(*) over ())::integer as share
-            from rota_front.shards as s
-        ),
-        spare as (
+        with lacking as (
+            -- Fewer than none of a database that has some to spare.
+            select h.number, 1024 / count(*) over ()
+                + (h.ordinal < 1024 % count(*) over ())::integer - (
+                    select count(*) from rota_front.slots as s where s.number = h.number
+                ) as slots
+            from rota_front.shards as h
+        )
+        select g.slot, t.number
+        from (
             select s.slot, row_number() over (order by s.place, s.slot) as place
             from (
-                select s.slot, s.number,
-                    row_number() over (partition by s.number order by s.slot desc) as place
-                from rota_front.slots as s
+                select o.slot, o.number,
+                    row_number() over (partition by o.number order by o.slot) as place
+                from rota_front.slots as o
             ) as s
-            join shares as h on h.number = s.number where s.place > h.share
-        ),
-        wanted as (
-            select w.number, row_number() over (order by w.place, w.number) as place
-            from (
-                select h.number, g as place from shares as h
-                cross join lateral generate_series(1, h.share - (
-                    select count(*) from rota_front.slots as s where s.number = h.number
-                )) as g
-            ) as w
-        )
-        select s.slot, w.number from spare as s join wanted as w on w.place = s.place
-        order by s.place
+            join lacking as l on l.number = s.number where s.place <= -l.slots
+        ) as g
+        join (
+            select l.number, row_number() over (order by n, l.number) as place
+            from lacking as l cross join lateral generate_series(1, l.slots) as n
+        ) as t on t.place = g.place
+        order by g.place
     loop
         if switched >= max_slots
           or not pg_try_advisory_xact_lock(1919907972, v_slot.slot) then
