@@ -102,53 +102,46 @@ create or replace function rota._take_listen_slots(
     out has_changed boolean, out is_active boolean, out is_first boolean
 ) language plpgsql as $$
 declare
-    v_held text[];
+    v_held text[] := array(select concat(h.kind, ' ', h.key) from rota._held_locks() as h);
     v_kept text[] := '{}'::text[];
-    v_key integer; v_slot integer; v_is_active boolean;
+    v_key integer; v_slot integer; v_lock text; v_is_active boolean;
 begin
     channels := '{}';
     slots := '{}';
     has_changed := false;
     is_active := false;
-    select coalesce(array_agg(concat(h.kind, ' ', h.key)), '{}') into v_held
-    from rota._held_locks() as h;
-
     for v_key in
         select hashtext(q.queue)
         from unnest(array[''] || _take_listen_slots.queues) as q (queue)
     loop
-        v_slot := (
-            select min(n) from generate_series(0, 15) as n
-            where concat(n + 2, ' ', v_key) = any(v_held)
-        );
-        v_is_active := active and ('1 ' || v_key::text = any(v_held)
-            or pg_try_advisory_lock(1919907937, v_key));
+        v_slot := null;
+        v_lock := concat('1 ', v_key);
+        v_is_active := active
+            and (v_lock = any(v_held) or pg_try_advisory_lock(1919907937, v_key));
         if v_is_active then
             -- It claims by itself, and what it does not take it passes on to all slots.
-            v_slot := null;
-            v_held := v_held || ('1 ' || v_key::text);
-            v_kept := v_kept || ('1 ' || v_key::text);
             is_active := true;
-        else
-            for v_lower in 0..coalesce(v_slot, 16) - 1 loop
-                if pg_try_advisory_lock(1919907938 + v_lower, v_key) then
-                    v_slot := v_lower;
-                    v_held := v_held || concat(v_slot + 2, ' ', v_key);
-                    has_changed := true;
-                    exit;
-                end if;
-            end loop;
+            v_held := v_held || v_lock;
+            v_kept := v_kept || v_lock;
         end if;
-        if v_slot is not null then
-            channels := channels || rota._channel(v_key, v_slot);
-            v_kept := v_kept || concat(v_slot + 2, ' ', v_key);
-        end if;
+        for v_lower in 0..15 loop
+            exit when v_is_active or v_slot is not null;
+            v_lock := concat(v_lower + 2, ' ', v_key);
+            if v_lock = any(v_held) or pg_try_advisory_lock(1919907938 + v_lower, v_key) then
+                v_slot := v_lower;
+                channels := channels || rota._channel(v_key, v_slot);
+                has_changed := has_changed or v_lock <> all(v_held);
+                v_held := v_held || v_lock;
+                v_kept := v_kept || v_lock;
+            end if;
+        end loop;
         -- After the slot: from here on producers look for it.
         if v_slot is not null or v_key = hashtext('') then
-            if '0 ' || v_key::text <> all(v_held) and rota._share_lock(1919907936, v_key) then
-                v_held := v_held || ('0 ' || v_key::text);
+            v_lock := concat('0 ', v_key);
+            if v_lock <> all(v_held) and rota._share_lock(1919907936, v_key) then
+                v_held := v_held || v_lock;
             end if;
-            v_kept := v_kept || ('0 ' || v_key::text);
+            v_kept := v_kept || v_lock;
         end if;
         if is_first is null then
             is_first := v_is_active or v_slot is not distinct from 0;
@@ -193,64 +186,55 @@ create or replace function rota._look_again_in(
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
     set enable_sort = off as $$
 declare
-    c_now constant bigint := (extract(epoch from moment) * 1000000)::bigint;
+    c_now constant bigint := rota._micros(moment);
     c_text constant text := current_setting('rota.waiting', true);
     -- The next id is asked for after all locks are taken.
     c_xmin constant bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
     v_state bigint[] := case when c_text ~ '^[0-9]{1,18}( [0-9]{1,18}){3}$'
         then string_to_array(c_text, ' ')::bigint[] end;
     v_is_new constant boolean := has_changed or v_state is null or v_state[1] > c_now;
-    v_is_sure boolean; v_since timestamptz;
-    v_due_at timestamptz := until;
+    v_is_sure boolean; v_due bigint;
 begin
     if v_is_new then
         v_state := array[c_now, c_now, c_xmin
             + age(pg_snapshot_xmin(pg_current_snapshot())::xid), coalesce(v_state[4], 0)];
-        v_since := '-infinity';
-    else
-        v_since := moment - (c_now - v_state[1]) * interval '1 microsecond';
     end if;
     v_is_sure := c_xmin >= v_state[3];
 
     if v_is_new and (not v_is_sure or v_state[4] > c_now or exists (
         select unnest(_look_again_in.channels) except select pg_listening_channels()
     )) then
-        v_due_at := moment;
+        v_due := c_now;
     elsif v_state[4] > c_now and v_state[4] <= c_now + 60000000 then
         -- Under a held snapshot a look takes long, and is worth it now and then.
-        v_due_at := case when claimed
-            then least(until, moment + (v_state[4] - c_now) * interval '1 microsecond')
-            else moment end;
+        v_due := case when claimed then least(rota._micros(until), v_state[4]) else c_now end;
     else
-        v_due_at := least(until, rota._next_due_at(queues, v_since, until));
-        if not v_is_new and c_now - v_state[1] < 10000 then
+        v_due := rota._micros(rota._next_due_at(queues,
+            case when v_is_new then '-infinity' else rota._from_micros(v_state[1]) end, until));
+        if not v_is_new then
             -- Of what comes due all the time, and is not for this worker, the most together.
-            v_due_at := greatest(v_due_at,
-                moment + (10000 - c_now + v_state[1]) * interval '1 microsecond');
+            v_due := greatest(v_due, v_state[1] + 10000);
         end if;
         if not claimed and exists (
             select from unnest(_look_again_in.queues) as c (queue)
             where (not exists (select from rota.pauses) or not rota._is_paused(c.queue, moment))
               and rota._has_due(c.queue, moment)
         ) then
-            v_due_at := moment;
+            v_due := c_now;
         end if;
-        v_state[4] := case when rota.now() - moment > interval '5 ms' then
-            c_now + (extract(epoch from
-                least(20 * (rota.now() - moment), '1 minute')) * 1000000)::bigint
-            else 0 end;
+        v_state[4] := case when rota.now() - moment > interval '5 ms'
+            then c_now + least(20 * (rota._micros(rota.now()) - c_now), 60000000) else 0 end;
     end if;
     if not v_is_sure then
-        v_due_at := least(v_due_at,
-            moment + greatest(3 * (c_now - v_state[2]), 5000) * interval '1 microsecond');
+        v_due := least(v_due, c_now + greatest(3 * (c_now - v_state[2]), 5000));
     elsif v_state[3] > 0 then
         -- The last of those transactions may have committed after the claim before this call.
-        if not v_is_new then v_due_at := moment; end if;
+        if not v_is_new then v_due := c_now; end if;
         v_state[3] := 0;
     end if;
     v_state[1] := c_now;
     perform set_config('rota.waiting', array_to_string(v_state, ' '), false);
-    return case when v_due_at > moment then v_due_at - moment else '0' end;
+    return greatest(v_due - c_now, 0) * interval '1 microsecond';
 end $$;
 
 /* Whether a queue has a due job, of other types than these if any are given, asked of the first

@@ -596,8 +596,8 @@ MAINTENANCE = (
         "sql/maintenance/test_wakeups.py",
         sql(
             "maintenance/wakeups",
-            "v_due_at := case when claimed\n",
-            "v_due_at := case when true\n",
+            "v_due := case when claimed then",
+            "v_due := case when true then",
         ),
     ),
     mutant(
