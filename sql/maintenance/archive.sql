@@ -72,15 +72,12 @@ begin
         statement, c_archive, name);
 end $$;
 
-/* With an archive, copy rows f of a table there that the transaction is about to delete. */
-create or replace function rota._archive_rows(name text, id_column text, job_ids bigint[])
+/* Delete the rows of these jobs from a table, to the archive if there is one. */
+create or replace function rota._remove_rows(name text, id_column text, job_ids bigint[])
     returns void language plpgsql as $$
-declare
-    c_archive constant text := rota._archive_of(name);
+-- @plpgsql_check_options: security_warnings = off
 begin
-    if c_archive is null then return; end if;
-    execute format('insert into %I.rota_rows (source, archived_at, row_as) '
-        'select %L, rota.now(), to_jsonb(f) from rota.%I as f where f.%I = any($1)',
-        c_archive, name, name, id_column)
+    execute rota._removing(name,
+        format('delete from rota.%I as f where f.%I = any($1)', name, id_column))
     using job_ids;
 end $$;

@@ -126,22 +126,16 @@ $$;
 /* The arguments of an act, checked. */
 create or replace function rota._check_act(act text, arguments jsonb)
     returns jsonb language plpgsql as $$
-declare
-    v_known text[]; v_name text;
 begin
     perform rota._check_choice('act', act, array(select a.act from rota._acts() as a));
     if jsonb_typeof(arguments) is distinct from 'object' then
         perform rota._refuse('arguments', 'must be an object');
     end if;
-    v_known := (select a.takes from rota._acts() as a where a.act = _check_act.act);
-    select k.name into v_name from jsonb_object_keys(arguments) as k (name)
-    where k.name <> all(v_known) limit 1;
-    if found then
-        perform rota._refuse('arguments', format('has %L, which %s does not take%s', v_name,
-            act, coalesce(': it takes ' || nullif(array_to_string(v_known, ', '), ''), '')));
-    end if;
-
-    if arguments ? 'payload' and arguments ? 'merge' then
+    perform rota._refuse('arguments', format('has %L, which %s does not take%s', k.name, a.act,
+        coalesce(': it takes ' || nullif(array_to_string(a.takes, ', '), ''), '')))
+    from rota._acts() as a cross join jsonb_object_keys(_check_act.arguments) as k (name)
+    where a.act = _check_act.act and k.name <> all(a.takes) limit 1;
+    if arguments ?& '{payload,merge}'::text[] then
         perform rota._refuse('arguments', 'must have payload or merge, and not both');
     end if;
     perform rota._refuse('arguments.' || k.name, k.problem)
@@ -650,17 +644,14 @@ end $$;
 create or replace function rota._purge_ended(job_ids bigint[])
     returns void language plpgsql as $$
 begin
-    perform rota._archive_rows('job_errors', 'job_id', job_ids),
-        rota._archive_rows('stage_runs', 'job_id', job_ids),
-        rota._archive_rows('finished_jobs', 'id', job_ids);
     -- What was not counted yet still will be (maintenance/statistics.sql).
     insert into rota.restored_ends (queue, job_type, status, waited, ran, finished_at, ended_by)
     select e.queue, e.job_type, e.outcome, e.waited, e.ran, e.ended_at, e.ended_by
     from rota._ends as e
     where e.job_id = any(_purge_ended.job_ids) and e.ended_at > rota._counted_until();
-    delete from rota.job_errors as e where e.job_id = any(_purge_ended.job_ids);
-    delete from rota.stage_runs as r where r.job_id = any(_purge_ended.job_ids);
-    delete from rota.finished_jobs as f where f.id = any(_purge_ended.job_ids);
+    perform rota._remove_rows('job_errors', 'job_id', job_ids),
+        rota._remove_rows('stage_runs', 'job_id', job_ids),
+        rota._remove_rows('finished_jobs', 'id', job_ids);
 end $$;
 
 /* Erase personal data from jobs: payload, result, headers, keys, and the texts of errors and

@@ -721,7 +721,11 @@ MAINTENANCE = (
         "purge-past-the-archive",
         "What an operator purges does not go to the archive.",
         "sql/maintenance/test_archive.py",
-        sql("maintenance/archive", "if c_archive is null then return; end if;", "return;"),
+        sql(
+            "maintenance/archive",
+            "execute rota._removing(name,\n        format(",
+            "execute concat(format(",
+        ),
     ),
     mutant(
         "breaker-quotes-an-error",
