@@ -94,7 +94,13 @@ begin
                 select 'critical', v_check.name,
                     'a table that it reads is locked by ' || rota._session_words(l.pid),
                     format('select pg_terminate_backend(%s);', l.pid)
-                from rota._table_locks() as l;
+                from pg_locks as l
+                join pg_class as c on c.oid = l.relation
+                  and c.relnamespace = 'rota'::regnamespace
+                join pg_database as d on d.oid = l.database and d.datname = current_database()
+                join pg_stat_activity as a on a.pid = l.pid
+                where l.mode = 'AccessExclusiveLock' and l.granted
+                order by a.xact_start limit 1;
             when others then
                 return query
                 select 'warning', v_check.name, 'this could not be examined: ' || sqlerrm,
@@ -102,17 +108,6 @@ begin
         end;
     end loop;
 end $$;
-
-/* The session that has locked a table of rota against readers; the one of several that has
- * been in its transaction for longest. */
-create or replace function rota._table_locks()
-    returns table (pid integer) language sql stable as $$
-    select l.pid from pg_locks as l
-    join pg_class as c on c.oid = l.relation and c.relnamespace = 'rota'::regnamespace
-    join pg_database as d on d.oid = l.database and d.datname = current_database()
-    join pg_stat_activity as a on a.pid = l.pid
-    where l.mode = 'AccessExclusiveLock' and l.granted order by a.xact_start limit 1
-$$;
 
 /* Not trouble, but what the reader has to know of all other rows. */
 create or replace function rota._examine_standby()
