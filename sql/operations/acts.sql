@@ -26,9 +26,10 @@ declare
     c_began_at constant timestamptz := clock_timestamp();
     v_arguments jsonb; v_filter jsonb;
     v_ids bigint[] := '{}'::bigint[];
-    v_found record;
+    v_found record; v_one record; v_id bigint;
     v_looked integer := 0;
-    v_done bigint[]; v_before jsonb; v_missing jsonb;
+    v_done bigint[] := '{}'::bigint[];
+    v_before jsonb := '[]'::jsonb;
 begin
     v_arguments := rota._check_act(act, arguments);
     v_filter := rota._check_filter(act, filter, v_arguments);
@@ -58,10 +59,10 @@ begin
             'created_at', r.created_at) order by r.id), '[]')
         from rota.job_runs as r where r.id = any(v_ids[:10])
     );
-    v_missing := rota._missing_jobs(v_filter, after_id);
+    conflicts := rota._missing_jobs(v_filter, after_id);
     if dry_run then
         changed := 0;
-        conflicts := v_missing || (
+        conflicts := conflicts || (
             select s.conflicts
             from rota._sort_out(act, v_ids[:max_jobs], v_arguments, true) as s
         );
@@ -70,13 +71,21 @@ begin
     end if;
 
     begin
-        select d.done, d.conflicts, d.before into v_done, conflicts, v_before
-        from rota._act(act, v_ids, v_arguments) as d;
+        select d.done, act_on_jobs.conflicts || d.conflicts, d.before
+        into v_done, conflicts, v_before from rota._act(act, v_ids, v_arguments) as d;
     exception when others then
-        select d.done, d.conflicts, d.before into v_done, conflicts, v_before
-        from rota._act_singly(act, v_ids, v_arguments) as d;
+        foreach v_id in array v_ids loop
+            begin
+                select d.done, d.conflicts, d.before into v_one
+                from rota._act(act, array[v_id], v_arguments) as d;
+                v_done := v_done || v_one.done;
+                v_before := v_before || v_one.before;
+                conflicts := conflicts || v_one.conflicts;
+            exception when others then
+                conflicts := conflicts || jsonb_build_object('job_id', v_id, 'reason', sqlerrm);
+            end;
+        end loop;
     end;
-    conflicts := v_missing || conflicts;
     changed := cardinality(v_done);
     if changed > 0 then
         perform rota._audit(act, case when act = 'erase'
@@ -411,7 +420,16 @@ begin
             if act = 'move' then perform rota._check_brought(done); end if;
             perform rota._enter_lanes(done);
             if act <> 'set_priority' then perform rota._notify_for(done); end if;
-        when 'purge' then perform rota._purge_ended(done);
+        when 'purge' then
+            -- What was not counted yet still will be (maintenance/statistics.sql).
+            insert into rota.restored_ends (queue, job_type, status, waited, ran, finished_at,
+                ended_by)
+            select e.queue, e.job_type, e.outcome, e.waited, e.ran, e.ended_at, e.ended_by
+            from rota._ends as e
+            where e.job_id = any(done) and e.ended_at > rota._counted_until();
+            perform rota._remove_rows('job_errors', 'job_id', done),
+                rota._remove_rows('stage_runs', 'job_id', done),
+                rota._remove_rows('finished_jobs', 'id', done);
         when 'erase' then perform rota._erase_jobs(done);
     end case;
 end $$;
@@ -540,30 +558,6 @@ begin
     );
 end $$;
 
-/* The same where it failed for some of them: one by one. */
-create or replace function rota._act_singly(
-    act text, job_ids bigint[], arguments jsonb, out done bigint[], out conflicts jsonb,
-    out before jsonb
-) language plpgsql as $$
-declare
-    v_id bigint; v_one record;
-begin
-    done := '{}';
-    conflicts := '[]';
-    before := '[]';
-    foreach v_id in array job_ids loop
-        begin
-            select d.done, d.conflicts, d.before into v_one
-            from rota._act(_act_singly.act, array[v_id], _act_singly.arguments) as d;
-            done := done || v_one.done;
-            before := before || v_one.before;
-            conflicts := conflicts || v_one.conflicts;
-        exception when others then
-            conflicts := conflicts || jsonb_build_object('job_id', v_id, 'reason', sqlerrm);
-        end;
-    end loop;
-end $$;
-
 /* Why an act cannot be done to a job, which was locked unless it is null; null if it can. */
 create or replace function rota._conflict(
     act text, job_id bigint, locked jsonb, arguments jsonb
@@ -638,20 +632,6 @@ begin
             f.payload || (_edit_jobs.arguments -> 'merge'), f.payload)
     where f.id = any(_edit_jobs.job_ids);
     return v_payload;
-end $$;
-
-/* Delete ended jobs and what is told of their attempts, as retention does: to an archive. */
-create or replace function rota._purge_ended(job_ids bigint[])
-    returns void language plpgsql as $$
-begin
-    -- What was not counted yet still will be (maintenance/statistics.sql).
-    insert into rota.restored_ends (queue, job_type, status, waited, ran, finished_at, ended_by)
-    select e.queue, e.job_type, e.outcome, e.waited, e.ran, e.ended_at, e.ended_by
-    from rota._ends as e
-    where e.job_id = any(_purge_ended.job_ids) and e.ended_at > rota._counted_until();
-    perform rota._remove_rows('job_errors', 'job_id', job_ids),
-        rota._remove_rows('stage_runs', 'job_id', job_ids),
-        rota._remove_rows('finished_jobs', 'id', job_ids);
 end $$;
 
 /* Erase personal data from jobs: payload, result, headers, keys, and the texts of errors and
