@@ -547,7 +547,8 @@ create or replace function rota._look_on(move rota.queue_moves, max_jobs integer
     returns boolean language plpgsql as $$
 declare
     c_window constant integer := 10000;
-    v_window record; v_is_over boolean;
+    v_window record; v_is_over boolean; v_job_id bigint;
+    v_taken integer := 0;
 begin
     if move.horizon is null or move.horizon > pg_snapshot_xmin(pg_current_snapshot()) then
         -- One that is restored may be of a server that had come further.
@@ -563,8 +564,23 @@ begin
         select j.id, j.queue from rota.jobs as j where j.id > move.after_id
         order by j.id limit c_window
     ) as w;
+    begin
+        v_taken := rota._take_out(move, v_window.ids, max_jobs)::integer;
+    exception when others then
+        -- Each by itself, and what is before it under its key.
+        raise warning 'the move of queue % falls back to one job at a time: %', move.queue,
+            sqlerrm;
+        foreach v_job_id in array v_window.ids loop
+            exit when v_taken >= max_jobs;
+            begin
+                v_taken := v_taken + rota._take_out(move, array[v_job_id], 1)::integer;
+            exception when others then
+                raise warning 'job % cannot move: %', v_job_id, sqlerrm;
+            end;
+        end loop;
+    end;
     -- Where some were taken there may be more at the same place: it is looked at again.
-    if rota._take_out_each(move, v_window.ids, max_jobs) then return true; end if;
+    if v_taken > 0 then return true; end if;
     v_is_over := move.state = 'moving' and v_window.last_id is null and v_window.ids = '{}'
         and not move.has_found;
     update rota.queue_moves as m
@@ -575,32 +591,7 @@ begin
     return v_is_over or v_window.last_id is not null;
 end $$;
 
-/* Make rows of moved_jobs of those of these jobs that can go; return whether any could.  If
- * they cannot be taken out together, each is by itself, and what is before it under its key. */
-create or replace function rota._take_out_each(
-    move rota.queue_moves, job_ids bigint[], max_jobs integer
-) returns boolean language plpgsql as $$
-declare
-    v_job_id bigint;
-    v_done integer := 0;
-begin
-    begin
-        return rota._take_out(move, job_ids, max_jobs);
-    exception when others then
-        raise warning 'the move of queue % falls back to one job at a time: %', move.queue,
-            sqlerrm;
-    end;
-    foreach v_job_id in array job_ids loop
-        exit when v_done >= max_jobs;
-        begin
-            v_done := v_done + rota._take_out(move, array[v_job_id], 1)::integer;
-        exception when others then
-            raise warning 'job % cannot move: %', v_job_id, sqlerrm;
-        end;
-    end loop;
-    return v_done > 0;
-end $$;
-
+/* Make rows of moved_jobs of those of these jobs that can go; return whether any could. */
 create or replace function rota._take_out(
     move rota.queue_moves, job_ids bigint[], max_jobs integer
 ) returns boolean language plpgsql as $$

@@ -585,8 +585,8 @@ v_row ->> 'pause_name',
         "sql/maintenance/test_moves.py",
         sql(
             "maintenance/moves",
-            "    foreach v_job_id in array job_ids loop\n        exit when v_done",
-            "    foreach v_job_id in array '{}'::bigint[] loop\n        exit when v_done",
+            "foreach v_job_id in array v_window.ids loop\n",
+            "foreach v_job_id in array '{}'::bigint[] loop\n",
         ),
     ),
     mutant(
