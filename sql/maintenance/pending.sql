@@ -23,7 +23,7 @@ create or replace function rota._do_checks(max_checks integer)
     set lock_timeout = '100ms' as $$
 declare
     v_seen integer := max_checks;
-    v_due bigint[]; v_ids bigint[];
+    v_due bigint[]; v_ids bigint[]; v_until timestamptz; v_check rota.pending_checks;
 begin
     -- An older snapshot does not show what is committed by now.
     if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
@@ -43,7 +43,23 @@ begin
     begin
         return rota._do_these_checks(v_ids);
     exception when others then
-        return rota._do_checks_one_by_one(v_ids);
+        v_seen := 0;
+        v_until := rota.now() + interval '1 second';
+        for v_check in select c.* from rota.pending_checks as c where c.id = any(v_ids) loop
+            exit when rota.now() > v_until;
+            v_seen := v_seen + 1;
+            begin
+                perform rota._do_these_checks(array[v_check.id]);
+            exception when others then
+                raise warning 'check of % % failed and will be tried again: %', v_check.kind,
+                    v_check.subject, sqlerrm;
+                update rota.pending_checks as c
+                set due_at = rota.now() + interval '10 seconds', deferrals = c.deferrals + 1,
+                    updated_at = rota.now()
+                where c.id = v_check.id;
+            end;
+        end loop;
+        return v_seen;
     end;
 end $$;
 
@@ -170,34 +186,6 @@ begin
             else least(c.made_by, pg_current_xact_id()) end
     where c.id = any(v_deferred);
     return cardinality(v_done) + cardinality(v_deferred);
-end $$;
-
-/* The same where one of them fails. */
-create or replace function rota._do_checks_one_by_one(check_ids bigint[])
-    returns integer language plpgsql as $$
-declare
-    v_seen integer := 0;
-    c_began_at constant timestamptz := rota.now();
-    v_check rota.pending_checks;
-begin
-    for v_check in
-        select c.* from rota.pending_checks as c
-        where c.id = any(_do_checks_one_by_one.check_ids)
-    loop
-        exit when rota.now() > c_began_at + interval '1 second';
-        v_seen := v_seen + 1;
-        begin
-            perform rota._do_these_checks(array[v_check.id]);
-        exception when others then
-            raise warning 'check of % % failed and will be tried again: %', v_check.kind,
-                v_check.subject, sqlerrm;
-            update rota.pending_checks as c
-            set due_at = rota.now() + interval '10 seconds', deferrals = c.deferrals + 1,
-                updated_at = rota.now()
-            where c.id = v_check.id;
-        end;
-    end loop;
-    return v_seen;
 end $$;
 
 /* Look at one subject; false if it cannot be decided now. */

@@ -232,8 +232,8 @@ MAINTENANCE = (
         "sql/waiting/test_pending.py",
         sql(
             "maintenance/pending",
-            "interval '1 second';\n        v_seen",
-            "interval '1 hour';\n        v_seen",
+            "interval '1 second';\n        for v_check",
+            "interval '1 hour';\n        for v_check",
         ),
     ),
     mutant(
