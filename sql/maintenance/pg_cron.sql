@@ -24,9 +24,11 @@ begin
     -- Wait for one that starts or stops it: pg_cron fails on an entry that is just going.
     perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));
 
-    -- Scheduling again keeps an entry as active as it is.
+    -- Scheduling again keeps an entry as active as it is, and of the database that this was
+    -- before it was renamed or restored from a dump.
     perform cron.unschedule(j.jobid) from cron.job as j
-    where j.jobname = 'rota tick' and j.username = current_user and not j.active;
+    where j.jobname = 'rota tick' and j.username = current_user
+      and (not j.active or j.database <> current_database());
     perform cron.schedule('rota tick', v_schedule, v_command);
     insert into rota.maintenance (task, done_at) values ('pg_cron', rota.now())
     on conflict (task) do nothing;
@@ -48,8 +50,7 @@ begin
     if not rota._has_cron() then return false; end if;
     perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));
     perform cron.unschedule(j.jobid) from cron.job as j
-    where j.jobname = 'rota tick'
-      and j.database = current_database() and j.username = current_user;
+    where j.jobname = 'rota tick' and j.username = current_user;
     if not found then return false; end if;
     perform rota._audit('stop_ticker', null);
     return true;

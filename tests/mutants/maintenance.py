@@ -1127,6 +1127,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "ticker-of-another-name",
+        "The ticker of a renamed database goes on ticking for one that is not there.",
+        "sql/maintenance/test_pg_cron.py",
+        sql(
+            "maintenance/pg_cron",
+            "(not j.active or j.database <> current_database())",
+            "not j.active",
+        ),
+    ),
+    mutant(
         "key-of-another-queue",
         "An operator who is confined to a queue lets the jobs of others go on.",
         "sql/access/test_queue_grants.py",

@@ -150,6 +150,18 @@ def test_start_ticker_switches_on_what_was_switched_off(shop):
     assert rows(shop, ENTRIES) == [("rota tick", *OURS, "shop", "shop", True)]
 
 
+def test_start_ticker_takes_an_entry_along_to_a_database_of_another_name(shop):
+    """As that of a database that was renamed, or restored from a dump."""
+    value(shop, "start_ticker")
+    shop.execute("update cron.job set database = 'before'")
+    value(shop, "start_ticker")
+    assert rows(shop, ENTRIES) == [("rota tick", *OURS, "shop", "shop", True)]
+
+    shop.execute("update cron.job set database = 'before'")
+    assert value(shop, "stop_ticker")
+    assert rows(shop, ENTRIES) == []
+
+
 def test_start_ticker_needs_no_right_of_the_operator_on_pg_cron(shop):
     shop.execute("create role somebody")
     try:
