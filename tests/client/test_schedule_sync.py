@@ -104,6 +104,22 @@ def test_what_the_code_has_no_more_is_left_or_pruned(
     assert there(db) == [("one", "shop", "0 3 * * *")]
 
 
+def test_what_the_code_has_no_more_may_be_broken(
+    deploy: Callable[..., str], db: psycopg.Connection[Any]
+) -> None:
+    deploy(with_schedules("shop", "one", "two"))
+    db.execute(
+        "update rota.job_definitions set schedule = 'nonsense', is_enabled = false,"
+        " disabled_at = now(), last_error = 'no schedule', next_run_at = null"
+        " where name = 'two'"
+    )
+    only = with_schedules("shop", "one")
+
+    assert "no schedule" in deploy(only)
+    assert "no schedule" in deploy(only, "--prune")
+    assert there(db) == [("one", "shop", "0 2 * * *")]
+
+
 @pytest.mark.slow
 def test_nothing_of_others_is_pruned_or_taken(
     deploy: Callable[..., str], run: Run, client: Client, db: psycopg.Connection[Any]

@@ -345,6 +345,19 @@ def test_show_tells_what_is_wrong_with_a_broken_text(run: Run, db: Db) -> None:
     assert "correct it" not in run("schedule", "show", "nightly")
 
 
+def test_show_tells_of_one_whose_zone_is_gone(run: Run, db: Db, capsys: Capsys) -> None:
+    run("schedule", "add", *NIGHTLY)
+    db.execute("update rota.job_definitions set time_zone = 'Gone/Zone'")
+
+    shown = run("schedule", "show", "nightly")
+
+    assert 'description   time zone "Gone/Zone" not recognized' in shown
+    assert "(correct it with: rota schedule add nightly ...)" in shown
+    run("schedule", "disable", "nightly")
+    assert main(["schedule", "enable", "nightly"]) == 1
+    assert capsys.readouterr().err == 'rota: time zone "Gone/Zone" not recognized\n'
+
+
 def test_show_tells_the_start_that_every_counts_from(run: Run) -> None:
     run("schedule", "add", "poll", "Every 5 minutes", "poll")
 

@@ -241,6 +241,24 @@ def test_a_list_that_is_cut_says_so(http: httpx.Client, db_of_page: Any) -> None
     assert "there are more" not in told(http, "/schedules")
 
 
+def test_a_schedule_whose_text_is_none_hides_no_other(
+    http: httpx.Client, db_of_page: Any
+) -> None:
+    db_of_page.execute("select rota.schedule_job('broken', '@yearly', 'cut')")
+    try:
+        db_of_page.execute(
+            "update rota.job_definitions set schedule = 'nonsense', is_enabled = false,"
+            " disabled_at = now(), last_error = 'no schedule', next_run_at = null"
+            " where name = 'broken'"
+        )
+        page = told(http, "/schedules")
+        assert "nonsense, UTC" in page
+        assert "at 02:30 on Sunday, Europe/Berlin" in page
+        assert "no schedule" in told(http, "/schedules/broken")
+    finally:
+        db_of_page.execute("select rota.unschedule_job('broken')")
+
+
 def test_numbers_of_any_size_are_shown_as_they_are(http: httpx.Client, scene: Scene) -> None:
     page = told(http, f"/jobs/{scene.jobs['done']}")
 

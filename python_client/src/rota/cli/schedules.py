@@ -19,7 +19,12 @@ from psycopg import Connection
 
 from ..client.connecting import one_line
 from ..client.sync_client import Client
-from ..exceptions import BadScheduleError, RotaError, UnknownScheduleError
+from ..exceptions import (
+    BadScheduleError,
+    InvalidArgumentError,
+    RotaError,
+    UnknownScheduleError,
+)
 from ..rows import ScheduleChange, UpcomingRun
 from .crontab import Crontab, read
 from .filters import parse_payload
@@ -171,7 +176,8 @@ def _switch(
                 hint = hint_for(error, arguments)
                 told.append({"name": arguments.name, "error": one_line(error), "hint": hint})
                 if not arguments.json:
-                    print(f"rota: {one_line(error)} ({hint})", file=sys.stderr)
+                    told_hint = f" ({hint})" if hint else ""
+                    print(f"rota: {one_line(error)}{told_hint}", file=sys.stderr)
     if arguments.json:
         print_json(told)
     elif not names:
@@ -213,7 +219,7 @@ def show(arguments: argparse.Namespace) -> None:
             with connection.transaction():
                 words = client.describe_schedule(row["schedule"])
                 runs = upcoming(client, row, 5)
-        except (BadScheduleError, psycopg.DataError) as error:
+        except (BadScheduleError, InvalidArgumentError, psycopg.DataError) as error:
             problem = one_line(error)
         occurrences = connection.execute(OCCURRENCES, [name]).fetchall()
         if arguments.json:
@@ -221,7 +227,7 @@ def show(arguments: argparse.Namespace) -> None:
             said |= {"runs": list(map(dataclasses.asdict, runs))}
             print_json({**row, **said, "occurrences": occurrences})
             return
-        head = {"name": name, "description": words or problem, "state": row["state"]}
+        head = {"name": name, "description": problem or words, "state": row["state"]}
         print_record(head | _shown(row))
         if problem or (row["last_error"] and not row["is_enabled"]):
             print(f"(correct it with: rota schedule add {name} ...)")
@@ -375,7 +381,12 @@ def _put(connection: Connection[Any], said: dict[str, Any]) -> Row | str:
 
 def _shown_row(connection: Connection[Any], outcome: str, row: Definition) -> dict[str, Any]:
     told = {key: row[key] for key in ("name", "schedule", "time_zone")}
-    meaning = Client(connection).describe_schedule(row["schedule"])
+    try:
+        with connection.transaction():
+            meaning = Client(connection).describe_schedule(row["schedule"])
+    except BadScheduleError:
+        # Of one that the code no longer has, and that no longer runs.
+        meaning = row["last_error"]
     return {"outcome": outcome, **told, "meaning": meaning}
 
 
