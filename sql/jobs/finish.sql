@@ -109,8 +109,12 @@ begin
             'goes with a job of a pipeline only, and job %s is in none', job_id));
     elsif _check_next_stage.next_stage <> 'end' and not exists (
         select from rota.pipeline_stages as p
-        where p.pipeline = v_pipeline
-          and p.stage = _check_next_stage.next_stage and p.ordinal is not null
+        where p.pipeline = v_pipeline and p.stage = _check_next_stage.next_stage
+          -- Of a pipeline that was dropped, the runs in progress still enter any.
+          and (p.ordinal is not null or not exists (
+            select from rota.pipeline_stages as o
+            where o.pipeline = v_pipeline and o.ordinal is not null
+        ))
     ) then
         perform rota._refuse(argument, format(
             'must be end or a stage of the pipeline %L, got %L', v_pipeline,

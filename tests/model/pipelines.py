@@ -72,7 +72,9 @@ class Pipelines(Operated):
             return
         if self.jobs[ref[0]].pipeline is None:
             raise Refused("22023")
-        if next_stage != "end":
+        its = self.pipelines.get(self.jobs[ref[0]].pipeline or "", {})
+        is_dropped = not any(stage.ordinal for stage in its.values())
+        if next_stage != "end" and not (is_dropped and next_stage in its):
             self._stage(self.jobs[ref[0]].pipeline or "", next_stage)
 
     def _leave_stage(

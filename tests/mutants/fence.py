@@ -246,4 +246,10 @@ FENCE = (
         "sql/waiting/test_pipelines.py",
         sql("jobs/finish", "and j.lease_token = _check_next_stage.lease_token", "and true"),
     ),
+    mutant(
+        "dropped-pipeline-has-no-stages",
+        "A run of a dropped pipeline that goes to a stage by its name dies.",
+        "sql/waiting/test_pipelines.py",
+        sql("jobs/finish", "where o.pipeline = v_pipeline and o.ordinal is not null", ""),
+    ),
 )

@@ -1122,6 +1122,18 @@ def test_drop_pipeline_lets_runs_go_to_their_end(order):
     assert start(order) > run_id
 
 
+def test_drop_pipeline_lets_runs_go_to_a_stage_by_its_name(order):
+    run_id = start(order)
+    job = take(order)
+    call(order, "drop_pipeline", pipeline="order")
+
+    with refused("next_stage"):
+        finish(order, job, next_stage="nowhere")
+    finish(order, job, next_stage="ship")
+    assert step(order).stage == "ship"
+    assert stages(order, run_id) == ["check succeeded", "ship succeeded"]
+
+
 def test_a_job_whose_stage_is_nowhere_ends_its_run(order):
     """Nothing of rota deletes a stage, but somebody may restore a part of a dump."""
     run_id = start(order)
