@@ -743,7 +743,13 @@ def test_the_command_makes_a_front_and_tells_of_it(front, tmp_path, capsys):
     assert main(["front", "status", "--front", front.url]) == 1
     assert "its number is 3" in capsys.readouterr().out
     front.shards[4].execute("alter sequence rota.jobs_id_seq start with 2052")
-    front.db.execute("drop user mapping for current_user server rota_shards")
+    mapping = "user mapping for current_user server rota_shards"
+    front.db.execute("alter " + mapping + " options (set password 'of another')")
+    assert main(["front", "status", "--front", front.url]) == 1
+    assert 'FATAL: password authentication failed for user "' in (
+        " ".join(capsys.readouterr().out.split())
+    )
+    front.db.execute("drop " + mapping)
     assert main(words) == 1
     assert "does not reach database 1" in capsys.readouterr().out
     front.shards[3].execute("""create or replace function rota.version() returns text

@@ -57,8 +57,11 @@ LEFT_BEHIND = 3
 """The exit code of a worker that has left a handler, or a thread of a job, behind."""
 MAX_WIDTH = 48
 MAX_TEXT = 2000
-NAMING = frozenset({"scope", "key", "name", "queue", "job_type", "worker", "limit", "what"})
-"""Columns of which a value is what another command wants to be told, and so is never cut."""
+NAMING = frozenset(
+    {"scope", "key", "name", "queue", "job_type", "worker", "limit", "what", "answer"}
+)
+"""Columns of which a value is what another command wants to be told, or an error, and so is
+never cut."""
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
