@@ -29,7 +29,10 @@ begin
     ) then
         raise exception using errcode = 'duplicate_schema',
             message = 'a schema rota exists, but rota is not installed in it',
-            hint = 'Rename or drop that schema, then install again.';
+            hint = case when to_regnamespace('rota_front') is null
+                then 'Rename or drop that schema, then install again.'
+                else 'This is a front: install in the databases behind it, then run rota '
+                    'front make.' end;
     elsif v_owner <> to_regrole(quote_ident(current_user)) then
         -- What a superuser or a member would add runs with his rights, among tables whose
         -- triggers are another's.

@@ -653,6 +653,13 @@ def test_what_is_no_front_is_told_how_to_become_one(server, admin, capsys):
     assert "rota front make" in capsys.readouterr().err
 
 
+def test_what_a_front_lacks_is_no_reason_to_install_there(shared, capsys):
+    assert main(["jobs", "-d", shared.url]) == 1
+    assert "a front has no tables, so name the databases" in capsys.readouterr().err
+    assert main(["install", "-d", shared.url]) == 1
+    assert "This is a front: install in the databases behind" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [

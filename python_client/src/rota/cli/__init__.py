@@ -106,7 +106,11 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
     except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable) as error:
         if "rota_front." in str(error):
             return complain(error, "Is this database a front? Try: rota front make")
-        return complain(error, "Is rota installed in this database? Try: rota install")
+        return complain(
+            error,
+            "Is rota installed in this database? Try: rota install; a front has no tables,"
+            " so name the databases behind it: --databases FILE",
+        )
     except (psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedColumn) as error:
         maker = "rota front make" if "rota_front." in str(error) else "rota install"
         return complain(error, f"Bring the database up to date with: {maker}")
