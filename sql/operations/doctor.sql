@@ -527,18 +527,33 @@ create or replace function rota._examine_schedules()
     where d.next_run_at < rota.now() - interval '1 minute'
     order by d.next_run_at limit 1000)
     union all
-    -- A planned time is dealt with once, whatever the clock says later.
+    -- A planned time is dealt with once, whatever the clock says later; and what was planned
+    -- while it was ahead comes late.
     (select 'critical', format('schedules make no job until the clock of the server shows %s '
-            'again, as it did when they ran last: %s of them, such as %s',
-            rota._moment(max(d.last_run_at)), count(*), min(d.name)),
+            'again, as it did before: %s of them, such as %s',
+            rota._moment(max(case when d.last_run_at > rota.now() then d.last_run_at
+                else d.next_run_at end)), count(*), min(d.name)),
         'delete from rota.occurrences where scheduled_for > rota.now() '
             'and outcome <> ''enqueued''; '
-            'update rota.job_definitions as d set last_run_at = null, next_run_at = case '
-            'when d.next_run_at is not null then rota.next_run(d.schedule, d.time_zone, '
-            'starts_at => case d.kind when ''every'' then d.anchored_at else d.starts_at end) '
-            'end where d.last_run_at > rota.now();'
+            'update rota.job_definitions as d set last_run_at = null, updated_at = rota.now(), '
+            'anchored_at = coalesce(d.starts_at, least(d.anchored_at, rota.now())), '
+            'next_run_at = (select n.n from rota.next_run(d.schedule, d.time_zone, '
+            'starts_at => coalesce(d.starts_at, '
+            'case d.kind when ''every'' then least(d.anchored_at, rota.now()) end)) '
+            'as n (n) where d.is_enabled '
+            'and (d.next_run_at is not null or d.kind <> ''after'') '
+            'and n.n <= coalesce(d.ends_at, ''infinity'')) '
+            'where d.last_run_at > rota.now() or d.updated_at > rota.now() '
+            'or exists (select from rota.finished_jobs as f where f.id = d.last_job_id '
+            'and f.finished_at between rota.now() and d.next_run_at);'
     from rota.job_definitions as d
-    where d.is_enabled and d.last_run_at > rota.now() + interval '1 minute' having count(*) > 0)
+    where d.is_enabled and (
+        d.last_run_at > rota.now() + interval '1 minute'
+        or d.updated_at > rota.now() + interval '1 minute' and d.next_run_at > rota.now()
+        or d.kind = 'after' and d.next_run_at > rota.now() + interval '1 minute' and exists (
+            select from rota.finished_jobs as f where f.id = d.last_job_id
+              and f.finished_at between rota.now() + interval '1 minute' and d.next_run_at
+        )) having count(*) > 0)
     union all
     (select 'warning', format('schedule %s was disabled %s ago by an error: %s', d.name,
             rota._span(rota.now() - d.disabled_at), rota._one_line(d.last_error)),

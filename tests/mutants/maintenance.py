@@ -804,8 +804,18 @@ MAINTENANCE = (
         "sql/operations/test_doctor.py",
         sql(
             "operations/doctor",
-            "where d.is_enabled and d.last_run_at > rota.now()",
-            "where false and d.last_run_at > rota.now()",
+            "d.last_run_at > rota.now() + interval '1 minute'\n",
+            "false\n",
+        ),
+    ),
+    mutant(
+        "schedule-planned-ahead-untold",
+        "A schedule whose last job ended when the clock was ahead waits, and nobody says so.",
+        "sql/operations/test_doctor.py",
+        sql(
+            "operations/doctor",
+            "or d.kind = 'after' and d.next_run_at",
+            "or false and d.next_run_at",
         ),
     ),
     mutant(

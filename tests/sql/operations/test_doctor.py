@@ -440,6 +440,38 @@ def test_schedules_that_a_clock_was_ahead_of(db, clock):
     assert one(db, "tick").jobs_enqueued == 2
 
 
+def test_schedules_that_were_planned_while_a_clock_was_ahead(db, clock):
+    clock.set("2026-01-10 12:00+00")
+    call(db, "schedule_job", name="pause", schedule="after 5 minutes", job_type="x")
+    call(
+        db, "schedule_job", name="ends", schedule="0 * * * *", job_type="y",
+        ends_at="2026-01-10 14:00+00",
+    )  # fmt: skip
+    clock.set("2027-01-10 12:30+00")
+    settle(db)
+    call(db, "schedule_job", name="new", schedule="0 2 * * *", job_type="x")
+    call(db, "schedule_job", name="tock", schedule="every 10 minutes", job_type="x")
+    job = one(db, "claim_jobs", worker="w", job_types=["x"])
+    call(db, "finish_job", **owner(job))
+    settle(db)
+    clock.set("2026-01-10 12:20+00")
+
+    (found,) = [row for row in doctor(db) if row.finding == "schedules"]
+
+    assert "4 of them, such as ends" in found.evidence
+    db.execute(found.remedy)
+    assert "schedules" not in {row.finding for row in doctor(db)}
+    planned = (
+        "select name, to_char(next_run_at, 'DD HH24:MI') from rota.job_definitions order by 1"
+    )
+    assert dict(rows(db, planned)) == {
+        "ends": "10 13:00", "new": "11 02:00", "pause": "10 12:25", "tock": "10 12:30",
+    }  # fmt: skip
+    clock.set("2026-01-10 12:30+00")
+    assert one(db, "tick").jobs_enqueued == 2
+    assert rows(db, planned)[-1] == ("tock", "10 12:40")
+
+
 def test_schedules_that_are_late_or_disabled_by_an_error(db, clock):
     clock.set("2026-01-01 00:00:00+00")
     settle(db)
