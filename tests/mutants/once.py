@@ -1352,6 +1352,20 @@ v_row ->> 'pause_name',
         sql("access/front", "perform rota_front.check_return(v_shard, job_id);", "null;"),
     ),
     mutant(
+        "front-return-without-lock",
+        "A job comes back while the slot of its key changes hands, and the key is live twice.",
+        "sql/access/test_front.py",
+        sql(
+            "front",
+            "    select k into v_job",
+            """\
+    if not exists (select from rota_front.slots as s where s.earlier <> '{}') then
+        return;
+    end if;
+    select k into v_job""",
+        ),
+    ),
+    mutant(
         "front-follows-twice",
         "A call through a front does not find a job that moved three times.",
         "sql/access/test_front.py",

@@ -424,6 +424,28 @@ def test_a_job_that_ended_does_not_come_back_beside_a_live_one(front):
 
 
 @pytest.mark.slow
+def test_a_key_that_comes_back_while_its_slot_changes_hands_is_in_one_database(front):
+    key = key_of(front, 1)
+    old = value(front.db, "enqueue", job_type="x", idempotency_key=key)
+    value(front.db, "cancel_job", job_id=old)
+    waits = "select from pg_stat_activity where wait_event_type = 'Lock' and datname = %s"
+    other, watch = front.connect(), front.shards[2]
+    with ThreadPoolExecutor(2) as pool:
+        with front.shards[1].transaction():
+            front.shards[1].execute("select from rota.finished_jobs for update")
+            retried = pool.submit(value, front.db, "retry_job", job_id=old)
+            wait_until(lambda: rows(watch, waits, front.names[1]), "the retry at its shard")
+            other.execute(
+                "update rota_front.slots set number = 2, earlier = '{1}'"
+                " where slot = rota_front.slot_of(%s)", [key],
+            )  # fmt: skip
+            found = pool.submit(value, other, "enqueue", job_type="x", idempotency_key=key)
+            wait_until(lambda: found.done() or rows(watch, waits, front.names[0]))
+        assert (retried.result(), found.result()) == ("queued", old)
+    assert front.live(key) == [1]
+
+
+@pytest.mark.slow
 def test_a_run_that_ended_does_not_come_back_beside_a_live_one(front):
     for number in (1, 2):
         stages = '[{"stage": "a", "job_type": "x"}]'
