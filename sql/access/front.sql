@@ -214,10 +214,10 @@ $body$;$f$,
 declare
     v_shard integer; v_state text; v_message text; v_detail text; v_hint text;
 begin
-    v_shard := %5$s;%6$s
     -- Each move of its queue leads to the next database, and none back.
     for v_try in 1..100 loop
         begin
+            v_shard := coalesce(v_shard, %5$s);%6$s
             %7$s
         exception when others then
             get stacked diagnostics v_state = returned_sqlstate, v_message = message_text,
@@ -235,7 +235,8 @@ $body$;$f$,
                 else '' end,
             v_function.result, v_route,
             case when v_function.name in ('retry_job', 'restart_pipeline')
-                then E'\n    perform rota_front.check_return(v_shard, job_id);' else '' end,
+                then E'\n            perform rota_front.check_return(v_shard, job_id);'
+                else '' end,
             case
                 when v_function.proretset
                 then format('return query select * from %s; return;', v_call)

@@ -1366,6 +1366,17 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "front-route-unguarded",
+        "A front that looks for a key where no database answers says so as PL/Proxy does.",
+        "sql/access/test_front.py",
+        sql("access/front", "            v_shard := coalesce(v_shard, %5$s);%6$s\n", ""),
+        sql(
+            "access/front",
+            "    -- Each move of its queue leads to",
+            "    v_shard := %5$s;%6$s\n    -- Each move of its queue leads to",
+        ),
+    ),
+    mutant(
         "front-follows-twice",
         "A call through a front does not find a job that moved three times.",
         "sql/access/test_front.py",

@@ -483,6 +483,23 @@ def test_a_job_that_has_moved_is_acted_on_where_it_is(front):
 
 
 @pytest.mark.slow
+def test_a_job_that_has_moved_and_ended_does_not_come_back_beside_a_live_one(front):
+    key = key_of(front, 1)
+    old = value(front.db, "enqueue", job_type="x", queue="q", idempotency_key=key)
+    file = front.folder / "databases"
+    file.write_text("\n".join(front.urls[number] for number in (1, 2)))
+    assert main(["queue", "move", "q", "--to", "2", "--databases", str(file)]) == 0
+    value(front.db, "cancel_job", job_id=old)
+    front.db.execute("update rota_front.slots set earlier = '{2}' where number = 1")
+    new = value(front.db, "enqueue", job_type="x", idempotency_key=key)
+
+    assert new & 1023 == 1
+    with raises("RT007", "is live in another database"):
+        value(front.db, "retry_job", job_id=old)
+    assert front.live(key) == [1]
+
+
+@pytest.mark.slow
 def test_a_key_whose_queue_has_moved_is_not_doubled_when_a_database_is_added(front):
     """The database that the queue has left carries on what its keys get."""
     key = key_of(front, 1)
@@ -651,6 +668,28 @@ def test_a_database_that_is_away_is_named_and_the_others_read(front, admin):
         assert len(rows(front.db, query, text)) == found
     with raises("22023", "view_name"):
         front.db.execute("select * from rota_front.ask_each('jobs; drop')")
+
+
+@pytest.mark.slow
+def test_a_key_that_cannot_be_looked_for_says_that_its_database_is_away(front, admin):
+    key = key_of(front, 1)
+    old = value(front.db, "enqueue", job_type="x", idempotency_key=key)
+    value(front.db, "cancel_job", job_id=old)
+    front.db.execute(
+        "update rota_front.slots set number = 2, earlier = '{1}'"
+        " where slot = rota_front.slot_of(%s)", [key],
+    )  # fmt: skip
+    name = sql.Identifier(front.names[2])
+    front.shards[2].close()
+    admin.execute(sql.SQL("alter database {} allow_connections false").format(name))
+    admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s",
+                  [front.names[2]])  # fmt: skip
+
+    for function, arguments in (
+        ("enqueue", {"job_type": "x", "idempotency_key": key}), ("retry_job", {"job_id": old})
+    ):  # fmt: skip
+        with raises("08001", "^a database behind this front cannot be reached"):
+            value(front.connect(), function, **arguments)
 
 
 def test_a_database_with_jobs_becomes_no_front(db):
