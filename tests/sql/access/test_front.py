@@ -828,6 +828,17 @@ def test_the_command_makes_a_front_and_tells_of_it(front, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_front_that_is_read_in_an_open_transaction_is_not_made_again(front, tmp_path, capsys):
+    file = tmp_path / "databases"
+    file.write_text("\n".join(front.urls[number] for number in (1, 2)))
+    with front.db.transaction():
+        front.db.execute("select count(*) from rota_all.queue_stats")
+        assert main(["front", "make", "--front", front.url, "--databases", str(file)]) == 1
+        assert "another session has the views of" in capsys.readouterr().err
+    assert scalar(front.db, "select count(*) from rota_all.queue_stats") == 0
+
+
+@pytest.mark.slow
 def test_a_front_is_made_of_services_which_only_this_machine_knows(
     front, tmp_path, monkeypatch, capsys
 ):

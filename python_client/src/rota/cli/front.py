@@ -13,7 +13,14 @@ from psycopg.conninfo import conninfo_to_dict
 from ..client.connecting import connect, name_of, named, one_line
 from ..client.sync_client import Client
 from ..schema import run_script, script_text
-from .output import CommandError, UsageError, conninfos, print_json, print_table
+from .output import (
+    LOCK_TIMEOUT,
+    CommandError,
+    UsageError,
+    conninfos,
+    print_json,
+    print_table,
+)
 
 KNOWN = ("host", "hostaddr", "port", "dbname", "sslmode", "target_session_attrs")
 TRIES = 100
@@ -37,14 +44,13 @@ def make(arguments: argparse.Namespace) -> int:
         # That of a front that is there already is for calls.
         front.execute("set statement_timeout = 0")
         run_script(front, "front.sql", {})
-        with front.transaction():
-            for statement in statements:
-                front.execute(statement.encode())
-            for role, access in roles:
-                front.execute(
-                    "select rota_front.set_role(%s, %s, password => %s)",
-                    (role, access, passwords.get(role)),
-                )
+        try:
+            _write(front, statements, roles, passwords)
+        except psycopg.errors.LockNotAvailable:
+            raise CommandError(
+                f"another session has the views of {front.info.dbname} locked",
+                "Nothing was done. Try again, or end its transaction: pg_stat_activity has it",
+            ) from None
         front.execute("reset statement_timeout")
         left = _rebalance(front)
         rows, bad = _told_of_shards(front)
@@ -62,6 +68,24 @@ def make(arguments: argparse.Namespace) -> int:
             f" name it as well, as --role {user}=operator"
         )
     return code
+
+
+def _write(
+    front: psycopg.Connection[Any],
+    statements: list[str],
+    roles: list[tuple[str, str]],
+    passwords: dict[str, str],
+) -> None:
+    with front.transaction():
+        # Or one who has read from it and not committed would hold up all other readers.
+        front.execute(LOCK_TIMEOUT)
+        for statement in statements:
+            front.execute(statement.encode())
+        for role, access in roles:
+            front.execute(
+                "select rota_front.set_role(%s, %s, password => %s)",
+                (role, access, passwords.get(role)),
+            )
 
 
 def status(arguments: argparse.Namespace) -> int:
