@@ -76,6 +76,39 @@ begin
     end if;
 end $$;
 
+/* Drop what set_shards() and front_statements() make, unless something of others needs it. */
+create or replace function rota_front.drop_made()
+    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    v_drop text; v_others text;
+begin
+    for v_drop in
+        select format('drop %s %s', m.kind, string_agg(m.name, ', '))
+        from (
+            select case c.relkind when 'v' then 'view' else 'foreign table' end,
+                c.oid::regclass::text
+            from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
+            where n.nspname = 'rota_all' and c.relkind = 'v'
+              or n.nspname ~ '^rota_[0-9]+$' and c.relkind = 'f'
+            union all
+            select 'routine', p.oid::regprocedure::text
+            from pg_proc as p where p.pronamespace = to_regnamespace('rota')
+        ) as m (kind, name)
+        -- The views are of the foreign tables.
+        group by m.kind order by m.kind desc
+    loop
+        execute v_drop;
+    end loop;
+    drop schema if exists rota, rota_all cascade;
+exception when dependent_objects_still_exist then
+    get stacked diagnostics v_others = pg_exception_detail;
+    raise exception using
+        errcode = 'dependent_objects_still_exist',
+        message = format('these use what the front is made of, and would go with it: %s',
+            left(v_others, 500)),
+        hint = 'Nothing has changed.  Drop them first, and recreate them afterwards.';
+end $$;
+
 create or replace function rota_front.set_shards(
     databases jsonb, version text, time_limit interval
 ) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -87,7 +120,7 @@ declare
     v_number integer;
 begin
     perform rota_front.check_database();
-    drop schema if exists rota, rota_all cascade;
+    perform rota_front.drop_made();
     create schema rota;
     create schema rota_all;
     execute format('alter database %I set statement_timeout = %L', current_database(),

@@ -1377,6 +1377,12 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "front-made-over-others",
+        "A front that is made again takes a dashboard's view with it, and says nothing.",
+        "sql/access/test_front.py",
+        sql("front", "        execute v_drop;", "        null;"),
+    ),
+    mutant(
         "front-follows-twice",
         "A call through a front does not find a job that moved three times.",
         "sql/access/test_front.py",

@@ -839,6 +839,19 @@ def test_a_front_that_is_read_in_an_open_transaction_is_not_made_again(front, tm
 
 
 @pytest.mark.slow
+def test_a_front_is_not_made_again_over_what_others_have_built_on_it(front):
+    for text in (
+        "create view dash as select shard from rota_all.job_runs",
+        "create table mine (job_id bigint default rota.enqueue('x'))",
+        "create view single as select queue from rota_1.queue_stats",
+    ):
+        with front.db.transaction(force_rollback=True):
+            front.db.execute(text)
+            with raises("2BP01", r"these use what the front is made of.*\b(dash|mine|single)"):
+                front.db.execute("select rota_front.set_shards('[]', '1', '5 seconds')")
+
+
+@pytest.mark.slow
 def test_a_front_is_made_of_services_which_only_this_machine_knows(
     front, tmp_path, monkeypatch, capsys
 ):
