@@ -104,7 +104,12 @@ begin
             -- First, or a time that passes meanwhile is neither late nor planned.
             v_changed_at := rota.now();
             if v_old.next_run_at <= v_changed_at then
-                perform rota._enqueue_one(v_old.name, v_changed_at);
+                begin
+                    perform rota._enqueue_one(v_old.name, v_changed_at);
+                exception when raise_exception then
+                    -- What a trigger has refused stays due: the change may be what mends it.
+                    null;
+                end;
                 select d.* into v_old from rota.job_definitions as d where d.name = new.name;
             end if;
             next_run_at := rota._change_definition(v_changed, v_old, v_changed_at);

@@ -799,6 +799,12 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "schedule-that-cannot-be-mended",
+        "A schedule whose jobs a trigger refuses cannot be given other jobs either.",
+        "sql/schedules/test_definitions.py",
+        sql("schedules/definitions", "exception when raise_exception then", "exception when no_data then"),
+    ),
+    mutant(
         "schedule-ahead-untold",
         "A schedule waits for a time that a wrong clock had shown, and the doctor is silent.",
         "sql/operations/test_doctor.py",

@@ -308,6 +308,24 @@ def test_schedule_job_mends_what_cannot_be_enqueued_before_its_change(noon, cloc
     assert definition(noon).is_enabled
 
 
+def test_schedule_job_mends_what_a_trigger_has_refused(noon, clock):
+    schedule(noon, job_type="poison")
+    noon.execute("""
+        create function refuse() returns trigger language plpgsql as $$
+        begin raise exception 'no poison'; end $$;
+        create trigger refuse before insert on rota.jobs
+            for each row when (new.job_type = 'poison') execute function refuse()""")
+    clock.advance("1 hour")
+    assert one(noon, "tick").jobs_enqueued == 0
+
+    assert schedule(noon, job_type="cure").outcome == "changed"
+
+    assert one(noon, "tick").jobs_enqueued == 1
+    assert rows(noon, "select job_type, scheduled_for from rota.jobs") == [
+        ("cure", at("2026-03-02 13:00"))
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "bad"),
     [
