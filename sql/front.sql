@@ -351,6 +351,9 @@ begin
             errcode = '22023', message = format('view_name must be a view of observers, got '
                 '%L', view_name);
     end if;
+    if ask_each.number is not null then
+        perform rota_front.shard_of_number('number', ask_each.number);
+    end if;
     select coalesce(string_agg(format(case when f.value is null then 'v.%I is null'
         else 'v.%I = %L' end, f.key, f.value), ' and '), 'true')
     into v_where from jsonb_each_text(filter) as f;

@@ -668,6 +668,8 @@ def test_a_database_that_is_away_is_named_and_the_others_read(front, admin):
         assert len(rows(front.db, query, text)) == found
     with raises("22023", "view_name"):
         front.db.execute("select * from rota_front.ask_each('jobs; drop')")
+    with raises("22023", "number must be the number of a database of this front, got 9"):
+        front.db.execute("select * from rota_front.ask_each('job_runs', number => 9)")
 
 
 @pytest.mark.slow
