@@ -413,7 +413,6 @@ create or replace function rota_front.shard_of_job(job_id bigint)
 declare
     v_ordinal integer;
 begin
-    perform rota_front.check_call();
     if job_id is null then
         raise exception using errcode = '22023', message = 'job_id must not be null';
     end if;
@@ -434,7 +433,6 @@ declare
     v_numbers integer[]; v_keys text[]; v_slots integer[]; v_slot rota_front.slots;
     v_number integer; v_place integer;
 begin
-    perform rota_front.check_call();
     if jsonb_typeof(jobs) is distinct from 'array' then
         -- Any shard can say what is wrong with it.
         return (select min(s.ordinal) from rota_front.shards as s);

@@ -214,6 +214,7 @@ $body$;$f$,
 declare
     v_shard integer; v_state text; v_message text; v_detail text; v_hint text;
 begin
+    perform rota_front.check_call();
     -- Each move of its queue leads to the next database, and none back.
     for v_try in 1..100 loop
         begin

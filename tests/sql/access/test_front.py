@@ -268,8 +268,12 @@ def test_errors_are_those_of_the_shard(shared, text):
 def test_each_call_needs_a_time_limit_and_read_committed(shared):
     with shared.db.transaction():
         shared.db.execute("set local statement_timeout = 0")
-        with raises("55000", "statement_timeout"):
-            value(shared.db, "enqueue", job_type="x")
+        for function, arguments in (
+            ("enqueue", {"job_type": "x"}), ("enqueue_to", {"job_type": "x", "database": 1}),
+            ("cancel_job", {"job_id": 1025}), ("next_run", {"schedule": "@daily"}),
+        ):  # fmt: skip
+            with raises("55000", "statement_timeout"), shared.db.transaction():
+                value(shared.db, function, **arguments)
     with shared.db.transaction():
         shared.db.execute("set transaction isolation level repeatable read")
         with raises("RT009"), shared.db.transaction():
