@@ -24,11 +24,12 @@ begin
     -- Wait for one that starts or stops it: pg_cron fails on an entry that is just going.
     perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));
 
-    -- Scheduling again keeps an entry as active as it is, and of the database that this was
-    -- before it was renamed or restored from a dump.
+    -- Scheduling again keeps an entry as active as it is, and where it was: under an earlier
+    -- name of this database, or in the server from which this was restored.
     perform cron.unschedule(j.jobid) from cron.job as j
     where j.jobname = 'rota tick' and j.username = current_user
-      and (not j.active or j.database <> current_database());
+      and not (j.active and j.database = current_database()
+        and j.nodeport = current_setting('port')::integer);
     perform cron.schedule('rota tick', v_schedule, v_command);
     insert into rota.maintenance (task, done_at) values ('pg_cron', rota.now())
     on conflict (task) do nothing;

@@ -1148,8 +1148,8 @@ MAINTENANCE = (
         "sql/maintenance/test_pg_cron.py",
         sql(
             "maintenance/pg_cron",
-            "(not j.active or j.database <> current_database())",
-            "not j.active",
+            "j.active and j.database = current_database()\n",
+            "j.active\n",
         ),
     ),
     mutant(

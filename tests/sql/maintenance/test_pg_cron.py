@@ -156,6 +156,9 @@ def test_start_ticker_takes_an_entry_along_to_a_database_of_another_name(shop):
     shop.execute("update cron.job set database = 'before'")
     value(shop, "start_ticker")
     assert rows(shop, ENTRIES) == [("rota tick", *OURS, "shop", "shop", True)]
+    shop.execute("update cron.job set nodeport = 1")
+    value(shop, "start_ticker")
+    assert scalar(shop, "select nodeport from cron.job") == shop.info.port
 
     shop.execute("update cron.job set database = 'before'")
     assert value(shop, "stop_ticker")
