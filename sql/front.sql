@@ -16,6 +16,10 @@ begin;
 set local client_min_messages = warning;
 
 create schema if not exists rota_front;
+-- They stay when the front is made again: a call that is just looking for a function must not
+-- find that its schema is gone.
+create schema if not exists rota;
+create schema if not exists rota_all;
 revoke all on schema rota_front from public;
 create extension if not exists plproxy;
 create extension if not exists postgres_fdw;
@@ -99,7 +103,6 @@ begin
     loop
         execute v_drop;
     end loop;
-    drop schema if exists rota, rota_all cascade;
 exception when dependent_objects_still_exist then
     get stacked diagnostics v_others = pg_exception_detail;
     raise exception using
@@ -121,8 +124,6 @@ declare
 begin
     perform rota_front.check_database();
     perform rota_front.drop_made();
-    create schema rota;
-    create schema rota_all;
     execute format('alter database %I set statement_timeout = %L', current_database(),
         c_milliseconds);
     if exists (
