@@ -5,7 +5,6 @@ several databases.  It asks the database that the jobs are in, and needs no othe
 """
 
 from .access import User
-from .app import app
-from .several import apps
+from .app import app, apps
 
 __all__ = ["User", "app", "apps"]

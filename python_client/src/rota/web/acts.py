@@ -34,9 +34,9 @@ from .filters import (
     json_object,
     json_text,
 )
+from .show import WORDS
 from .site import Answer, Site, site_of
 from .undo import MAX_ROWS, Undo, numbers, undo_of
-from .words import WORDS
 
 MAX_BODY = 2 << 20
 MAX_SELECTED = 1000

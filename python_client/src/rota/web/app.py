@@ -1,20 +1,33 @@
-"""The page as an ASGI application, to be served alone or mounted in another."""
+"""The page as an ASGI application, to be served alone or mounted in another.
+
+Of several databases each has a site of its own, and a first screen asks them all, each by
+itself and at the same time: one that is silent is named as that, and keeps no other waiting for
+longer than one page may take.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import psycopg
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from . import acts, pages
+from ..client.connecting import name_of, named, one_line
+from . import acts, pages, queries
 from .access import Authenticate, PasswordFile, Tokens, TrustedHeader, only_this_machine
-from .database import READ_TIME, Database
+from .database import READ_TIME, Database, Row, TooSlowError, UnreachableError
 from .live import Pulse, events
-from .show import MASKED_KEYS, Json, Payloads
-from .site import Guard, Results, Site
+from .show import MASKED_KEYS, WORDS, Json, Payloads
+from .site import Guard, Results, Site, site_of
 
 HERE = Path(__file__).parent
 
@@ -85,3 +98,81 @@ def app(
     made.add_middleware(Guard, site=site)
     made.state.site = site
     return made
+
+
+@dataclass
+class State:
+    """What a database says of itself, or why it says nothing."""
+
+    number: int
+    name: str
+    worst: str = "unknown"
+    findings: list[Row] = field(default_factory=list)
+    totals: dict[str, int] = field(default_factory=dict)
+    problem: str | None = None
+
+
+def apps(dsns: Sequence[str], **options: Any) -> Starlette:
+    """Return a page of several databases; each is at a number of its own, from 0 on.
+
+    The *options* are those of `app()`, for all of them.
+    """
+    parts = [app(dsn, **options) for dsn in dsns]
+    sites: list[Site] = [each.state.site for each in parts]
+    names = [name_of(named(dsn)) for dsn in dsns]
+    for number, site in enumerate(sites):
+        site.place_name = f"{number} {names[number]}"
+
+    async def databases(request: Request) -> Response:
+        """Tell which database has trouble, and which is silent."""
+        states = await asyncio.gather(
+            *(
+                _state(n, name, site)
+                for n, (name, site) in enumerate(zip(names, sites, strict=True))
+            )
+        )
+        order = ["unknown", *pages.SEVERITIES]
+        worst = min((state.worst for state in states), key=order.index)
+        return site_of(request).plain(
+            request, "databases.html", states=states, worst=worst, allow_acts=False
+        )
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        for site in sites:
+            await site.database.close()
+
+    made = Starlette(
+        routes=[
+            Route("/", databases),
+            Mount("/static", StaticFiles(directory=HERE / "static")),
+            *(Mount(f"/{number}", each) for number, each in enumerate(parts)),
+        ],
+        exception_handlers=pages.HANDLERS,
+        lifespan=lifespan,
+    )
+    made.add_middleware(Guard, site=sites[0])
+    made.state.site = sites[0]
+    return made
+
+
+async def _state(number: int, name: str, site: Site) -> State:
+    state = State(number, name)
+    await site.database.open()
+    try:
+        found = await site.ask_cached(queries.DOCTOR, 5)
+        queues = await site.ask_cached(queries.QUEUES, 2)
+    except UnreachableError:
+        state.problem = WORDS["unreachable"]
+    except (psycopg.Error, TooSlowError) as error:
+        state.problem = one_line(error) or site.too_slow()
+    else:
+        state.problem = found.problem or queues.problem
+        state.findings = [row for row in found.rows if row["severity"] != "ok"]
+        state.worst = found.rows[0]["severity"] if found.rows else "unknown"
+        state.totals = {
+            name: sum(row[name] for row in queues.rows)
+            for name in ("ready", "running", "retrying", "dead")
+        }
+    return state

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from .show import Json
-from .words import WORDS
+from .show import WORDS, Json
 
 STATUSES = ("queued", "running", "failed", "blocked", "dead", "succeeded", "cancelled")
 LIVE = frozenset(STATUSES[:4])

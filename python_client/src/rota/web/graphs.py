@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from .database import Row
-from .words import WORDS
+from .show import WORDS
 
 COLUMNS, MOST = 3, 6
 WIDTH, HEIGHT, GAP, BETWEEN = 116, 46, 8, 30

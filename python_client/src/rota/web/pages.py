@@ -33,9 +33,9 @@ from .filters import (
 )
 from .graphs import dependencies
 from .plots import STEPS, TIMES, ended, times
+from .show import WORDS
 from .site import Answer, Site, site_of
 from .undo import is_not_kept, may_be_undone
-from .words import WORDS
 
 Screen = Callable[[Request], Awaitable[Response]]
 SEVERITIES = ("critical", "warning", "ok")

@@ -18,8 +18,7 @@ from datetime import datetime, timedelta
 from markupsafe import Markup
 
 from .database import Row
-from .show import number, span
-from .words import WORDS
+from .show import WORDS, number, span
 
 WIDTH, HEIGHT, BELOW = 400, 100, 8
 OUTCOMES = ("succeeded", "failures", "dead")

@@ -1,15 +1,20 @@
-"""How values are shown: lengths of time, numbers, moments, and JSON without what is masked."""
+"""How values are shown: lengths of time, numbers, moments, and JSON without what is masked.
+
+`WORDS` are the words of the page, which are all in one file: words.toml.
+"""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 from markupsafe import Markup, escape
 
-from .words import WORDS
+WORDS: dict[str, str] = tomllib.loads(Path(__file__).with_name("words.toml").read_text())
 
 Payloads = Literal["hide", "mask", "show"]
 

@@ -24,7 +24,7 @@ from . import queries, show
 from .access import Authenticate, RefusedError, Tokens, User, identify
 from .database import NOTHING, Database, Row, TooSlowError, Values
 from .live import Pulse
-from .words import WORDS
+from .show import WORDS
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
