@@ -25,8 +25,8 @@ import pytest
 
 from rota import AsyncJob, Job, Registry
 from rota.cli import main, many
-from rota.cli.health import serve_health
 from rota.cli.output import PlainText
+from rota.cli.worker import serve_health
 from rota.testing.server import EmbeddedPostgres
 from rota.worker import completer, heartbeat
 from rota.worker.executor import Places, Share

@@ -1,9 +1,10 @@
-"""The command ``rota queue move``: let a queue move, and tell how far it is."""
+"""What carries jobs between databases: ``rota forward``, and ``rota queue move``."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 import time
 from contextlib import suppress
@@ -15,14 +16,49 @@ from ..client.connecting import connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import RotaError
 from ..forwarding.carrier import Database, Mover
+from ..forwarding.forwarder import Forwarder
 from ..rows import MoveFinding, MoveStatus, WaitingMove
-from ..worker.process import run_in_loop
-from .output import CommandError, UsageError, acting, conninfos, print_findings, print_json
+from ..worker.process import run_in_loop, run_until_signal
+from .output import (
+    CommandError,
+    UsageError,
+    acting,
+    conninfos,
+    print_findings,
+    print_json,
+    set_up_log,
+)
 
+logger = logging.getLogger("rota")
+
+TICK_INTERVAL = 1.0
+"""As that of a worker: jobs of an ordering key may wait for a check that only a tick makes."""
 NOT_SETTLED = 3
 WATCH_INTERVAL = 1.0
 UNKNOWN = "it has neither settings nor jobs here: check its name, or make it known"
 """Of a name with a typing error nothing would ever move."""
+
+
+def forward(arguments: argparse.Namespace) -> None:
+    """Carry jobs until SIGTERM or SIGINT."""
+    chosen = conninfos(arguments)
+    if len(chosen) < 2:
+        raise UsageError("name at least two databases: --database A --database B")
+    log_format = "json" if arguments.json else arguments.log_format
+    set_up_log(log_format, arguments.log_level)
+    run_forwarder(chosen)
+
+
+def run_forwarder(databases: list[str]) -> None:
+    """Carry jobs between these databases until a signal comes, SIGTERM or SIGINT."""
+
+    async def forward_until(stopping: asyncio.Event) -> None:
+        forwarder = Forwarder(databases, tick_interval=TICK_INTERVAL)
+        logger.info("forwarder started databases=%s", len(databases))
+        await forwarder.run_until(stopping.wait())
+        logger.info("forwarder stopped carried=%s", forwarder.carried)
+
+    run_until_signal(forward_until)
 
 
 def move(arguments: argparse.Namespace) -> int:

@@ -12,11 +12,9 @@ from .._version import __version__
 from . import (
     acts,
     effects,
-    forward,
     front,
     jobs,
     moves,
-    questions,
     queues,
     schedules,
     schema,
@@ -217,13 +215,13 @@ def _add_schema_commands(commands: Any) -> None:
     add = _add(commands, "uninstall", schema.uninstall, what, json=True)
     add.add_argument("--yes", action="store_true", help="do not ask")
     what = "recount the promises on the newest rows"
-    add = _add(commands, "verify", questions.verify, what, json=True)
+    add = _add(commands, "verify", status.verify, what, json=True)
     add.description = f"{add.description} {VERIFY}"
     add.set_defaults(failed=COULD_NOT_ASK)
     what = "how many of each kind (default: %(default)s)"
     add.add_argument("--max-rows", type=count, default=10000, metavar="N", help=what)
     what = "show what is wrong with the queue and the database under it"
-    add = _add(commands, "doctor", questions.doctor, what, json=True)
+    add = _add(commands, "doctor", status.doctor, what, json=True)
     add.description = f"{add.description} {DOCTOR}"
     add.set_defaults(failed=COULD_NOT_ASK)
     add.add_argument("--check", action="store_true", help="print one line, for monitoring")
@@ -284,7 +282,7 @@ def _add_job_commands(commands: Any) -> None:
     add = _add(commands, "job", jobs.job, "show the history of a job", json=True)
     add.add_argument("job_id", type=job_id)
     what = "show why a job does not run, and what would change that"
-    add = _add(commands, "explain", questions.explain, what, json=True)
+    add = _add(commands, "explain", status.explain, what, json=True)
     add.add_argument("job_id", type=job_id)
 
 
@@ -466,7 +464,7 @@ def _add_databases(add: argparse.ArgumentParser) -> None:
 
 def _add_forward(commands: Any) -> None:
     what = "carry jobs of enqueue_to() between databases, and tick, until SIGTERM or Ctrl-C"
-    add = _add(commands, "forward", forward.forward, what)
+    add = _add(commands, "forward", moves.forward, what)
     _add_databases(add)
     _add_log(add)
 

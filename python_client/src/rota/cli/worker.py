@@ -1,8 +1,15 @@
-"""The command ``rota worker``."""
+"""The command ``rota worker``, and what it answers over HTTP with ``--health``.
+
+``/live`` answers as long as the event loop turns, with the database or without: to kill all
+workers because the database is down would only make its return harder.  ``/ready`` says whether
+jobs are asked for, of one database at least: one that is down shall not hold up a deployment
+for the others.  ``/metrics`` has what prometheus_client knows, ours and the user's own.
+"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import errno
 import gc
 import importlib
@@ -10,7 +17,9 @@ import logging
 import os
 import sys
 import traceback
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import ModuleType
 
 from ..client.connecting import named
 from ..forwarding.forwarder import Forwarder
@@ -18,7 +27,6 @@ from ..registry import Registry
 from ..worker.executor import Places
 from ..worker.process import peak_memory
 from ..worker.worker import Worker, run_together
-from .health import serve_health
 from .output import (
     LEFT_BEHIND,
     CommandError,
@@ -28,6 +36,13 @@ from .output import (
     set_up_log,
 )
 from .supervisor import Supervisor
+
+logger = logging.getLogger("rota")
+
+REQUEST_TIMEOUT = 5.0
+MAX_REQUEST = 8192
+TEXT = "text/plain; charset=utf-8"
+NO_METRICS = "pip install 'rota[prometheus]' for metrics\n"
 
 
 def work(arguments: argparse.Namespace) -> int:
@@ -44,7 +59,7 @@ def work(arguments: argparse.Namespace) -> int:
         ).run()
     registry = load_registry(arguments.registry)
     # A dictConfig() there disables the loggers that it does not name, if not told otherwise.
-    logging.getLogger("rota").disabled = False
+    logger.disabled = False
     workers = _workers(arguments, registry)
     if arguments.max_memory is not None and (used := peak_memory()) >= arguments.max_memory:
         raise UsageError(
@@ -55,8 +70,7 @@ def work(arguments: argparse.Namespace) -> int:
     beside: list[AbstractAsyncContextManager[None]] = []
     if health is not None:
         beside.append(serve_health(*health, workers))
-        with suppress(ImportError):
-            metrics = importlib.import_module("rota.contrib.prometheus")
+        if (metrics := _metrics()) is not None:
             metrics.instrument(registry, workers)
     databases = _databases(arguments)
     if len(databases) > 1 and not (arguments.drain or arguments.once or arguments.no_forward):
@@ -169,6 +183,65 @@ def _health(address: str | None, process: int) -> tuple[str, int] | None:
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise UsageError(f"--health is PORT or HOST:PORT, got {address!r}")
     return host.strip("[]") or "127.0.0.1", int(port) + (process if int(port) else 0)
+
+
+@asynccontextmanager
+async def serve_health(host: str, port: int, workers: Sequence[Worker]) -> AsyncIterator[None]:
+    """Answer requests inside the block; of port 0 at a free one, which the log tells."""
+    metrics = _metrics()
+
+    def answer(path: str) -> tuple[int, str, str]:
+        match path.partition("?")[0]:
+            case "/live":
+                return 200, TEXT, "live\n"
+            case "/ready":
+                is_ready = any(worker.is_ready for worker in workers)
+                return (200, TEXT, "ready\n") if is_ready else (503, TEXT, "not ready\n")
+            case "/metrics" if metrics is not None:
+                return (200, *metrics.exposition())
+            case "/metrics":
+                return 404, TEXT, NO_METRICS
+        return 404, TEXT, "/live, /ready, /metrics\n"
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT):
+                head = await reader.readuntil(b"\r\n\r\n")
+                words = head.decode("latin-1").split(" ", 2)
+                code, kind, text = answer(words[1] if words[0] in ("GET", "HEAD") else "")
+                body = text.encode()
+                writer.write(
+                    f"HTTP/1.1 {code} {'OK' if code == 200 else 'Unavailable'}\r\n"
+                    f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+                    "Connection: close\r\n\r\n".encode()
+                )
+                writer.write(body if words[0] != "HEAD" else b"")
+                await writer.drain()
+        except (
+            TimeoutError,
+            OSError,
+            IndexError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+        ):
+            pass  # it is the caller who gets no answer
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, host, port, limit=MAX_REQUEST)
+    port = server.sockets[0].getsockname()[1]
+    logger.info("health is served at http://%s:%s/ready", host, port)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+def _metrics() -> ModuleType | None:
+    try:
+        return importlib.import_module("rota.contrib.prometheus")
+    except ImportError:
+        return None
 
 
 def load_registry(spec: str) -> Registry:
