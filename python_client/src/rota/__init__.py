@@ -3,7 +3,15 @@
 Everything public is listed in ``__all__``; all other modules are private.
 """
 
-from . import _libpq  # noqa: F401 - before all that needs it
+try:
+    import psycopg as psycopg
+except ModuleNotFoundError:
+    raise
+except ImportError as error:  # it finds no libpq: say in one line what to do
+    _problem = str(error).partition("\n")[0].rstrip(".")
+    _hint = "pip install './python_client[binary]' installs one with its libpq"
+    raise ImportError(f"psycopg cannot be loaded, {_problem}: {_hint}") from None
+
 from ._version import __version__
 from .client.async_client import AsyncClient
 from .client.statement import Unreadable

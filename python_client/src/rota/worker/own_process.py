@@ -20,8 +20,8 @@ import struct
 import sys
 import traceback
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import reduce
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -215,7 +215,7 @@ def answer(body: bytes) -> tuple[Any, ...]:
     try:
         path, has_django, call = ForkingPickler.loads(body)
         sys.path[:] = path
-        with _django() if has_django else nullcontext():
+        with _with_django() if has_django else nullcontext():
             # Not before: the arguments may be of classes that are found only now.
             module, name, args, kwargs = ForkingPickler.loads(call)
             found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
@@ -226,11 +226,20 @@ def answer(body: bytes) -> tuple[Any, ...]:
     return result
 
 
-def _django() -> AbstractContextManager[None]:
-    context: AbstractContextManager[None] = importlib.import_module(
-        "rota.contrib.django.own_process"
-    ).as_in_a_worker()
-    return context
+@contextmanager
+def _with_django() -> Iterator[None]:
+    """Have models, which can be imported only now, and keep no broken or old connection."""
+    import django
+    from django.apps import apps
+    from django.db import close_old_connections
+
+    if not apps.ready:
+        django.setup()
+    close_old_connections()
+    try:
+        yield
+    finally:
+        close_old_connections()
 
 
 def packed(message: Any) -> bytes:
