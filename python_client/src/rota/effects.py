@@ -61,7 +61,7 @@ class Recording:
         withdraw_on: Errors,
     ) -> None:
         self._job = job
-        self._connections = connections
+        self._calls = connections.calls
         self._what = f"job {job.job_id}: effect {scope!r} {key!r}"
         self._choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
         self._withdraw_on = withdraw_on
@@ -114,7 +114,7 @@ class PlainRecording(Recording):
     """The record of an effect of a `Job`."""
 
     def __enter__(self) -> Effect:
-        is_due, earlier = self._connections.call(self._job, self._record)
+        is_due, earlier = self._calls.call(self._job, self._record)
         return self._begin(is_due, earlier)
 
     def __exit__(
@@ -123,7 +123,7 @@ class PlainRecording(Recording):
         action = self._settlement(error)
         while action is not None:
             try:
-                self._connections.call(self._job, action)
+                self._calls.call(self._job, action)
                 return
             except PASSING as passing:
                 self._retry.wait_in_thread(passing, self._longest_pause(passing))
@@ -139,7 +139,7 @@ class AsyncRecording(Recording):
 
     async def __aenter__(self) -> Effect:
         """Record the effect."""
-        is_due, earlier = await self._connections.call_async(self._job, self._record_async)
+        is_due, earlier = await self._calls.call_async(self._job, self._record_async)
         return self._begin(is_due, earlier)
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -147,7 +147,7 @@ class AsyncRecording(Recording):
         action = self._settlement(error)
         while action is not None:
             try:
-                await self._connections.call_async(self._job, action)
+                await self._calls.call_async(self._job, action)
                 return
             except PASSING as passing:
                 await self._retry.wait(passing, self._longest_pause(passing))

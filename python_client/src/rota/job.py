@@ -350,7 +350,7 @@ class Job(BaseJob):
         Business writes and finish are committed together or not at all; a lost lease raises
         LeaseLostError and rolls both back.
         """
-        with self._committing(), self._context.connections.lend(self) as lent:
+        with self._committing(), self._context.connections.handlers.lend(self) as lent:
             lent.expect()
             with lent.connection.transaction():
                 lent.allow()
@@ -381,7 +381,7 @@ class Job(BaseJob):
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Record how far the job is; raise LeaseLostError if another worker has it."""
         with self._storing_progress(percent, message) as action:
-            self._context.connections.call(self, action, PROGRESS_TIMEOUT)
+            self._context.connections.calls.call(self, action, PROGRESS_TIMEOUT)
 
 
 class AsyncJob(BaseJob):
@@ -391,7 +391,7 @@ class AsyncJob(BaseJob):
     async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
         """Lend a connection in a transaction that finishes the job, like `Job.transaction`."""
         with self._committing():
-            async with self._context.connections.lend_async(self) as lent:
+            async with self._context.connections.handlers.lend_async(self) as lent:
                 lent.expect()
                 async with lent.connection.transaction():
                     lent.allow()
@@ -450,4 +450,4 @@ class AsyncJob(BaseJob):
     async def set_progress(self, percent: float, message: str | None = None) -> None:
         """Record how far the job is; raise LeaseLostError if another worker has it."""
         with self._storing_progress(percent, message) as action:
-            await self._context.connections.call_async(self, action, PROGRESS_TIMEOUT)
+            await self._context.connections.calls.call_async(self, action, PROGRESS_TIMEOUT)

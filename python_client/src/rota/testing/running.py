@@ -38,8 +38,9 @@ from ..registry import Registry
 from ..rows import ClaimedJob
 from ..tasks import Task
 from ..worker.completer import NOT_COMMITTED
+from ..worker.connection import ConnectionState
 from ..worker.events import Outcome, failure, run_async, run_sync
-from ..worker.lending import JobConnections
+from ..worker.lending import JobConnections, Pool
 from ..worker.own_process import Processes, check_can_be_found, packed, question_of
 from ..worker.process import is_in_loop
 from .session import NoDatabase, NoDatabaseError, Session, session_of
@@ -206,8 +207,8 @@ class _NoProcesses(Processes):
 class _Context(JobContext):
     """What a job uses of the test that runs it."""
 
-    def __init__(self, way: _Way, connections: JobConnections) -> None:
-        super().__init__(WORKER, connections)
+    def __init__(self, way: _Way, pool: Pool) -> None:
+        super().__init__(WORKER, JobConnections(pool, pool, ConnectionState()))
         self.resources = dict(way.resources)
         self.processes = _NoProcesses(in_loop=way.in_loop)
 

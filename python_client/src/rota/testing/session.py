@@ -9,9 +9,9 @@ transaction.  Only one of the three is in use at a time, because jobs run one by
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection
@@ -22,8 +22,7 @@ from ..client.async_client import AsyncClient
 from ..client.connecting import connect, named
 from ..client.sync_client import Client
 from ..job import BaseJob
-from ..worker.connection import ConnectionState
-from ..worker.lending import JobConnections, Lent
+from ..worker.lending import Lent, Pool, Watch
 
 JOB = b"savepoint rota_job"
 END = b"savepoint rota_end"
@@ -31,18 +30,17 @@ PAGE = "see docs/pytest.md of rota"
 
 Driver = Connection[Any] | AsyncConnection[Any]
 C = TypeVar("C", Connection[Any], AsyncConnection[Any])
-T = TypeVar("T")
 
 
 class NoDatabaseError(psycopg.OperationalError):
     """A handler was run without a database, and asked for one."""
 
 
-class Session(JobConnections):
+class Session(Pool):
     """Lends the test's own session to handlers, as if these were connections of a worker."""
 
     def __init__(self, driver: Driver) -> None:
-        super().__init__("", 1, ConnectionState())
+        super().__init__("", 1, Watch())
         self._driver = driver
         self._plain = _second(Connection, driver)
         self.async_connection = _second(AsyncConnection, driver)
@@ -60,32 +58,20 @@ class Session(JobConnections):
         return Client(self.connection)
 
     @contextmanager
-    def lend(self, job: BaseJob) -> Iterator[Lent[Connection[Any]]]:
+    def lend(
+        self, job: BaseJob, seconds: float | None = None
+    ) -> Iterator[Lent[Connection[Any]]]:
         """Lend the session to a plain function."""
         yield Lent(self.connection)
 
     @asynccontextmanager
-    async def lend_async(self, job: BaseJob) -> AsyncIterator[Lent[AsyncConnection[Any]]]:
+    async def lend_async(
+        self, job: BaseJob, seconds: float | None = None
+    ) -> AsyncIterator[Lent[AsyncConnection[Any]]]:
         """Lend the session to an async function."""
         if self._is_free(self.async_connection):
             await self.async_connection.set_autocommit(self._driver.autocommit)
         yield Lent(self.async_connection)
-
-    def call(
-        self, job: BaseJob, action: Callable[[Client], T], seconds: float | None = None
-    ) -> T:
-        """Run *action* over the session, for a plain function."""
-        return action(self.client)
-
-    async def call_async(
-        self,
-        job: BaseJob,
-        action: Callable[[AsyncClient], Awaitable[T]],
-        seconds: float | None = None,
-    ) -> T:
-        """Run *action* over the session, for an async function."""
-        async with self.lend_async(job) as lent:
-            return await action(AsyncClient(lent.connection))
 
     @contextmanager
     def savepoint(self, what: str) -> Iterator[None]:
@@ -140,36 +126,19 @@ class Session(JobConnections):
         return self._driver.info.transaction_status
 
 
-class NoDatabase(JobConnections):
+class NoDatabase(Pool):
     """Stands for the connections of a job that is run without any."""
 
     def __init__(self) -> None:
-        super().__init__("", 1, ConnectionState())
+        super().__init__("", 1, Watch())
 
-    @contextmanager
-    def lend(self, job: BaseJob) -> Iterator[Lent[Connection[Any]]]:
+    def lend(self, job: BaseJob, seconds: float | None = None) -> NoReturn:
         """Raise NoDatabaseError."""
-        yield _refuse()
+        raise NoDatabaseError(
+            "job.transaction() and job.effect() need a database: run_job(..., connection=...)"
+        )
 
-    @asynccontextmanager
-    async def lend_async(self, job: BaseJob) -> AsyncIterator[Lent[AsyncConnection[Any]]]:
-        """Raise NoDatabaseError."""
-        yield _refuse()
-
-    def call(
-        self, job: BaseJob, action: Callable[[Client], T], seconds: float | None = None
-    ) -> T:
-        """Raise NoDatabaseError."""
-        raise _refuse()
-
-    async def call_async(
-        self,
-        job: BaseJob,
-        action: Callable[[AsyncClient], Awaitable[T]],
-        seconds: float | None = None,
-    ) -> T:
-        """Raise NoDatabaseError."""
-        raise _refuse()
+    lend_async = lend
 
 
 @contextmanager
@@ -228,9 +197,3 @@ def _second(kind: type[C], first: Driver) -> C:
     second.prepare_threshold = None  # each would give its statements the same names
     pgconn.notice_handler, pgconn.notify_handler = handlers
     return second
-
-
-def _refuse() -> Any:
-    raise NoDatabaseError(
-        "job.transaction() and job.effect() need a database: run_job(..., connection=...)"
-    )

@@ -192,7 +192,7 @@ class Executor:
         left = dict(self._running)
         self._running.clear()  # how they end is of no interest any more
         # What they have not committed is for those who run them next.
-        self._job_context.connections.watch.cut(left)
+        self._heartbeat.watch.cut(left)
         for task in left.values():
             if task is not None:
                 task.cancel()

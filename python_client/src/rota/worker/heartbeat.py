@@ -46,7 +46,7 @@ class Heartbeat(threading.Thread):
         super().__init__(name="rota-heartbeat", daemon=True)
         self._connection = connection
         self._on_change = on_change
-        self._watch = watch
+        self.watch = watch
         watch.heed = self._heed
         self._retry = Retry("heartbeat", connection.state)
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class Heartbeat(threading.Thread):
             self._wakes_at = inf  # what is to be heeded from here on is looked at again
             with self._lock:
                 due = dict(self._due)
-            wakes_at = min([self._watch.look(), *map(self._look, due)])
+            wakes_at = min([self.watch.look(), *map(self._look, due)])
             now = time.monotonic()
             if beating is None or beating.done():
                 beats_at = max(min(due.values(), default=inf), self._not_before)

@@ -20,8 +20,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
     asynccontextmanager,
     contextmanager,
     suppress,
@@ -288,7 +286,7 @@ class Pool:
     def __init__(self, conninfo: str, size: int, watch: Watch, *, resets: bool = False) -> None:
         self._conninfo = conninfo
         self._free = size
-        self._watch = watch
+        self.watch = watch
         self._resets = resets
         self._lock = threading.Lock()
         self._waiting: deque[Future[None]] = deque()
@@ -310,7 +308,7 @@ class Pool:
                 lent = self._take(psycopg.Connection)
                 if lent is None:
                     connection = connect(self._conninfo, "rota job", limit)
-                    lent = Lent(connection, self._watch, resets=self._resets)
+                    lent = Lent(connection, self.watch, resets=self._resets)
                 with self._using(job, lent):
                     if lent.connection.wait(lent.prepare()):
                         lent.allow()
@@ -342,7 +340,7 @@ class Pool:
                 if lent is None:
                     async with time_limit(limit):
                         connection = await connect_async(self._conninfo, "rota job")
-                    lent = Lent(connection, self._watch, resets=self._resets)
+                    lent = Lent(connection, self.watch, resets=self._resets)
                 with self._using(job, lent):
                     if await lent.connection.wait(lent.prepare()):
                         lent.allow()
@@ -355,6 +353,25 @@ class Pool:
             raise
         finally:
             self._give_turn()
+
+    def call(
+        self, job: BaseJob, action: Callable[[Client], T], seconds: float | None = None
+    ) -> T:
+        """Run *action*, a call of ours, for a job in a thread."""
+        with self.lend(job, seconds) as lent:
+            lent.expect(seconds)
+            return action(Client(lent.connection))
+
+    async def call_async(
+        self,
+        job: BaseJob,
+        action: Callable[[AsyncClient], Awaitable[T]],
+        seconds: float | None = None,
+    ) -> T:
+        """Run *action*, a call of ours, for a job in the loop."""
+        async with self.lend_async(job, seconds) as lent:
+            lent.expect(seconds)
+            return await action(AsyncClient(lent.connection))
 
     def close(self) -> None:
         """Close the idle connections, and the others when they come back."""
@@ -409,7 +426,7 @@ class Pool:
     @contextmanager
     def _using(self, job: BaseJob, lent: Lent[Any]) -> Iterator[None]:
         lent.job = job
-        self._watch.add(lent)
+        self.watch.add(lent)
         lent.expect()
         try:
             yield
@@ -419,7 +436,7 @@ class Pool:
             raise
         finally:
             is_clean = lent.give_back()
-            self._watch.remove(lent)
+            self.watch.remove(lent)
             with self._lock:
                 if is_clean and lent.error is None and not self._is_closed:
                     self._idle.append(lent)
@@ -428,54 +445,22 @@ class Pool:
 
 
 class JobConnections:
-    """What a worker with *size* places lends to the handlers of its jobs."""
+    """What a worker lends to *handlers*, and apart from it what *calls* of theirs go over."""
 
-    def __init__(self, conninfo: str, size: int, state: ConnectionState) -> None:
-        self.state = state
-        self.watch = Watch()
-        self._handlers = Pool(conninfo, size, self.watch, resets=True)
-        self._calls = Pool(conninfo, min(size, CALLS), self.watch)
+    def __init__(self, handlers: Pool, calls: Pool, state: ConnectionState) -> None:
+        self.handlers, self.calls, self.state = handlers, calls, state
         state.on_back(self.close_idle)  # an old one may lead to a standby
-
-    def lend(self, job: BaseJob) -> AbstractContextManager[Lent[Plain]]:
-        """Lend a connection to a handler in a thread."""
-        return self._handlers.lend(job)
-
-    def lend_async(
-        self, job: BaseJob
-    ) -> AbstractAsyncContextManager[Lent[AsyncConnection[Any]]]:
-        """Lend a connection to a handler in the loop."""
-        return self._handlers.lend_async(job)
-
-    def call(
-        self, job: BaseJob, action: Callable[[Client], T], seconds: float | None = None
-    ) -> T:
-        """Run *action* for a job in a thread, over a connection that no handler gets."""
-        with self._calls.lend(job, seconds) as lent:
-            lent.expect(seconds)
-            return action(Client(lent.connection))
-
-    async def call_async(
-        self,
-        job: BaseJob,
-        action: Callable[[AsyncClient], Awaitable[T]],
-        seconds: float | None = None,
-    ) -> T:
-        """Run *action* for a job in the loop, over a connection that no handler gets."""
-        async with self._calls.lend_async(job, seconds) as lent:
-            lent.expect(seconds)
-            return await action(AsyncClient(lent.connection))
 
     def close(self) -> None:
         """Close the idle connections, and shut down the others."""
-        self._handlers.close()
-        self._calls.close()
-        self.watch.cut()
+        for pool in (self.handlers, self.calls):
+            pool.close()
+            pool.watch.cut()
 
     def close_idle(self) -> None:
         """Close the idle connections."""
-        self._handlers.close_idle()
-        self._calls.close_idle()
+        self.handlers.close_idle()
+        self.calls.close_idle()
 
 
 def _settings_of(connection: Plain | AsyncConnection[Any]) -> list[Any]:

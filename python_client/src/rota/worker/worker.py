@@ -34,7 +34,7 @@ from .connection import Connection, ConnectionState, Retry, end_task
 from .executor import MAX_BATCH, Executor, Places, Prefetch, Share
 from .fetcher import Fetcher
 from .heartbeat import Heartbeat
-from .lending import JobConnections
+from .lending import CALLS, JobConnections, Pool, Watch
 from .maintenance import Maintenance, Presence
 from .notifier import Notifier
 from .process import (
@@ -124,12 +124,17 @@ class Worker:
         # One of several is named in the log.
         self._state = state = ConnectionState(name_of(conninfo) if self._is_patient else "")
         self._connection = Connection(conninfo, "rota fetcher", state)
-        self._connections = JobConnections(conninfo, self._share.places.total, state)
+        places_in_all, watch = self._share.places.total, Watch()
+        self._connections = JobConnections(
+            Pool(conninfo, places_in_all, watch, resets=True),
+            Pool(conninfo, min(places_in_all, CALLS), watch),
+            state,
+        )
         self._context = JobContext(self.name, self._connections)
         self._heartbeat = Heartbeat(
             Connection(conninfo, "rota heartbeat", state),
             lambda job: self._call(partial(self._executor.cancel, job)),
-            self._connections.watch,
+            watch,
         )
         self._presence = Presence(
             self._connection, self.name, self._queues, lambda: registry.job_types,
