@@ -19,12 +19,13 @@ from rota.job import BaseJob, JobContext, State
 from rota.rows import ClaimedJob, JobHeartbeat
 from rota.worker.connection import ConnectionState
 from rota.worker.heartbeat import Heartbeat
-from rota.worker.lending import JobConnections, Watch
+from rota.worker.lending import Pool, Watch
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
 Drain = Callable[..., None]
 Background = Callable[..., BackgroundWorker]
+NONE = cast(Pool, None)
 BEATEN = JobHeartbeat(
     job_id=1, locked_until=datetime.now(UTC), is_lost=False, is_cancel_requested=False
 )
@@ -36,7 +37,7 @@ def _job(lease: float, claimed_at: float) -> BaseJob:
     claim = ClaimedJob(*[None] * len(ClaimedJob._fields))._replace(
         job_id=1, lease_token=1, locked_for=timedelta(seconds=lease)
     )
-    return BaseJob(claim, JobContext("w", cast(JobConnections, None)), claimed_at)
+    return BaseJob(claim, JobContext("w", NONE, NONE, ConnectionState()), claimed_at)
 
 
 class _Connection:

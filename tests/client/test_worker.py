@@ -15,7 +15,6 @@ from psycopg import sql
 
 import rota
 from rota import AsyncJob, Client, Job, JsonFormatter, Registry, Worker
-from rota.job import Told
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
@@ -544,7 +543,7 @@ def test_a_worker_that_has_an_old_and_a_new_lease_of_a_job_hears_of_each(
     old, new = jobs
     confirmed_at = new.confirmed_at
     deadline = time.monotonic() + 10
-    while not (old.told is Told.LOST and new.confirmed_at > confirmed_at):
+    while not (old.is_lease_gone and new.confirmed_at > confirmed_at):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     is_new_lost = new.is_lost

@@ -75,7 +75,7 @@ WORKER = (
         "cancel-not-told",
         "A handler never learns that its job shall be cancelled.",
         "client/test_worker.py",
-        client("job", "self.told = Told.CANCEL", "pass"),
+        client("job", "self.is_cancel_requested |= is_cancel_requested", "pass"),
     ),
     mutant(
         "lease-without-end",
@@ -83,8 +83,8 @@ WORKER = (
         "client/test_worker_process.py client/test_throughput.py",
         client(
             "job",
-            "Told.LOST or (self.seconds_left < 0 and not self.may_be_finished)",
-            "Told.LOST",
+            "is_lease_gone or (self.seconds_left < 0 and not self.may_be_finished)",
+            "is_lease_gone",
         ),
     ),
     mutant(
@@ -285,7 +285,7 @@ WORKER = (
         client(
             "worker/executor",
             "            self._held.extend(claimed)\n",
-            "            if self._job_context.leaving is Leaving.NO:\n"
+            "            if not self._job_context.is_leaving:\n"
             "                self._held.extend(claimed)\n",
         ),
     ),

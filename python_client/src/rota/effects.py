@@ -20,8 +20,7 @@ from .rows import EffectResult
 from .worker.connection import PASSING, Retry
 
 if TYPE_CHECKING:
-    from .job import BaseJob
-    from .worker.lending import JobConnections
+    from .job import BaseJob, JobContext
 
 logger = logging.getLogger("rota")
 
@@ -53,7 +52,7 @@ class Recording:
     def __init__(
         self,
         job: BaseJob,
-        connections: JobConnections,
+        context: JobContext,
         scope: str,
         key: str,
         if_unknown: str,
@@ -61,11 +60,11 @@ class Recording:
         withdraw_on: Errors,
     ) -> None:
         self._job = job
-        self._calls = connections.calls
+        self._calls = context.calls
         self._what = f"job {job.job_id}: effect {scope!r} {key!r}"
         self._choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
         self._withdraw_on = withdraw_on
-        self._retry = Retry("storing what became of an effect", connections.state)
+        self._retry = Retry("storing what became of an effect", context.state)
         self._names: dict[str, Any] = {
             "scope": scope,
             "key": key,

@@ -29,8 +29,8 @@ from .client.values import storable
 from .effects import WITHDRAW_ON, AsyncRecording, Effect, Errors, PlainRecording
 from .exceptions import JobCancelled, JobFinishedError, LeaseLostError, TimeLimitExceeded
 from .rows import ClaimedJob
-from .worker.connection import PASSING, is_lost
-from .worker.lending import JobConnections
+from .worker.connection import PASSING, ConnectionState, is_lost
+from .worker.lending import Pool
 from .worker.own_process import Processes
 
 logger = logging.getLogger("rota")
@@ -61,24 +61,6 @@ class State(Enum):
     """Its handler has ended, and that is being reported."""
 
 
-class Told(Enum):
-    """What was heard about a job in hand, whatever its state: a lost lease stays lost."""
-
-    NOTHING = "nothing"
-    CANCEL = "cancel"
-    """Somebody called ``cancel_job()``."""
-    LOST = "lost"
-    """Its lease is gone, and no heartbeat brings it back."""
-
-
-class Leaving(Enum):
-    """Whether a worker leaves, and then whether its jobs have a grace period left."""
-
-    NO = "no"
-    SOON = "soon"
-    NOW = "now"
-
-
 @dataclass(frozen=True, slots=True)
 class JobEnd:
     """How an attempt ended, as the functions of `Registry.on_end` are told."""
@@ -94,14 +76,28 @@ class JobEnd:
 
 
 class JobContext:
-    """What a job uses of the worker that runs it: its name, loop, connections, resources."""
+    """What a job uses of the worker that runs it: its name, connections, resources.
 
-    def __init__(self, worker: str, connections: JobConnections) -> None:
+    *handlers* are lent connections, and *calls* of theirs go over others.
+    """
+
+    def __init__(
+        self, worker: str, handlers: Pool, calls: Pool, state: ConnectionState
+    ) -> None:
         self.worker = worker
-        self.connections = connections
+        self.handlers, self.calls, self.state = handlers, calls, state
         self.resources: dict[str, Any] = {}
         self.processes = Processes()
-        self.leaving = Leaving.NO
+        self.is_leaving = False
+        """Whether the worker is to stop."""
+        self.is_stopping = False
+        """Whether its jobs have no grace period left."""
+        state.on_back(self.close_idle)  # an old connection may lead to a standby
+
+    def close_idle(self) -> None:
+        """Close the idle connections."""
+        self.handlers.close_idle()
+        self.calls.close_idle()
 
 
 class BaseJob:
@@ -114,7 +110,10 @@ class BaseJob:
     is_given_up = False
     """Its task does not want another attempt after what its function raised."""
     state = State.HELD
-    told = Told.NOTHING
+    is_cancel_requested = False
+    """Whether an operator called ``cancel_job()``."""
+    is_lease_gone = False
+    """Whether the database has said that its lease is lost: no heartbeat brings it back."""
     _put_at = inf  # when a transaction last got its end
 
     def __init__(self, claim: ClaimedJob, context: JobContext, claimed_at: float) -> None:
@@ -173,22 +172,12 @@ class BaseJob:
     @property
     def is_lost(self) -> bool:
         """Whether the lease is lost: swept, another worker's, or not extended in time."""
-        return self.told is Told.LOST or (self.seconds_left < 0 and not self.may_be_finished)
-
-    @property
-    def is_cancel_requested(self) -> bool:
-        """Whether an operator called ``cancel_job()``."""
-        return self.told is Told.CANCEL
+        return self.is_lease_gone or (self.seconds_left < 0 and not self.may_be_finished)
 
     @property
     def is_leaving(self) -> bool:
         """Whether the worker is to stop: end soon, or raise JobCancelled to return the job."""
-        return self._context.leaving is not Leaving.NO
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the worker is to stop, and its grace period is over."""
-        return self._context.leaving is Leaving.NOW
+        return self._context.is_leaving
 
     @property
     def may_be_finished(self) -> bool:
@@ -223,9 +212,7 @@ class BaseJob:
     @property
     def is_wanted(self) -> bool:
         """Whether it makes sense to go on."""
-        return not (
-            self.is_lost or self.is_cancel_requested or self.is_stopping or self.is_overdue
-        )
+        return self._reason_to_stop() is None
 
     def start(self) -> None:
         """Record that its handler starts."""
@@ -234,25 +221,29 @@ class BaseJob:
     def confirm(self, sent_at: float, *, is_cancel_requested: bool) -> None:
         """Record that a heartbeat that was sent then has extended the lease."""
         self.confirmed_at = sent_at
-        if is_cancel_requested and self.told is Told.NOTHING:
-            self.told = Told.CANCEL
+        self.is_cancel_requested |= is_cancel_requested
 
     def lose(self) -> None:
         """Record that the lease is lost, for good."""
-        self.told = Told.LOST
+        self.is_lease_gone = True
 
     def check(self) -> None:
         """Raise LeaseLostError, JobCancelled or TimeLimitExceeded if the job should stop."""
+        if (reason := self._reason_to_stop()) is not None:
+            raise reason
+
+    def _reason_to_stop(self) -> Exception | None:
         if self.is_lost:
-            raise LeaseLostError(f"the lease of job {self.job_id} is lost")
+            return LeaseLostError(f"the lease of job {self.job_id} is lost")
         if self.is_cancel_requested:
-            raise JobCancelled(f"job {self.job_id} was cancelled")
+            return JobCancelled(f"job {self.job_id} was cancelled")
         if self.is_overdue:
-            raise TimeLimitExceeded(
+            return TimeLimitExceeded(
                 f"job {self.job_id} has exceeded its time limit of {self.time_limit}"
             )
-        if self.is_stopping:
-            raise JobCancelled(f"the worker of job {self.job_id} is stopping")
+        if self._context.is_stopping:
+            return JobCancelled(f"the worker of job {self.job_id} is stopping")
+        return None
 
     def finish_in(self, connection: Caller) -> None:
         """Finish the job, with `result`, in the transaction of your own connection or session.
@@ -350,7 +341,7 @@ class Job(BaseJob):
         Business writes and finish are committed together or not at all; a lost lease raises
         LeaseLostError and rolls both back.
         """
-        with self._committing(), self._context.connections.handlers.lend(self) as lent:
+        with self._committing(), self._context.handlers.lend(self) as lent:
             lent.expect()
             with lent.connection.transaction():
                 lent.allow()
@@ -375,13 +366,13 @@ class Job(BaseJob):
         *withdraw_on* says that it did not: it is due again.  Raise EffectInProgressError while
         another job is at it.
         """
-        connections = self._context.connections
-        return PlainRecording(self, connections, scope, key, if_unknown, keep, withdraw_on)
+        context = self._context
+        return PlainRecording(self, context, scope, key, if_unknown, keep, withdraw_on)
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Record how far the job is; raise LeaseLostError if another worker has it."""
         with self._storing_progress(percent, message) as action:
-            self._context.connections.calls.call(self, action, PROGRESS_TIMEOUT)
+            self._context.calls.call(self, action, PROGRESS_TIMEOUT)
 
 
 class AsyncJob(BaseJob):
@@ -391,7 +382,7 @@ class AsyncJob(BaseJob):
     async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
         """Lend a connection in a transaction that finishes the job, like `Job.transaction`."""
         with self._committing():
-            async with self._context.connections.handlers.lend_async(self) as lent:
+            async with self._context.handlers.lend_async(self) as lent:
                 lent.expect()
                 async with lent.connection.transaction():
                     lent.allow()
@@ -432,8 +423,8 @@ class AsyncJob(BaseJob):
         withdraw_on: Errors = WITHDRAW_ON,
     ) -> AbstractAsyncContextManager[Effect]:
         """Do something outside of the database once, like `Job.effect`."""
-        connections = self._context.connections
-        return AsyncRecording(self, connections, scope, key, if_unknown, keep, withdraw_on)
+        context = self._context
+        return AsyncRecording(self, context, scope, key, if_unknown, keep, withdraw_on)
 
     async def run_in_process(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -450,4 +441,4 @@ class AsyncJob(BaseJob):
     async def set_progress(self, percent: float, message: str | None = None) -> None:
         """Record how far the job is; raise LeaseLostError if another worker has it."""
         with self._storing_progress(percent, message) as action:
-            await self._context.connections.calls.call_async(self, action, PROGRESS_TIMEOUT)
+            await self._context.calls.call_async(self, action, PROGRESS_TIMEOUT)

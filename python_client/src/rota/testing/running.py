@@ -40,7 +40,7 @@ from ..tasks import Task
 from ..worker.completer import NOT_COMMITTED
 from ..worker.connection import ConnectionState
 from ..worker.events import Outcome, failure, run_async, run_sync
-from ..worker.lending import JobConnections, Pool
+from ..worker.lending import Pool
 from ..worker.own_process import Processes, check_can_be_found, packed, question_of
 from ..worker.process import is_in_loop
 from .session import NoDatabase, NoDatabaseError, Session, session_of
@@ -208,7 +208,7 @@ class _Context(JobContext):
     """What a job uses of the test that runs it."""
 
     def __init__(self, way: _Way, pool: Pool) -> None:
-        super().__init__(WORKER, JobConnections(pool, pool, ConnectionState()))
+        super().__init__(WORKER, pool, pool, ConnectionState())
         self.resources = dict(way.resources)
         self.processes = _NoProcesses(in_loop=way.in_loop)
 

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import Any, cast
 from weakref import WeakSet
 
-from ..job import AsyncJob, BaseJob, Job, JobContext, Leaving
+from ..job import AsyncJob, BaseJob, Job, JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
 from .completer import Completer
@@ -86,7 +86,7 @@ class Executor:
             self.ends,
             share.places.take_turn,
             self._go_on,
-            context.connections.close_idle,
+            context.close_idle,
         )
         self._heartbeat = heartbeat
         self._share = share
@@ -173,7 +173,7 @@ class Executor:
 
     def close(self) -> None:
         """Give back the jobs that have not been started, and tell the others that it leaves."""
-        self._job_context.leaving = Leaving.SOON
+        self._job_context.is_leaving = True
         self._start()
 
     async def wait(self, timeout: float, give_up: asyncio.Event) -> None:
@@ -185,7 +185,7 @@ class Executor:
 
     async def stop_running(self) -> None:
         """Tell the handlers to end, and give back what does not."""
-        self._job_context.leaving = Leaving.NOW
+        self._job_context.is_stopping = True
         for job in list(self._running):
             self.cancel(job)
         await wait_for(self._at_rest, LAST_WORDS)
@@ -224,7 +224,7 @@ class Executor:
     def _start(self, claimed: Iterable[BaseJob] = ()) -> None:
         with self._lock:
             self._held.extend(claimed)
-            if self._job_context.leaving is not Leaving.NO:
+            if self._job_context.is_leaving:
                 self._completer.give_back(self._held)
                 self._held.clear()
             jobs = [self._take() for _ in range(min(self._places, len(self._held)))]

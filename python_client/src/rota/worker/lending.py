@@ -41,7 +41,6 @@ from .connection import (
     CALL_TIMEOUT,
     PID,
     SHORTEST_LIMIT,
-    ConnectionState,
     NoAnswerError,
     is_own,
     is_readable,
@@ -442,25 +441,6 @@ class Pool:
                     self._idle.append(lent)
                 else:
                     lent.close()
-
-
-class JobConnections:
-    """What a worker lends to *handlers*, and apart from it what *calls* of theirs go over."""
-
-    def __init__(self, handlers: Pool, calls: Pool, state: ConnectionState) -> None:
-        self.handlers, self.calls, self.state = handlers, calls, state
-        state.on_back(self.close_idle)  # an old one may lead to a standby
-
-    def close(self) -> None:
-        """Close the idle connections, and shut down the others."""
-        for pool in (self.handlers, self.calls):
-            pool.close()
-            pool.watch.cut()
-
-    def close_idle(self) -> None:
-        """Close the idle connections."""
-        self.handlers.close_idle()
-        self.calls.close_idle()
 
 
 def _settings_of(connection: Plain | AsyncConnection[Any]) -> list[Any]:

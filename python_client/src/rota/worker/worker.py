@@ -34,7 +34,7 @@ from .connection import Connection, ConnectionState, Retry, end_task
 from .executor import MAX_BATCH, Executor, Places, Prefetch, Share
 from .fetcher import Fetcher
 from .heartbeat import Heartbeat
-from .lending import CALLS, JobConnections, Pool, Watch
+from .lending import CALLS, Pool, Watch
 from .maintenance import Maintenance, Presence
 from .notifier import Notifier
 from .process import (
@@ -125,12 +125,12 @@ class Worker:
         self._state = state = ConnectionState(name_of(conninfo) if self._is_patient else "")
         self._connection = Connection(conninfo, "rota fetcher", state)
         places_in_all, watch = self._share.places.total, Watch()
-        self._connections = JobConnections(
+        self._context = JobContext(
+            self.name,
             Pool(conninfo, places_in_all, watch, resets=True),
             Pool(conninfo, min(places_in_all, CALLS), watch),
             state,
         )
-        self._context = JobContext(self.name, self._connections)
         self._heartbeat = Heartbeat(
             Connection(conninfo, "rota heartbeat", state),
             lambda job: self._call(partial(self._executor.cancel, job)),
@@ -405,7 +405,9 @@ class Worker:
         await _try(self._presence.leave())
         if notifying is not None:
             await asyncio.wait([notifying], timeout=LEAVE_TIMEOUT)
-        self._connections.close()
+        self._context.handlers.close()
+        self._context.calls.close()
+        self._heartbeat.watch.cut()
         self._heartbeat.join(timeout=1.0)
         logger.info("worker %s stopped", self.name)
 
