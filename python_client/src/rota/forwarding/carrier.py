@@ -23,7 +23,6 @@ from ..rows import ForwardJob, ReceivedJob, TakenMoves, WaitingMove
 from ..worker.connection import (
     Connection,
     ConnectionState,
-    NoAnswerError,
     Retry,
     end_task,
     wait_for,
@@ -42,9 +41,8 @@ IDLE_TIMEOUT = 10.0
 """Seconds after which a carrier without work closes its connections."""
 NO_RIGHT = "42501"
 UNFIT = (UnicodeError, psycopg.errors.UntranslatableCharacter)
-UNTRANSLATABLE = (
-    "22P05",
-    "the other database has another encoding, which lacks characters of it",
+UNTRANSLATABLE = ReceivedJob(
+    1, None, "22P05", "the other database has another encoding, which lacks characters of it"
 )
 PAUSE = 0.2
 """Seconds until a mover looks again where nothing can go for now."""
@@ -88,7 +86,6 @@ class Lane:
         self._retry = Retry(None, target.state)
         self._task: asyncio.Task[None] | None = None
         self._halvings = 0
-        self._unanswered = 0
 
     @property
     def is_open(self) -> bool:
@@ -125,33 +122,28 @@ class Lane:
         """How many jobs to send at a time, and how many bytes."""
         return max(1, MAX_JOBS >> self._halvings), max(1, MAX_BYTES >> self._halvings)
 
-    @property
-    def _receive_timeout(self) -> float:
-        return RECEIVE_TIMEOUT * 2.0 ** min(self._unanswered, self.max_doublings)
-
     async def _take(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Run what takes jobs, has them received, and ends them."""
-        return await self._source.call(action, 2 * self._receive_timeout, max_doublings=0)
+        limit = 2 * self._target.limit(RECEIVE_TIMEOUT, self.max_doublings)
+        return await self._source.call(action, limit, max_doublings=0)
 
     async def _receive(
-        self, action: Callable[[AsyncClient], Awaitable[T]], unfit: T | None = None
-    ) -> T:
-        """Have the other database act; return *unfit* if it cannot have the texts it is sent.
+        self, jobs: int, action: Callable[[AsyncClient], Awaitable[list[ReceivedJob]]]
+    ) -> list[ReceivedJob]:
+        """Have the other database receive so many jobs.
 
-        The error is raised as one that is not of the connection on which they were taken.
+        Its error is raised as one that is not of the connection on which they were taken.
         """
         try:
-            received = await self._target.call(action, self._receive_timeout, max_doublings=0)
+            return await self._target.call(
+                action, RECEIVE_TIMEOUT, max_doublings=self.max_doublings
+            )
         except (psycopg.Error, RotaError, OSError, UnicodeError) as error:
-            if isinstance(error, NoAnswerError):
-                self._unanswered += 1
             if isinstance(error, UNFIT):
-                if unfit is not None:
-                    return unfit
+                if jobs == 1:
+                    return [UNTRANSLATABLE]
                 self._halvings = MAX_JOBS.bit_length()  # one by one, it may be any of them
             raise ReceiverError from error
-        self._unanswered = 0
-        return received
 
     async def _fail(self, error: BaseException, text: str, subject: object) -> None:
         """Log the first failure, and wait until it is time to try with half as much."""
@@ -262,8 +254,8 @@ class Carrier(Lane):
         job_ids = [job.job_id for job in taken]
         created_at = [job.created_at for job in taken]
         return await self._receive(
+            len(taken),
             lambda client: client.receive_jobs(self._number, job_ids, created_at, array),
-            [ReceivedJob(1, None, *UNTRANSLATABLE)] if len(taken) == 1 else None,
         )
 
 
@@ -336,8 +328,8 @@ class Mover(Lane):
 
     async def _send(self, taken: TakenMoves, jobs: str) -> list[ReceivedJob]:
         return await self._receive(
+            len(taken.job_ids),
             lambda client: client.receive_moves(
                 self.move.move_id, self._number, self.move.queue, jobs, taken.settle_above
             ),
-            [ReceivedJob(1, None, *UNTRANSLATABLE)] if len(taken.job_ids) == 1 else None,
         )

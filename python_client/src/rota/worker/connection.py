@@ -254,6 +254,13 @@ class Connection:
         self._lent = 0
         self._must_begin = False
 
+    def limit(self, timeout: float, max_doublings: int = MAX_DOUBLINGS) -> float:
+        """Return how long the next call may take: longer after those that had no answer.
+
+        One that takes long would never end if it were cut off in time each time.
+        """
+        return timeout * 2.0 ** min(self._unanswered, max_doublings)
+
     async def call(
         self,
         action: Callable[[AsyncClient], Awaitable[T]],
@@ -270,8 +277,7 @@ class Connection:
         cancels = task.cancelling()
         async with self._turn:
             try:
-                # A call that takes long would never end if it were cut off in time each time.
-                async with time_limit(timeout * 2.0 ** min(self._unanswered, max_doublings)):
+                async with time_limit(self.limit(timeout, max_doublings)):
                     try:
                         value = await self._act(action)
                     except IsolationLevelError:
