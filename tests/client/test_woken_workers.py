@@ -21,6 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from client.test_pooler import pooler  # noqa: F401 - a fixture
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota.worker import notifier
+from rota.worker.connection import Connection, ConnectionState
 from rota.worker.fetcher import Poller
 from rota.worker.notifier import Notifier, Place
 from support.pooler import find_pgbouncer
@@ -599,3 +600,37 @@ def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPat
         now = poller.claim_at
 
     assert waits == [6.0, 0.01, 0.02, 0.04]
+
+
+def test_a_job_that_travels_is_heard_of_while_the_notifier_waits_for_it_again(
+    db: Db, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notification comes after the locks are taken, and before the answer is read."""
+    db.execute("select rota.set_database_number(1)")
+    heard: list[bool] = []
+    wait_for_jobs = AsyncClient.wait_for_jobs
+
+    async def and_one_comes(client: AsyncClient, *arguments: Any) -> Any:
+        waiting = await wait_for_jobs(client, *arguments)
+        db.execute("select rota.enqueue_to(2, 't')")
+        await client.connection.execute("select")
+        return waiting
+
+    async def wait_again() -> None:
+        state = ConnectionState()
+        listening = Connection(dsn, "rota notifier", state)
+        waits = Notifier(listening, Connection(dsn, "other", state), [], list, NEVER)
+        session = await listening.open()
+        session.add_notify_handler(waits._receive)
+        for queues in (["forward:2"], []):
+            waits.wait_also(queues)
+            await waits._move(session, Place.AWAY)
+        waits.on_other = heard.append
+        monkeypatch.setattr(AsyncClient, "wait_for_jobs", and_one_comes)
+        waits.wait_also(["forward:2"])
+        await waits._move(session, Place.AWAY)
+        await listening.close()
+
+    asyncio.run(wait_again())
+
+    assert heard == [True]

@@ -256,7 +256,7 @@ class Notifier:
             self.on_maintenance()
         else:
             self.on_notify()
-            if self.others_heard:
+            if self._others:  # it may come before the answer that says that it is heard of
                 self.on_other(True)
 
     async def _stop_waiting(self) -> None:
