@@ -87,7 +87,6 @@ class Notifier:
         self._job_types = job_types
         self._poll_interval = poll_interval
         self._retry = Retry(None, connection.state)
-        self._session: AsyncConnection[Any] | None = None
         self._channels: set[str] = set()
         # Always the same one: a pooler may keep listening to it for us.
         self._probe = f"rota_probe_{secrets.token_hex(6)}"
@@ -126,15 +125,17 @@ class Notifier:
         """Listen until cancelled; whatever happens to the connection, come back."""
         while True:
             error: Exception | None = None
+            session: AsyncConnection[Any] | None = None
             try:
                 async with time_limit(PATIENCE):
-                    self._session = await self._connection.open()
-                self._session.add_notify_handler(self._receive)
-                if await self._receives(self._session):
-                    await self._serve(self._session)
+                    session = await self._connection.open()
+                session.add_notify_handler(self._receive)
+                if await self._receives(session):
+                    await self._serve(session)
                 self._log_off("no message arrives, as behind a pooler in transaction mode")
             except asyncio.CancelledError:
-                await self._stop_waiting()
+                if session is not None:
+                    await self._stop_waiting(session)
                 raise
             except (psycopg.Error, RotaError, OSError) as exception:
                 self._log_off(one_line(exception))
@@ -165,24 +166,24 @@ class Notifier:
             await session.execute(sql.SQL("unlisten {}").format(channel))
         return self._is_probed.is_set()
 
-    async def _serve(self, connection: AsyncConnection[Any]) -> None:
+    async def _serve(self, session: AsyncConnection[Any]) -> None:
         self.is_on = True
         self._asked.set()
         self.on_change()
         while True:
             pause = min(CHECK_INTERVAL, self._look_at - time.monotonic())
-            await receive(connection, self._receive, self._asked, pause)
+            await receive(session, self._receive, self._asked, pause)
             must_move = self._asked.is_set()
             self._asked.clear()
             silence = asyncio.get_running_loop().call_later(SILENCE, self._tick_unasked)
             try:
                 async with time_limit(PATIENCE):
                     if must_move:
-                        await self._move(connection, self.wanted)
+                        await self._move(session, self.wanted)
                     elif time.monotonic() >= self._look_at - TIMER_ERROR:
-                        await self._move(connection, Place.IDLE, claimed=False)
+                        await self._move(session, Place.IDLE, claimed=False)
                     else:
-                        await connection.execute("select")
+                        await session.execute("select")
             finally:
                 silence.cancel()
             # Not before: it may have no right to wait for its queues.
@@ -194,9 +195,9 @@ class Notifier:
         self.on_maintenance()
 
     async def _move(
-        self, connection: AsyncConnection[Any], place: Place, *, claimed: bool = True
+        self, session: AsyncConnection[Any], place: Place, *, claimed: bool = True
     ) -> None:
-        client = AsyncClient(connection)
+        client = AsyncClient(session)
         own, others = list(self._queues), list(self._others)
         if place is Place.AWAY:
             self.place, own = place, []
@@ -223,7 +224,7 @@ class Notifier:
             for channel in sorted(some)
         ]
         if changes:
-            await connection.execute(sql.SQL("; ").join(changes))
+            await session.execute(sql.SQL("; ").join(changes))
         self._channels = channels
         seconds = waiting.look_again_in.total_seconds()
         self._hear_of(frozenset([*own, *others][:MAX_QUEUES]) & frozenset(others))
@@ -259,19 +260,18 @@ class Notifier:
             if self._others:  # it may come before the answer that says that it is heard of
                 self.on_other(True)
 
-    async def _stop_waiting(self) -> None:
+    async def _stop_waiting(self, session: AsyncConnection[Any]) -> None:
         """Let another be notified: what this one heard of may not be claimed any more."""
-        if self._session is not None and (self.place is not Place.AWAY or self.others_heard):
+        if self.place is not Place.AWAY or self.others_heard:
             with suppress(psycopg.Error):
                 async with time_limit(PROBE_PATIENCE):
-                    await AsyncClient(self._session).stop_waiting()
+                    await AsyncClient(session).stop_waiting()
 
     async def _close(self) -> None:
         self.is_on = False
         self._look_at = inf
         self.place = Place.AWAY
         self._hear_of(frozenset())
-        self._session = None
         await self._connection.close()
 
     def _log_on(self) -> None:

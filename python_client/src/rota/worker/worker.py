@@ -279,7 +279,7 @@ class Worker:
                     raise
                 if not retry.failures:
                     text = "%s cannot be used, trying again: %s"
-                    logger.warning(text, self._database, one_line(error))
+                    logger.warning(text, self._state.database, one_line(error))
                 # Who waits for all to be ready waits for those only that are there.
                 self._ready.set()
                 await retry.wait(error)
@@ -332,18 +332,8 @@ class Worker:
             self.name, self._queues, max_jobs, self._lease, job_types
         )
 
-    @property
-    def _database(self) -> str:
-        """What tells it from the others of the process, once there was a connection."""
-        return f"database {self._connection.database}".strip()
-
     async def _compare_versions(self) -> None:
-        try:
-            found = await self._connection.call(AsyncClient.version)
-        except (psycopg.ProgrammingError, RotaError) as error:
-            text = "the version of %s is not known: %s"
-            logger.warning(text, self._database, one_line(error))
-            return
+        found = await self._connection.call(AsyncClient.version)
         theirs, ours = _numbers_of(found), _numbers_of(__version__)
         if theirs[:2] < ours[:2]:  # the last number changes no function
             raise RotaError(
