@@ -117,7 +117,7 @@ def test_a_job_that_is_gone_is_lost_unless_its_end_is_just_reported(state: State
     heartbeat.add([job])
     asyncio.run(heartbeat._beat([job]))
 
-    assert job.is_lost is (state in (State.HELD, State.RUNNING))
+    assert job.is_lost is (state is State.RUNNING)
 
 
 def test_heartbeats_go_on_after_an_error() -> None:

@@ -49,10 +49,8 @@ class State(Enum):
     finished.
     """
 
-    HELD = "held"
-    """It waits for a free place."""
     RUNNING = "running"
-    """Its handler runs."""
+    """It waits for a free place, or its handler runs."""
     FINISHING = "finishing"
     """Its handler runs, and a transaction has its end, of which nobody knows if it commits."""
     FINISHED = "finished"
@@ -109,7 +107,7 @@ class BaseJob:
     """Where its run of a pipeline goes on to: None is the next in order, ``end`` none."""
     is_given_up = False
     """Its task does not want another attempt after what its function raised."""
-    state = State.HELD
+    state = State.RUNNING
     is_cancel_requested = False
     """Whether an operator called ``cancel_job()``."""
     is_lease_gone = False
@@ -185,7 +183,7 @@ class BaseJob:
         if self.state is State.FINISHING:
             # A heartbeat that came through later found no lock: the end was rolled back.
             return self.confirmed_at <= self._put_at
-        return self.state not in (State.HELD, State.RUNNING)
+        return self.state is not State.RUNNING
 
     @property
     def seconds_left(self) -> float:
@@ -216,7 +214,7 @@ class BaseJob:
 
     def start(self) -> None:
         """Record that its handler starts."""
-        self.state, self.began_at = State.RUNNING, time.monotonic()
+        self.began_at = time.monotonic()
 
     def confirm(self, sent_at: float, *, is_cancel_requested: bool) -> None:
         """Record that a heartbeat that was sent then has extended the lease."""
