@@ -346,9 +346,6 @@ class Registry:
         if failure is not None:  # what a middleware has swallowed is no success
             raise failure
 
-    def __len__(self) -> int:
-        return len(self._handlers)
-
 
 def is_async(function: object) -> bool:
     """Whether calling a handler, or a function of `Registry.on_end`, gives a coroutine."""

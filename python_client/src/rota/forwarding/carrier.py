@@ -81,8 +81,10 @@ class Lane:
 
     def __init__(self, name: str, source: Database, target: Database) -> None:
         self.target = target
-        self._source = Connection(source.conninfo, name, source.state)
-        self._target = Connection(target.conninfo, "rota receiver", target.state)
+        self._source = Connection(source.conninfo, name, source.state, 0)
+        self._target = Connection(
+            target.conninfo, "rota receiver", target.state, self.max_doublings
+        )
         self._retry = Retry(None, target.state)
         self._task: asyncio.Task[None] | None = None
         self._halvings = 0
@@ -124,8 +126,7 @@ class Lane:
 
     async def _take(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Run what takes jobs, has them received, and ends them."""
-        limit = 2 * self._target.limit(RECEIVE_TIMEOUT, self.max_doublings)
-        return await self._source.call(action, limit, max_doublings=0)
+        return await self._source.call(action, 2 * self._target.limit(RECEIVE_TIMEOUT))
 
     async def _receive(
         self, jobs: int, action: Callable[[AsyncClient], Awaitable[list[ReceivedJob]]]
@@ -135,9 +136,7 @@ class Lane:
         Its error is raised as one that is not of the connection on which they were taken.
         """
         try:
-            return await self._target.call(
-                action, RECEIVE_TIMEOUT, max_doublings=self.max_doublings
-            )
+            return await self._target.call(action, RECEIVE_TIMEOUT)
         except (psycopg.Error, RotaError, OSError, UnicodeError) as error:
             if isinstance(error, UNFIT):
                 if jobs == 1:
@@ -183,7 +182,7 @@ class Carrier(Lane):
         worker: str,
         source: Database,
         target: Database,
-        on_carried: Callable[[], None] = lambda: None,
+        on_carried: Callable[[], None],
     ) -> None:
         assert target.number is not None  # noqa: S101 - for the type checker
         super().__init__("rota forwarder", source, target)

@@ -38,8 +38,6 @@ MAX_JOBS = 1000
 """So many jobs go with one call."""
 BUSY_PAUSE = 0.5
 """Seconds until a call is repeated for a job whose row another session has locked."""
-MAX_DOUBLINGS = 4
-"""So many times in a row a call that had no answer is given twice the time."""
 IDLE_TIMEOUT = 60.0
 """Seconds after which a worker without jobs closes the connections that only they need."""
 CANCEL_TIMEOUT = 1.0
@@ -239,9 +237,15 @@ async def end_task(task: asyncio.Task[Any]) -> None:
 
 
 class Connection:
-    """One connection of a worker, by its *name*; calls take turns."""
+    """One connection of a worker, by its *name*; calls take turns.
 
-    def __init__(self, conninfo: str, name: str, state: ConnectionState) -> None:
+    So many times in a row as *max_doublings* a call that had no answer is given twice the time:
+    one that takes long would never end if it were cut off in time each time.
+    """
+
+    def __init__(
+        self, conninfo: str, name: str, state: ConnectionState, max_doublings: int = 4
+    ) -> None:
         self.state = state
         self.database = ""
         """The name of the database, once there was a connection."""
@@ -250,23 +254,17 @@ class Connection:
         self._opened_at = 0.0
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
+        self._max_doublings = max_doublings
         self._unanswered = 0
         self._lent = 0
         self._must_begin = False
 
-    def limit(self, timeout: float, max_doublings: int = MAX_DOUBLINGS) -> float:
-        """Return how long the next call may take: longer after those that had no answer.
-
-        One that takes long would never end if it were cut off in time each time.
-        """
-        return timeout * 2.0 ** min(self._unanswered, max_doublings)
+    def limit(self, timeout: float) -> float:
+        """Return how long the next call may take."""
+        return timeout * 2.0 ** min(self._unanswered, self._max_doublings)
 
     async def call(
-        self,
-        action: Callable[[AsyncClient], Awaitable[T]],
-        timeout: float = CALL_TIMEOUT,
-        *,
-        max_doublings: int = MAX_DOUBLINGS,
+        self, action: Callable[[AsyncClient], Awaitable[T]], timeout: float = CALL_TIMEOUT
     ) -> T:
         """Run *action*; after a database error the next call opens a new connection.
 
@@ -277,7 +275,7 @@ class Connection:
         cancels = task.cancelling()
         async with self._turn:
             try:
-                async with time_limit(self.limit(timeout, max_doublings)):
+                async with time_limit(self.limit(timeout)):
                     try:
                         value = await self._act(action)
                     except IsolationLevelError:

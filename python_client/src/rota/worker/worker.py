@@ -492,7 +492,7 @@ def _check_registry(registry: Registry) -> None:
             f"the handlers must be in a rota.Registry, got {type(registry).__name__}: "
             "registry.add(job_type, function) adds one"
         )
-    if not len(registry):
+    if not registry.job_types:
         raise ValueError("the registry has no handler")
 
 
