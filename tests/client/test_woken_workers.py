@@ -8,8 +8,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -602,6 +602,19 @@ def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPat
     assert waits == [6.0, 0.01, 0.02, 0.04]
 
 
+@asynccontextmanager
+async def notifier_of(
+    dsn: str, queues: list[str]
+) -> AsyncIterator[tuple[Notifier, psycopg.AsyncConnection[Any]]]:
+    """Give a notifier of jobs of type t that has its connection and does nothing by itself."""
+    listening = Connection(dsn, "rota notifier", ConnectionState())
+    waits = Notifier(listening, listening, queues, lambda: ["t"], NEVER)
+    session = await listening.open()
+    session.add_notify_handler(waits._receive)
+    yield waits, session
+    await listening.close()
+
+
 def test_a_job_that_travels_is_heard_of_while_the_notifier_waits_for_it_again(
     db: Db, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -617,20 +630,38 @@ def test_a_job_that_travels_is_heard_of_while_the_notifier_waits_for_it_again(
         return waiting
 
     async def wait_again() -> None:
-        state = ConnectionState()
-        listening = Connection(dsn, "rota notifier", state)
-        waits = Notifier(listening, Connection(dsn, "other", state), [], list, NEVER)
-        session = await listening.open()
-        session.add_notify_handler(waits._receive)
-        for queues in (["forward:2"], []):
-            waits.wait_also(queues)
+        async with notifier_of(dsn, []) as (waits, session):
+            for queues in (["forward:2"], []):
+                waits.wait_also(queues)
+                await waits._move(session, Place.AWAY)
+            waits.on_other = heard.append
+            monkeypatch.setattr(AsyncClient, "wait_for_jobs", and_one_comes)
+            waits.wait_also(["forward:2"])
             await waits._move(session, Place.AWAY)
-        waits.on_other = heard.append
-        monkeypatch.setattr(AsyncClient, "wait_for_jobs", and_one_comes)
-        waits.wait_also(["forward:2"])
-        await waits._move(session, Place.AWAY)
-        await listening.close()
 
     asyncio.run(wait_again())
 
     assert heard == [True]
+
+
+def test_a_check_is_heard_of_with_the_answer_to_listen(
+    db: Db, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    wait_for_jobs = AsyncClient.wait_for_jobs
+
+    async def and_a_check_comes(client: AsyncClient, *arguments: Any) -> Any:
+        waiting = await wait_for_jobs(client, *arguments)
+        await client.connection.execute("listen rota_maintenance_0")
+        db.execute("notify rota_maintenance_0")  # it arrives with the next answer
+        return waiting
+
+    async def begin_to_wait() -> None:
+        async with notifier_of(dsn, ["default"]) as (waits, session):
+            waits.on_maintenance = lambda: heard.append("check")
+            await waits._move(session, Place.IDLE)
+
+    monkeypatch.setattr(AsyncClient, "wait_for_jobs", and_a_check_comes)
+    asyncio.run(begin_to_wait())
+
+    assert heard == ["check"]

@@ -285,7 +285,7 @@ class Pool:
     def __init__(self, conninfo: str, size: int, watch: Watch, *, resets: bool = False) -> None:
         self._conninfo = conninfo
         self._free = size
-        self.watch = watch
+        self._watch = watch
         self._resets = resets
         self._lock = threading.Lock()
         self._waiting: deque[Future[None]] = deque()
@@ -307,7 +307,7 @@ class Pool:
                 lent = self._take(psycopg.Connection)
                 if lent is None:
                     connection = connect(self._conninfo, "rota job", limit)
-                    lent = Lent(connection, self.watch, resets=self._resets)
+                    lent = Lent(connection, self._watch, resets=self._resets)
                 with self._using(job, lent):
                     if lent.connection.wait(lent.prepare()):
                         lent.allow()
@@ -339,7 +339,7 @@ class Pool:
                 if lent is None:
                     async with time_limit(limit):
                         connection = await connect_async(self._conninfo, "rota job")
-                    lent = Lent(connection, self.watch, resets=self._resets)
+                    lent = Lent(connection, self._watch, resets=self._resets)
                 with self._using(job, lent):
                     if await lent.connection.wait(lent.prepare()):
                         lent.allow()
@@ -425,7 +425,7 @@ class Pool:
     @contextmanager
     def _using(self, job: BaseJob, lent: Lent[Any]) -> Iterator[None]:
         lent.job = job
-        self.watch.add(lent)
+        self._watch.add(lent)
         lent.expect()
         try:
             yield
@@ -435,7 +435,7 @@ class Pool:
             raise
         finally:
             is_clean = lent.give_back()
-            self.watch.remove(lent)
+            self._watch.remove(lent)
             with self._lock:
                 if is_clean and lent.error is None and not self._is_closed:
                     self._idle.append(lent)

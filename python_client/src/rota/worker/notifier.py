@@ -223,9 +223,9 @@ class Notifier:
             )
             for channel in sorted(some)
         ]
+        self._channels = channels  # first: the answer may bring a notification with it
         if changes:
             await session.execute(sql.SQL("; ").join(changes))
-        self._channels = channels
         seconds = waiting.look_again_in.total_seconds()
         self._hear_of(frozenset([*own, *others][:MAX_QUEUES]) & frozenset(others))
         if others and seconds <= 0.0:
