@@ -266,17 +266,9 @@ begin
             job_types, due, v_ids);
         exit when cardinality(v_found) = 0;
         v_is_end := cardinality(v_found) < v_wanted;
-        if 0 > any(v_found) then
-            v_may_leave := v_may_leave
-                - rota._hold_expired(v_found, due, v_may_leave - cardinality(v_found));
-            v_found := array(
-                select f.id from unnest(v_found) with ordinality as f (id, ordinal)
-                where f.id > 0 order by f.ordinal
-            );
-        end if;
-        if v_has_pauses then
-            select p.ids, v_may_leave - p.held into v_found, v_may_leave
-            from rota._hold_paused(v_found, due, v_may_leave - cardinality(v_found)) as p;
+        if v_has_pauses or 0 > any(v_found) then
+            select u.ids, v_may_leave - u.held into v_found, v_may_leave
+            from rota._hold_unfit(v_found, due, v_may_leave - cardinality(v_found)) as u;
         end if;
         v_is_limited := exists (select from rota.limits);
         if v_is_limited then
@@ -327,30 +319,87 @@ begin
     locked_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));
 end $$;
 
-/* Take expired jobs out of their lanes: those with a minus, which are locked, and of the 100
- * behind the first of them in its lane all that no other session has locked, since one that has
- * expired is seldom alone, but not more than *max_more*.  Returns how many left. */
-create or replace function rota._hold_expired(
-    locked_ids bigint[], due timestamptz, max_more integer
-) returns integer language plpgsql as $$
+/* Take out of their lanes what has expired, and jobs of paused types: of these, which are
+ * locked, and for each reason of the 100 behind the first of them all that no other session has
+ * locked, since one is seldom alone, but in all not more than *max_more*.  Returns the ids that
+ * are left, in the order given and without a minus, and how many went. */
+create or replace function rota._hold_unfit(
+    job_ids bigint[], due timestamptz, max_more integer, out ids bigint[], out held integer
+) language plpgsql as $$
+-- It locks rows, which plpgsql_check does not see in an array.
+-- @plpgsql_check_options: performance_warnings = off
 declare
     -- A variable: see _lock_merged().
     c_waiting constant text[] := '{queued,failed}'::text[];
-    v_ids bigint[] := array(
-        select -l.id from unnest(_hold_expired.locked_ids) as l (id) where l.id < 0);
+    v_reason record;
     v_first rota.jobs;
+    v_ids bigint[];
+    v_more bigint[];
 begin
-    select j.* into v_first from rota.jobs as j where j.id = v_ids[1];
-    v_ids := v_ids || array(
-        select j.id from rota.jobs as j
-        where j.id = any(array(select b.id from rota._behind_in_lane(v_first) as b
-            where b.expires_at <= _hold_expired.due))
-          and j.id <> all(v_ids) and j.status = any(c_waiting) and j.hold is null
-          and j.expires_at <= _hold_expired.due
-        limit _hold_expired.max_more for update skip locked
+    ids := array(
+        select abs(i.id) from unnest(_hold_unfit.job_ids) with ordinality as i (id, ordinal)
+        order by i.ordinal
     );
-    update rota.jobs as j set hold = 'expired' where j.id = any(v_ids);
-    return cardinality(v_ids);
+    held := 0;
+    for v_reason in
+        select null as pause_name, null as queue, null as job_type, null as passes_with
+        union all
+        select p.pause_name, p.queue, p.job_type,
+            -- What a breaker lets through to try.
+            case when p.set_by = 'breaker' then 'try ' || p.pause_name end
+        from rota.pauses as p
+        where p.job_type is not null and (p.until is null or p.until > _hold_unfit.due)
+        order by pause_name nulls first
+    loop
+        v_ids := array(
+            select j.id from rota.jobs as j
+            where j.id = any(ids) and case
+                when v_reason.pause_name is null then j.expires_at <= _hold_unfit.due
+                else j.job_type = v_reason.job_type
+                  and (v_reason.queue is null or j.queue = v_reason.queue)
+                  and (j.opened_for = v_reason.passes_with) is not true
+              end
+            order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
+        );
+        continue when v_ids = '{}';
+        ids := array(
+            select i.id from unnest(ids) with ordinality as i (id, ordinal)
+            where i.id <> all(v_ids) order by i.ordinal
+        );
+        select j.* into v_first from rota.jobs as j where j.id = v_ids[1];
+        v_more := array(
+            select j.id from rota.jobs as j
+            where j.id = any(array(
+                select b.id from rota.jobs as b
+                where b.queue = v_first.queue and coalesce(b.own_lane, b.priority)
+                    = coalesce(v_first.own_lane, v_first.priority)
+                  and b.hold is null and b.status in ('queued', 'failed')
+                  and (coalesce(b.own_place, b.run_at), b.id)
+                    > (coalesce(v_first.own_place, v_first.run_at), v_first.id)
+                order by coalesce(b.own_place, b.run_at), b.id limit 100
+            ))
+              and j.id <> all(v_ids) and j.status = any(c_waiting) and j.hold is null
+              and j.queue = v_first.queue and j.run_at <= _hold_unfit.due and case
+                when v_reason.pause_name is null then j.expires_at <= _hold_unfit.due
+                else j.job_type = v_reason.job_type
+                  and (j.opened_for = v_reason.passes_with) is not true
+              end
+            limit _hold_unfit.max_more for update skip locked
+        );
+        max_more := max_more - cardinality(v_more);
+        v_ids := v_ids || v_more;
+        -- The place in its lane that a limit let one of these take is for another.
+        perform rota._add_checks('limit', array(
+            select j.opened_for from rota.jobs as j
+            where j.id = any(v_ids) and j.opened_for is not null
+        ));
+        update rota.jobs as j
+        set hold = coalesce('pause ' || v_reason.pause_name, 'expired'), opened_for = null
+        where j.id = any(v_ids);
+        perform rota._add_checks('pause', array[v_reason.pause_name])
+        where v_reason.pause_name is not null;
+        held := held + cardinality(v_ids);
+    end loop;
 end $$;
 
 /* The queues that are not paused, nor full; and until which place their lanes are walked.  A

@@ -1598,7 +1598,7 @@ v_row ->> 'pause_name',
         "probes-past-an-operator",
         "Jobs that a breaker let through start although an operator has paused their type.",
         "sql/jobs/test_retries.py",
-        sql("jobs/pauses", "when p.set_by = 'breaker' then 'try '", "when true then 'try '"),
+        sql("jobs/claim", "when p.set_by = 'breaker' then 'try '", "when true then 'try '"),
     ),
     mutant(
         "purged-from-a-producer",
