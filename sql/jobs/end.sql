@@ -123,11 +123,8 @@ declare
     v_run_ats timestamptz[];
     v_answers text[];
     v_held bigint[];
-    v_failed_ids bigint[];
-    v_failed_statuses text[];
-    v_failed_run_ats timestamptz[];
-    v_returned_ids bigint[];
-    v_returned_run_ats timestamptz[];
+    v_failed bigint[];
+    v_returned bigint[];
 begin
     perform rota._check_ending(a.ending)
     from jsonb_array_elements(_end_together.endings) as a (ending)
@@ -182,30 +179,24 @@ begin
     select array_agg(case when t.outcome = 'failed' then t.held_id end order by t.n),
         array_agg(case when t.outcome in ('snoozed', 'released') then t.held_id end
             order by t.n)
-    into v_failed_ids, v_returned_ids
+    into v_failed, v_returned
     from unnest(v_outcomes, v_held) with ordinality as t (outcome, held_id, n);
-    select array_agg(f.job_id), array_agg(f.status), array_agg(f.run_at)
-    into v_failed_ids, v_failed_statuses, v_failed_run_ats
-    from rota._fail_running(v_failed_ids, v_tokens, v_errors, v_error_types, v_stacks,
-        v_retry_ins, v_fatals) as f;
-    select array_agg(g.job_id), array_agg(g.next_run_at) into v_returned_ids, v_returned_run_ats
-    from rota._give_back(v_returned_ids, v_tokens, v_run_ats) as g;
     return query
     select t.job_id, t.lease_token,
         coalesce(
             case when t.outcome = 'succeeded' then t.answer end, f.status, b.status,
-            case when g.run_at = 'infinity' then 'cancelled'
-                when g.id is not null then t.outcome
+            case when g.next_run_at = 'infinity' then 'cancelled'
+                when g.job_id is not null then t.outcome
                 when rota._is_running(t.job_id, t.lease_token) then 'busy' else 'lost' end),
-        coalesce(f.run_at, b.run_at, nullif(g.run_at, 'infinity'))
-    from unnest(v_ids, v_tokens, v_outcomes, v_errors, v_held, v_answers)
-        with ordinality as t (job_id, lease_token, outcome, error, held_id, answer, n)
-    left join unnest(v_failed_ids, v_failed_statuses, v_failed_run_ats)
-        as f (id, status, run_at) on f.id = t.held_id and t.outcome = 'failed'
-    left join unnest(v_returned_ids, v_returned_run_ats)
-        as g (id, run_at) on g.id = t.held_id and t.outcome in ('snoozed', 'released')
+        coalesce(f.run_at, b.run_at, nullif(g.next_run_at, 'infinity'))
+    from unnest(v_ids, v_tokens, v_outcomes, v_errors, v_answers, v_failed, v_returned)
+        with ordinality
+        as t (job_id, lease_token, outcome, error, answer, failed_id, returned_id, n)
+    left join rota._fail_running(v_failed, v_tokens, v_errors, v_error_types, v_stacks,
+        v_retry_ins, v_fatals) as f on f.job_id = t.failed_id
+    left join rota._give_back(v_returned, v_tokens, v_run_ats) as g on g.job_id = t.returned_id
     left join lateral rota._failed_before(
-        case when t.outcome = 'failed' and f.id is null
+        case when t.outcome = 'failed' and f.job_id is null
             and rota._jobs_outside_grants(array[t.job_id]) = '{}' then t.job_id end,
         t.lease_token, t.error) as b (status, run_at) on true order by t.n;
 end $$;

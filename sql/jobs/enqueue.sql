@@ -212,8 +212,7 @@ begin
         v_ids := v_new_ids;
     elsif v_read.has_rules and jsonb_path_exists(jobs, '$[*] ? (exists(@.unique_for)
         || exists(@.on_conflict) || exists(@.updated_at) || exists(@.max_wait))') then
-        select array_agg(m.job_id order by m.ordinal), array_agg(m.is_new order by m.ordinal)
-        into v_ids, v_news
+        select m.job_ids, m.news into v_ids, v_news
         from rota._enqueue_many_keyed(v_read.new_jobs, enqueue_many.jobs) as m;
     end if;
     for v_try in 1..100 loop

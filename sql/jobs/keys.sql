@@ -381,11 +381,10 @@ exception when lock_not_available then
 end $$;
 
 /* enqueue_many() for a batch with rules for its keys. */
-create or replace function rota._enqueue_many_keyed(new_jobs rota.jobs[], jobs jsonb)
-    returns table (ordinal integer, job_id bigint, is_new boolean) language plpgsql as $$
+create or replace function rota._enqueue_many_keyed(
+    new_jobs rota.jobs[], jobs jsonb, out job_ids bigint[], out news boolean[]
+) language plpgsql as $$
 declare
-    v_ids bigint[];
-    v_news boolean[];
     v_new record;
     v_scope text;
 begin
@@ -403,8 +402,8 @@ begin
                     _enqueue_many_keyed.new_jobs[r.ordinal], r.unique_for, r.on_conflict,
                     r.updated_at, r.max_wait, false) as k
             loop
-                v_ids[v_new.ordinal] := v_new.job_id;
-                v_news[v_new.ordinal] := v_new.is_new;
+                job_ids[v_new.ordinal] := v_new.job_id;
+                news[v_new.ordinal] := v_new.is_new;
             end loop;
             exit;
         exception
@@ -422,12 +421,10 @@ begin
 
     -- A key is one for all queues, so it may have found a job of any.
     perform rota._check_queues_of_jobs(array(
-        select v_ids[r.ordinal] from rota._rules_of(_enqueue_many_keyed.jobs) as r
-        where r.on_conflict <> 'keep' and not v_news[r.ordinal]
+        select _enqueue_many_keyed.job_ids[r.ordinal]
+        from rota._rules_of(_enqueue_many_keyed.jobs) as r
+        where r.on_conflict <> 'keep' and not _enqueue_many_keyed.news[r.ordinal]
     ));
-    return query
-    select o.ordinal, v_ids[o.ordinal], v_news[o.ordinal]
-    from generate_series(1, cardinality(v_ids)) as o (ordinal);
 end $$;
 
 create or replace function rota._check_key_rule(
