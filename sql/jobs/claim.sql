@@ -418,16 +418,12 @@ begin
     from (select distinct u.queue from unnest(_open_queues.queues) as u (queue)) as c
     left join rota.queues as q on q.queue = c.queue
     left join rota.fair_queues as f on f.queue = c.queue
-    where not exists (select from rota.pauses) or not rota._is_paused(c.queue, due);
-    if exists (select from rota.limits as l where l.queue = any(open_queues)) then
-        select coalesce(array_agg(c.queue), '{}'), coalesce(array_agg(c.until), '{}')
-        into open_queues, ends from unnest(open_queues, ends) as c (queue, until)
-        left join rota.limits as b on b.queue = c.queue
-        -- If it seems to have free capacity; a claim that goes on takes it for certain.
-        where num_nonnulls(b.max_running, b.max_starts) = 0 or b.is_backfilled
-          and (b.max_running is null or rota._free_slots(b, 1) > 0)
-          and (b.max_starts is null or rota._next_start_at(b) <= rota.now());
-    end if;
+    left join rota.limits as b on b.queue = c.queue
+    where (not exists (select from rota.pauses) or not rota._is_paused(c.queue, due))
+      -- If it seems to have free capacity; a claim that goes on takes it for certain.
+      and (num_nonnulls(b.max_running, b.max_starts) = 0 or b.is_backfilled
+        and (b.max_running is null or rota._free_slots(b, 1) > 0)
+        and (b.max_starts is null or rota._next_start_at(b) <= rota.now()));
 end $$;
 
 /* Walk the lanes from the lowest number up, until there are enough.  The place of the first job
@@ -612,12 +608,9 @@ create or replace function rota._check_claim(
 ) returns void language plpgsql as $$
 begin
     perform rota._check_text('worker', worker, 255);
-    if (max_jobs between 1 and 1000) is not true then
-        perform rota._refuse('max_jobs',
-            'must be 1 to 1000, got ' || coalesce(max_jobs::text, 'null'));
-    end if;
+    perform rota._check_number('max_jobs', max_jobs, 1, 1000);
     perform rota._check_names('queues', queues);
-    perform rota._check_interval('lease', lease, '1 millisecond', '30 days', true);
+    perform rota._check_lease('lease', lease);
     if job_types is not null then perform rota._check_names('job_types', job_types); end if;
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using errcode = 'RT009',

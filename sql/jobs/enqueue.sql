@@ -147,7 +147,7 @@ begin
             v_job_id := rota._find_keyed(idempotency_key, job_type);
         elsif v_status = 'queued' and not v_is_placed
           and (v_is_configured or limit_key is not null) then
-            perform rota._enter_new(v_job_id);
+            perform rota._enter_lanes(array[v_job_id]);
         end if;
         exit when v_job_id is not null or idempotency_key is null;
     end loop;
@@ -165,12 +165,6 @@ comment on function rota.enqueue is
     'an unknown job in depends_on or blocks, RT013 if the job in blocks has started or another '
     'transaction has it locked, RT003 if it has ended, RT016 if it has a key and its queue is '
     'still coming here from another database, 09000 if a trigger removes the row.';
-
-/* _enter_lanes() for a caller that did not set the planner right, which costs each call. */
-create or replace function rota._enter_new(job_id bigint)
-    returns void language plpgsql set enable_seqscan = off set jit = off as $$
-begin perform rota._enter_lanes(array[job_id]); end;
-$$;
 
 create or replace function rota.enqueue_many(jobs jsonb)
     returns table (ordinal integer, job_id bigint, is_new boolean) language plpgsql

@@ -171,7 +171,7 @@ declare
     v_has_held boolean;
 begin
     if v_known is not null then return v_known = 1; end if;
-    v_has_held := rota._has_held(limit_name);
+    v_has_held := exists (select from rota._held_kinds(limit_name, 1));
     perform rota._keep_scan_from(c_scan, v_now, true, c_index, v_walked, v_has_held::integer,
         -- At worst a job is held until the next tick, or found and held by a claim.
         case when v_has_held then interval '2 seconds' else '1 minute' end);

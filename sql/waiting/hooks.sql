@@ -130,7 +130,7 @@ end $$;
  */
 create or replace function rota._enter_lanes(
     job_ids bigint[], left_limits text[] default null, keep_places boolean default false
-) returns void language plpgsql as $$
+) returns void language plpgsql set enable_seqscan = off set jit = off as $$
 declare
     v_ids bigint[] := array(
         select j.id from rota.jobs as j

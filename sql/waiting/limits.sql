@@ -273,16 +273,6 @@ begin
     end loop;
 end $$;
 
-create or replace function rota._has_held(limit_name text)
-    returns boolean language plpgsql stable as $$
-begin
-    return exists (
-        select from rota.jobs as j
-        where j.hold = _has_held.limit_name
-          and j.hold <> 'time' and j.status in ('queued', 'failed')
-    );
-end $$;
-
 /* Look again at a limit: jobs may be held that can start, or its setting has changed.  If its
  * slots are taken, a second check is left, one at a time: when all transactions are over that
  * were there when it was first looked at, those that gave slots back and could not see the held
@@ -313,7 +303,7 @@ begin
     if num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0 then
         v_opened := rota._open_held(limit_name, 1000);
         if v_opened > 0 then perform rota._add_checks('limit', array[limit_name]); end if;
-        return v_opened > 0 or not rota._has_held(limit_name);
+        return v_opened > 0 or not exists (select from rota._held_kinds(limit_name, 1));
     elsif v_bound.max_running is not null then
         if not (v_bound.is_backfilled and rota._adjust_slots(v_bound)) then
             return false;
@@ -326,7 +316,7 @@ begin
         v_opened := rota._open_held(limit_name, case when v_bound.max_starts is null then v_free
             else least(v_free, coalesce(v_bound.burst, 1)) end);
     end if;
-    if not rota._has_held(limit_name) then
+    if not exists (select from rota._held_kinds(limit_name, 1)) then
         return v_is_backfilled;
     elsif v_next > rota.now() then
         perform rota._check_later(limit_name, v_next);
