@@ -1,24 +1,14 @@
 /*
  * tables/limits.sql -- limits, and their free capacity.
  *
- * limits: what an operator has set.
- *
  * limit_slots: a row for each free slot of a limit in use, such as 'key customer:8' of the
- * class customer:*.  A claim deletes the oldest rows that no other session has locked, and the
- * end of a job inserts new ones; no row is ever updated, so no session waits, and dead
- * rows are in front of a place that each session remembers.
+ * class customer:*.  How claims and ends use them is told in jobs/slots.sql.
  *
  * limit_parts: which parts of the capacity of a limit have been issued as slots.  The slots of
  * all parts are the free ones and those that running jobs hold (jobs.held_limits); so the sum
  * can be checked at any time.  Parts from 0 on are issued by claims, of keys with a class and
  * of limits above 10,000.  Part -1 is what set_limit() and maintenance have issued or taken
  * back.  Part -2 is negative: slots in use by jobs whose rows do not show it yet.
- *
- * limit_starts: how many jobs started under a rate, by spans of time (cells).  Later spans are
- * later rows.
- *
- * fair_queues: the queues in which keys have waited.  There jobs without a key get a
- * place too, as if they shared one key.
  */
 
 create table rota.limits (

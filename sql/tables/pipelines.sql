@@ -5,10 +5,6 @@
  * retired: no run enters it any longer, but the runs that are in it still find their next stage
  * here.  So a pipeline can be redefined at any moment, without losing a run or waiting for
  * one.
- *
- * stage_runs: a row for each time that a job has left a stage, written by the transaction that
- * takes the job out of it.  The job itself is one row of jobs, which knows only its
- * current stage.
  */
 
 create table rota.pipeline_stages (

@@ -4,14 +4,8 @@
  * dependencies: a row for each job that another one waits for.  It is deleted when the parent
  * succeeds; a child without rows is free, and there is no counter that could be wrong.
  *
- * halted_keys: an ordering key whose next job is dead.  Without the row the jobs behind it
- * continue.
- *
- * key_starts: where the search for the live jobs of an ordering key begins, while the index
- * entries of many ended jobs are in front of them.  The newest row of a key counts.
- *
- * pending_checks: what maintenance has to check once it is committed, because two transactions
- * may have missed each other.  A check is only ever added, which never waits.
+ * To key_starts and pending_checks transactions only ever add rows, for which none waits
+ * (waiting/key_starts.sql, base/pending.sql).
  */
 
 create table rota.dependencies (
