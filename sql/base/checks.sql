@@ -199,12 +199,12 @@ begin
     end if;
 end $$;
 
-/* The job of an operator, which is not there if it is in a queue that he is kept from. */
-create or replace function rota._check_own_job(job_id bigint)
+/* The job of a caller, which is not there if it is in a queue that he is kept from. */
+create or replace function rota._check_own_job(job_id bigint, access text default 'operator')
     returns void language plpgsql as $$
 begin
     perform rota._check_given('job_id', job_id is not null);
-    if rota._jobs_outside_grants(array[job_id], 'operator') <> '{}' then
+    if rota._jobs_outside_grants(array[job_id], access) <> '{}' then
         perform rota._raise_not_found(job_id);
     end if;
 end $$;

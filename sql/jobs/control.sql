@@ -84,7 +84,6 @@ declare
     v_jobs jsonb;
     v_ids bigint[];
     v_added bigint[];
-    v_halted jsonb;
     v_blocked bigint[];
     v_erased text;
 begin
@@ -107,11 +106,6 @@ begin
         from ended as e
         -- Stages are counted by stage_runs, which stay.
         where e.pipeline is null and e.finished_at > c_counted_until
-    ),
-    kept_place as (
-        delete from rota.halted_keys as s using ended as e
-        where s.ordering_key = e.ordering_key and s.job_id = e.id
-        returning s.job_id, s.ordering_key
     )
     select jsonb_agg(to_jsonb(e) - '{result,run_at}'::text[] || jsonb_build_object(
             'expires_at', case when e.expires_at > rota.now() then e.expires_at end,
@@ -122,11 +116,8 @@ begin
                 else 'blocked' end) order by e.idempotency_key, e.id),
         coalesce(array_agg(e.id order by e.idempotency_key, e.id), '{}'),
         coalesce(array_agg(e.id order by e.id)
-            filter (where e.ordering_key is not null or e.has_parents), '{}'),
-        coalesce(jsonb_object_agg(e.id, k.ordering_key)
-            filter (where k.job_id is not null), '{}')
-    into v_jobs, v_ids, v_blocked, v_halted
-    from ended as e left join kept_place as k on k.job_id = e.id;
+            filter (where e.ordering_key is not null or e.has_parents), '{}')
+    into v_jobs, v_ids, v_blocked from ended as e;
     if v_ids = '{}' then return v_ids; end if;
     select j.job ->> 'id' into v_erased from jsonb_array_elements(v_jobs) as j (job)
     where rota._payload_type(j.job -> 'payload') = 'erased' limit 1;
@@ -146,10 +137,9 @@ begin
         order by t.ordinal limit 1;
     end if;
 
-    perform rota._jobs_came_in(array[h.id], halted_key => v_halted ->> h.id::text)
-    from unnest(v_blocked) as h (id) where v_halted ? h.id::text;
-    perform rota._jobs_came_in(array_agg(b.id)) from unnest(v_blocked) as b (id)
-    where not v_halted ? b.id::text having count(*) > 0;
+    if v_blocked <> '{}' then
+        perform rota._jobs_came_in(v_blocked, may_have_halted => true);
+    end if;
     perform rota._check_brought(v_ids);
     perform rota._notify_for(v_ids);
     return v_ids;

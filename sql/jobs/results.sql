@@ -22,11 +22,8 @@ declare
     v_holds boolean;
     v_is_known boolean;
 begin
-    perform rota._check_given('job_id', job_id is not null);
     perform rota._check_given('active', active is not null);
-    if rota._jobs_outside_grants(array[job_id], 'producer') <> '{}' then
-        perform rota._raise_not_found(job_id);
-    end if;
+    perform rota._check_own_job(job_id, 'producer');
 
     v_holds := exists (
         select from pg_locks as l

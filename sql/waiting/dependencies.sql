@@ -117,7 +117,7 @@ end $$;
 
 /* These jobs, without runs that go on, have ended: tell those that wait for them. */
 create or replace function rota._parents_ended(parent_ids bigint[], status text)
-    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+    returns void language plpgsql as $$
 declare
     v_few bigint[];
     v_many bigint[];
@@ -161,7 +161,7 @@ end $$;
 
 /* Open those that wait for nothing any more; returns those that are to be checked again. */
 create or replace function rota._open_children(job_ids bigint[])
-    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_ids bigint[];
     v_keys text[];
@@ -212,8 +212,7 @@ end $$;
 /* Look at what a job waits for, from the newest parent on: 'id' as far as one that is still to
  * end, 'id all' and then 'id below' at all of them.  False if that is not to be known now. */
 create or replace function rota._check_job(subject text)
-    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off as $$
+    returns boolean language plpgsql as $$
 declare
     c_id constant bigint := split_part(subject, ' ', 1)::bigint;
     c_from constant text := split_part(subject, ' ', 2);
@@ -282,8 +281,7 @@ end $$;
 /* Tell the children of an ended parent, 'id' and then 'id after', a chunk at a time.  Behind
  * that stands how it ended, where it may not be kept. */
 create or replace function rota._check_parent(subject text)
-    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off as $$
+    returns boolean language plpgsql as $$
 declare
     c_id constant bigint := split_part(subject, ' ', 1)::bigint;
     c_after constant bigint := coalesce(nullif(split_part(subject, ' ', 2), '')::bigint, 0);
@@ -337,7 +335,7 @@ end $$;
 /* Cancel blocked jobs because of a parent that did not succeed; returns those that another
  * session has locked.  Their edges stay for a retry. */
 create or replace function rota._cancel_children(job_ids bigint[], parent_id bigint)
-    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+    returns bigint[] language plpgsql as $$
 declare
     c_status constant text := (
         select s.status from rota._parent_statuses(array[_cancel_children.parent_id]) as s);
@@ -371,8 +369,7 @@ end $$;
  * it is.  One that cannot come back now, as when a session has it locked, keeps no other: it is
  * asked for again by itself, 'id after one'. */
 create or replace function rota._check_retry(subject text)
-    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off as $$
+    returns boolean language plpgsql as $$
 declare
     c_id constant bigint := split_part(subject, ' ', 1)::bigint;
     c_after constant bigint := split_part(subject, ' ', 2)::bigint;

@@ -9,11 +9,11 @@
 /* These jobs are new, or were retried.  Each of child_ids waits for the one of parent_ids at
  * the same place; and each of *blocks* for the one of *parts*, which *arguments* has named, and
  * of which those of are_new are new.  What waits for nothing starts, and the others leave their
- * checks.  Of a retried job that had halted its key, the key is given, and its jobs go on. */
+ * checks.  Retried jobs may have halted their keys, which then go on. */
 create or replace function rota._jobs_came_in(
     job_ids bigint[], child_ids bigint[] default null, parent_ids bigint[] default null,
     blocks bigint[] default null, parts bigint[] default null, are_new boolean[] default null,
-    arguments text[] default null, halted_key text default null
+    arguments text[] default null, may_have_halted boolean default false
 ) returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_unknown bigint;
@@ -24,10 +24,7 @@ begin
     if blocks is not null then
         perform rota._block_children(blocks, parts, are_new, arguments);
     end if;
-    if halted_key is not null and current_setting('transaction_isolation') = 'read committed'
-      and rota._open_head(halted_key, job_ids[1], 32) then
-        return;
-    elsif parent_ids <> '{}' then
+    if parent_ids <> '{}' then
         perform rota._check_parents_stay(_jobs_came_in.parent_ids);
         -- A producer can guess the ids that this very call gives, and would make a cycle.
         select min(e.parent_id) into v_unknown
@@ -52,7 +49,9 @@ begin
         from rota.jobs as j where j.id = any(_jobs_came_in.job_ids) and j.status = 'blocked'
     ) as b;
     if v_free is not null then perform rota._open_jobs(v_free); end if;
-    if v_keyed is not null then perform rota._enter_keys(v_keyed); end if;
+    if v_keyed is not null then
+        perform rota._enter_keys(v_keyed, may_have_halted);
+    end if;
     perform rota._add_checks('job', array_agg(w.id::text || ' all'))
     from unnest(v_waiting) as w (id) having count(*) > 0;
 end $$;

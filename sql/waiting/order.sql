@@ -126,24 +126,38 @@ begin
     perform rota._notify_for(job_ids);
 end $$;
 
-/* New blocked jobs: make those heads whose keys have no other job, leave a check for others. */
-create or replace function rota._enter_keys(job_ids bigint[])
+/* New blocked jobs: make those heads whose keys have no other job, leave a check for others.
+ * One that had halted its key gives its place to the first job of the key, mostly itself. */
+create or replace function rota._enter_keys(job_ids bigint[], may_have_halted boolean)
     returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_key text;
     v_job_id bigint;
+    v_halted jsonb := '{}'::jsonb;
     v_heads bigint[] := '{}'::bigint[];
     v_behind text[] := '{}'::text[];
 begin
+    if may_have_halted then
+        with resumed as (
+            delete from rota.halted_keys as s using rota.jobs as j
+            where j.id = any(_enter_keys.job_ids)
+              and s.ordering_key = j.ordering_key and s.job_id = j.id
+            returning s.ordering_key, s.job_id
+        )
+        select coalesce(jsonb_object_agg(r.ordering_key, r.job_id), '{}') into v_halted
+        from resumed as r;
+    end if;
     for v_key, v_job_id in
         select j.ordering_key, min(j.id) from rota.jobs as j
         where j.id = any(_enter_keys.job_ids) group by j.ordering_key order by min(j.id)
     loop
-        if rota._newest_parent(v_job_id) is null and rota._may_be_head(v_key, v_job_id) then
+        if v_halted ? v_key and current_setting('transaction_isolation') = 'read committed' then
+            continue when rota._open_head(v_key, (v_halted ->> v_key)::bigint, 32);
+        elsif rota._newest_parent(v_job_id) is null and rota._may_be_head(v_key, v_job_id) then
             v_heads := v_heads || v_job_id;
-        else
-            v_behind := v_behind || v_key;
+            continue;
         end if;
+        v_behind := v_behind || v_key;
     end loop;
 
     if v_heads <> '{}' then perform rota._open_jobs(v_heads); end if;

@@ -142,15 +142,13 @@ begin
         limit_key);
 
     return rota._enqueue_special(
-        jsonb_populate_record(null::rota.jobs, jsonb_build_object('job_type', v_stage.job_type,
-            'payload', payload, 'queue', v_stage.queue, 'run_at',
-            coalesce(run_at, rota.now() + rota._exact(delay)), 'priority',
-            coalesce(v_stage.priority, priority), 'max_attempts', v_stage.max_attempts, 'lease',
-            v_stage.lease, 'time_limit', v_stage.time_limit, 'expires_at', expires_at,
-            'headers', headers, 'backoff', v_stage.backoff, 'idempotency_key', idempotency_key,
-            'ordering_key', ordering_key, 'skip_dead', skip_dead, 'if_parent_dead',
-            if_parent_dead, 'limit_key', limit_key, 'pipeline', v_stage.pipeline, 'stage',
-            v_stage.stage, 'status', case when depends_on is not null then 'blocked' end)),
+        jsonb_populate_record(null::rota.jobs, to_jsonb(v_stage) || jsonb_build_object(
+            'payload', payload, 'run_at', coalesce(run_at, rota.now() + rota._exact(delay)),
+            'priority', coalesce(v_stage.priority, priority), 'expires_at', expires_at,
+            'headers', headers, 'idempotency_key', idempotency_key, 'ordering_key',
+            ordering_key, 'skip_dead', skip_dead, 'if_parent_dead', if_parent_dead,
+            'limit_key', limit_key,
+            'status', case when depends_on is not null then 'blocked' end)),
         unique_for, 'keep', null, null, depends_on, blocks);
 end $$;
 
