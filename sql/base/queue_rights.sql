@@ -135,7 +135,7 @@ end $$;
 
 /* The same for jobs that are there. */
 create or replace function rota._check_queues_of_jobs(job_ids bigint[])
-    returns void language plpgsql set enable_seqscan = off as $$
+    returns void language plpgsql as $$
 begin
     if rota._allowed_queues('producer') is not null then
         perform rota._check_queues('producer', array(

@@ -28,7 +28,7 @@
 /* Let each job in *blocks* wait for the part at its place, and open none before the commit. */
 create or replace function rota._block_children(
     blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
-) returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+) returns void language plpgsql as $$
 declare
     v_held bigint[];
     v_job_id bigint;
@@ -494,7 +494,7 @@ end $$;
  * the caller looks how the parents are: what ends after that is kept by retention until this
  * transaction is over, since it sees the lock. */
 create or replace function rota._check_parents_stay(parent_ids bigint[])
-    returns void language plpgsql set enable_seqscan = off as $$
+    returns void language plpgsql as $$
 begin
     -- From here on the move waits for this transaction, if it began without being seen.
     perform pg_current_xact_id();

@@ -45,8 +45,7 @@ end $$;
 
 /* The blocked job of a key with the lowest id, looked for from this one on. */
 create or replace function rota._first_blocked(ordering_key text, first_id bigint)
-    returns bigint language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off as $$
+    returns bigint language plpgsql stable as $$
 begin
     return (
         -- By a range of one key, so that no planner walks the primary key.

@@ -25,7 +25,8 @@
 
 /* Open the first job of a key, if that has no head; false if it is not to be known now. */
 create or replace function rota._check_order(ordering_key text)
-    returns boolean language plpgsql as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     v_head_id constant bigint := rota._key_head(ordering_key, rota._key_start(ordering_key));
 begin
@@ -36,8 +37,7 @@ end $$;
 
 /* The head of a key, from this id on; from the newest down, for what has ended is below. */
 create or replace function rota._key_head(ordering_key text, first_id bigint)
-    returns bigint language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off as $$
+    returns bigint language plpgsql stable as $$
 begin
     return (
         select j.id from rota.jobs as j
@@ -105,7 +105,7 @@ end $$;
 
 /* Let blocked jobs, which the caller has locked, start when they are due. */
 create or replace function rota._open_jobs(job_ids bigint[])
-    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+    returns void language plpgsql as $$
 begin
     with opened as (
         update rota.jobs as j
@@ -129,7 +129,7 @@ end $$;
 /* New blocked jobs: make those heads whose keys have no other job, leave a check for others.
  * One that had halted its key gives its place to the first job of the key, mostly itself. */
 create or replace function rota._enter_keys(job_ids bigint[], may_have_halted boolean)
-    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+    returns void language plpgsql as $$
 declare
     v_key text;
     v_job_id bigint;
@@ -204,12 +204,7 @@ create or replace function rota._is_key_idle(ordering_key text, job_id bigint, s
 begin
     return not exists (
         select from rota.halted_keys as s where s.ordering_key = _is_key_idle.ordering_key
-    ) and (
-        -- What _key_head() asks, in the same statement.
-        select j.id from rota.jobs as j
-        where j.ordering_key = _is_key_idle.ordering_key and - j.id <= - _is_key_idle.start
-          and j.status <> 'blocked' order by - j.id limit 1
-    ) is null and coalesce(
+    ) and rota._key_head(ordering_key, start) is null and coalesce(
         rota._first_blocked(ordering_key, rota._settled_start(ordering_key, start)) >= job_id,
         true);
 end $$;

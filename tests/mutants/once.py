@@ -817,8 +817,8 @@ v_row ->> 'pause_name',
         "sql/waiting/test_order.py races/test_waiting.py races/test_pairs.py",
         sql(
             "waiting/order",
-            "- j.id <= - _is_key_idle.start\n          and j.status <> 'blocked'",
-            "- j.id <= - _is_key_idle.start\n          and false",
+            ") and rota._key_head(ordering_key, start) is null",
+            ")",
         ),
     ),
     mutant(
