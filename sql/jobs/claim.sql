@@ -310,11 +310,6 @@ begin
         -- Behind those that left their lanes there may be others that can start.
         perform rota._notify(q.queue) from unnest(_lock_due.queues) as q (queue);
     end if;
-    if held_limits is not null then
-        select jsonb_object_agg(h.id,
-            array(select jsonb_array_elements_text(h.limit_names))::text)
-        into held_limits from jsonb_each(_lock_due.held_limits) as h (id, limit_names);
-    end if;
     -- By number: an update of rows that are locked needs no index to find them.
     locked_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));
 end $$;

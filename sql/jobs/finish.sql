@@ -192,12 +192,13 @@ end $$;
  * in the microseconds between that look and the delete of the row is waited for: see the
  * decision on optimistic endings in sql/README.md.
  *
- * A job of a pipeline is passed over, too, unless it is said to be in its last stage.
+ * A job of a pipeline is passed over, too, unless it is named as one in its last stage: then
+ * these alone end.
  */
 create or replace function rota._archive_jobs(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
     results jsonb default null, is_optimistic boolean default false,
-    is_last_stage boolean default false
+    last_stage_ids bigint[] default null
 ) returns bigint[] language plpgsql as $$
 declare
     -- All of one claim, mostly.
@@ -214,7 +215,8 @@ begin
           and j.lease_token = coalesce(v_token,
             _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])
           and j.status = _archive_jobs.old_status
-          and (j.pipeline is null or _archive_jobs.is_last_stage)
+          and case when _archive_jobs.last_stage_ids is null then j.pipeline is null
+            else j.id = any(_archive_jobs.last_stage_ids) end
           and (not _archive_jobs.is_optimistic or j.xmax = '0'::xid or j.xmax = j.xmin)
           -- Only a worker succeeds; other ends may be of a sweep, which is for all queues.
           and (_archive_jobs.new_status <> 'succeeded'
@@ -350,24 +352,14 @@ begin
         perform rota._notify_for(v_entering);
     end if;
     if v_cancelled is not null then
-        perform rota._archive_jobs(rota._only(job_ids, v_cancelled), lease_tokens, 'running',
-            'cancelled', is_last_stage => true);
+        perform rota._archive_jobs(job_ids, lease_tokens, 'running', 'cancelled',
+            last_stage_ids => v_cancelled);
     end if;
     if v_last is not null then
-        perform rota._archive_jobs(rota._only(job_ids, v_last), lease_tokens, old_status,
-            new_status, results, is_last_stage => true);
+        perform rota._archive_jobs(job_ids, lease_tokens, old_status, new_status, results,
+            last_stage_ids => v_last);
     end if;
     return v_ids;
-end $$;
-
-/* The ids in their places, null for those that are not wanted. */
-create or replace function rota._only(job_ids bigint[], wanted bigint[])
-    returns bigint[] language plpgsql immutable as $$
-begin
-    return array(
-        select case when i.id = any(_only.wanted) then i.id end
-        from unnest(_only.job_ids) with ordinality as i (id, ordinal) order by i.ordinal
-    );
 end $$;
 
 create or replace function rota._is_finished(job_id bigint, lease_token bigint)

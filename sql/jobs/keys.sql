@@ -288,16 +288,16 @@ begin
 end $$;
 
 /* The runs that were to follow jobs that have just ended: as these were, with the payload,
- * priority and time of the newest call. */
+ * priority and time of the newest call.  None of them is of a pipeline, whose keys no enqueue()
+ * finds. */
 create or replace function rota._follow_up(job_ids bigint[])
     returns void language plpgsql as $$
 begin
     perform rota._notify_for(rota._insert_jobs(
         array_agg(jsonb_populate_record(null::rota.jobs, to_jsonb(f) || jsonb_build_object(
             'payload', r.job -> 'payload', 'priority', r.job -> 'priority', 'run_at', r.run_at,
-            'status', null, 'pipeline', null, 'stage', null,
-            'stage_input', null, 'definition', null, 'scheduled_for', null,
-            'last_error', null, 'error_type', null, 'failed_at', null, 'created_at', null,
+            'status', null, 'definition', null, 'scheduled_for', null, 'last_error', null,
+            'error_type', null, 'failed_at', null, 'created_at', null,
             'expires_at', null)) order by f.idempotency_key, f.job_type),
         rota._new_ids(count(*)::integer)))
     from rota._take_reruns(_follow_up.job_ids) as r

@@ -21,9 +21,9 @@
  */
 
 /* Of locked jobs that are about to run those that find a slot and a start under each of their
- * limits, with the slots that they take: a jsonb object from id to names.  The others leave
- * their lane, but for those of a full queue: there no claim walks past them to others, and the
- * queue is named.  The limits of those are to be checked after the commit. */
+ * limits, with the slots that they take, as _lock_due() has it.  The others leave their lane,
+ * but for those of a full queue: there no claim walks past them to others, and the queue is
+ * named.  The limits of those are to be checked after the commit. */
 create or replace function rota._admit_jobs(
     job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
     out limits_to_check text[]
@@ -73,7 +73,8 @@ begin
         if v_bound.max_running is not null and v_free > 0 then
             held_limits := coalesce(held_limits, '{}') || (
                 select jsonb_object_agg(w.id::text,
-                    coalesce(held_limits -> w.id::text, '[]') || to_jsonb(v_limit.limit_name))
+                    (coalesce((held_limits ->> w.id::text)::text[], '{}')
+                        || v_limit.limit_name)::text)
                 from unnest(v_wanted[:v_free]) as w (id)
             );
         end if;
@@ -85,7 +86,7 @@ begin
             where i.id <> all(v_refused) order by i.ordinal
         );
         v_unused := array(
-            select jsonb_array_elements_text(held_limits -> r.id::text)
+            select unnest((held_limits ->> r.id::text)::text[])
             from unnest(v_refused) as r (id)
         );
         if v_unused <> '{}' then
