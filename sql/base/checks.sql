@@ -291,10 +291,8 @@ begin
               and j.status = 'running' and j.id <> all(v_held) for update skip locked
         );
         exit when v_try = 11 or not exists (
-            select from rota.jobs as j
-            where j.id = any(_hold_jobs.job_ids) and j.lease_token
-                = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
-              and j.status = 'running' and j.id <> all(v_held)
+            select from unnest(_hold_jobs.job_ids, _hold_jobs.lease_tokens) as i (id, token)
+            where i.id <> all(v_held) and rota._is_leased(i.id, i.token)
         );
         perform pg_sleep(0.002);
     end loop;

@@ -157,11 +157,10 @@ declare
     v_bound record;
 begin
     if name is null then return null; end if;
-    select _bound.name, l.queue, l.job_type, l.limit_key, l.max_running, l.max_starts, l.per,
-        l.burst, l.weight, l.created_at, l.updated_at, l.is_backfilled, l.backfill_xid
-    into v_bound from rota.limits as l
+    select l.* into v_bound from rota.limits as l
     where l.limit_name in (_bound.name, substring(_bound.name, '^key [^:]*:') || '*')
     order by l.limit_name = _bound.name desc limit 1;
+    v_bound.limit_name := case when found then name end;
     return v_bound;
 end $$;
 

@@ -222,7 +222,6 @@ declare
     v_done bigint[];
     v_dead bigint;
     v_is_left boolean;
-    v_waits boolean := false;
 begin
     select coalesce(j.if_parent_dead, 'cancel') into v_rule from rota.jobs as j
     where j.id = c_id and j.status = 'blocked';
@@ -248,10 +247,7 @@ begin
             coalesce(p.status in ('dead', 'cancelled'), true) as is_bad
         from rota._parent_statuses(v_parents) as p
     ) as s;
-    if c_from = '' then
-        v_live := v_live[1:1];
-        v_waits := v_live <> '{}' and rota._still_to_end(v_live) <> '{}';
-    end if;
+    if c_from = '' then v_live := v_live[1:1]; end if;
 
     if v_dead is not null then return rota._cancel_children(array[c_id], v_dead) = '{}'; end if;
     delete from rota.dependencies as d
@@ -260,10 +256,10 @@ begin
         where e.job_id = c_id and e.parent_id = any(v_done) for update skip locked
     ));
 
-    if v_waits then
-        return true;
-    elsif v_live <> '{}' and cardinality(rota._still_to_end(v_live)) < cardinality(v_live) then
+    if v_live <> '{}' and cardinality(rota._still_to_end(v_live)) < cardinality(v_live) then
         return false;
+    elsif v_live <> '{}' and c_from = '' then
+        return true;
     elsif cardinality(v_parents) = 500 then
         perform rota._add_checks('job', array[format('%s %s', c_id, v_parents[500])]);
         return true;
