@@ -203,7 +203,7 @@ comment on function rota.cancel_job is
  * caller that ends what has waited too long all wait, and tell that as their error. */
 create or replace function rota._cancel_jobs(
     job_ids bigint[], reason text, have_expired boolean default false
-) returns void language plpgsql as $$
+) returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     update rota.jobs as j
     set cancel_requested_at = case

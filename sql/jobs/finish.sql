@@ -167,7 +167,7 @@ create or replace function rota._end_jobs(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
     results jsonb default null, next_stages text[] default null,
     is_optimistic boolean default false
-) returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+) returns bigint[] language plpgsql as $$
 declare
     v_ended bigint[];
 begin
@@ -281,7 +281,7 @@ end $$;
 create or replace function rota._end_stages(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text, results jsonb,
     next_stages text[]
-) returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+) returns bigint[] language plpgsql as $$
 declare
     v_now timestamptz;
     v_ids bigint[];
