@@ -802,7 +802,11 @@ MAINTENANCE = (
         "schedule-that-cannot-be-mended",
         "A schedule whose jobs a trigger refuses cannot be given other jobs either.",
         "sql/schedules/test_definitions.py",
-        sql("schedules/definitions", "exception when raise_exception then", "exception when no_data then"),
+        sql(
+            "schedules/definitions",
+            "exception when raise_exception then",
+            "exception when no_data then",
+        ),
     ),
     mutant(
         "schedule-ahead-untold",
