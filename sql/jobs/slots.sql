@@ -29,6 +29,8 @@ create or replace function rota._admit_jobs(
     out limits_to_check text[]
 ) language plpgsql as $$
 declare
+    v_now constant timestamptz := rota.now();
+    v_has_rates boolean := false;
     v_limit record;
     v_bound rota.limits;
     v_wanted bigint[];
@@ -64,7 +66,8 @@ begin
         end if;
         if v_bound.max_starts is not null and v_free > 0 then
             v_slots := v_free;
-            v_free := rota._take_starts(v_bound, v_slots);
+            v_has_rates := true;
+            v_free := rota._take_starts(v_bound, v_slots, v_now, false);
             if v_bound.max_running is not null and v_slots > v_free then
                 perform rota._give_slots(array_fill(v_limit.limit_name,
                     array[v_slots - v_free]));
@@ -107,6 +110,20 @@ begin
             set hold = v_limit.limit_name, opened_for = null where j.id = any(v_refused);
         end if;
     end loop;
+    if v_has_rates then
+        -- Only now, or what another limit has refused would count as started.
+        perform rota._take_starts(r.bound, r.starts, v_now, true)
+        from (
+            select (array_agg(n.l))[1] as bound, count(*)::integer as starts
+            from rota.jobs as j
+            cross join lateral (
+                select l.limit_name, l
+                from rota._limits_of(j.job_type, j.limit_key, j.queue) as l
+                where l.max_starts is not null
+            ) as n
+            where j.id = any(ids) group by n.limit_name
+        ) as r;
+    end if;
 end $$;
 
 /* How many slots are free, up to that many: those that are issued, from where this session
@@ -269,10 +286,12 @@ begin
     select n.limit_name from unnest(_give_slots.limit_names) as n (limit_name);
 end $$;
 
-/* Start up to that many at a rate; returns how many may.  A session that has the lock of a
- * cell sees in its next statement all that started in it. */
-create or replace function rota._take_starts(bound rota.limits, wanted integer)
-    returns integer language plpgsql as $$
+/* How many of so many may start at a rate, with the locks of their cells, under which a second
+ * call counts them as started.  A session that has the lock of a cell sees in its next
+ * statement all that started in it. */
+create or replace function rota._take_starts(
+    bound rota.limits, wanted integer, at timestamptz, are_started boolean
+) returns integer language plpgsql as $$
 declare
     v_rate record;
     v_now bigint;
@@ -281,7 +300,7 @@ declare
     v_taken integer := 0;
 begin
     select c.* into v_rate from rota._cells(bound) as c;
-    v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
+    v_now := floor(extract(epoch from at) * 1000000 / v_rate.length)::bigint;
     for v_step in 1..v_rate.cells loop
         exit when v_taken >= wanted;
         v_cell := v_now - v_rate.cells + v_step;
@@ -293,9 +312,11 @@ begin
                 where s.limit_name = bound.limit_name and s.cell = v_cell
             ));
         continue when v_free <= 0;
-        insert into rota.limit_starts (limit_name, cell, starts, purge_at)
-        values (bound.limit_name, v_cell, v_free,
-            rota.now() + v_rate.cells * v_rate.length * interval '1 microsecond');
+        if are_started then
+            insert into rota.limit_starts (limit_name, cell, starts, purge_at)
+            values (bound.limit_name, v_cell, v_free,
+                at + v_rate.cells * v_rate.length * interval '1 microsecond');
+        end if;
         v_taken := v_taken + v_free;
     end loop;
     return v_taken;

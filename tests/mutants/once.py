@@ -1161,6 +1161,12 @@ v_row ->> 'pause_name',
         sql("jobs/slots", "            perform rota._give_slots(v_unused);\n", ""),
     ),
     mutant(
+        "start-of-a-refused-job-counts",
+        "A job that another limit has refused counts as started at its rate.",
+        "sql/waiting/test_limits.py",
+        sql("jobs/slots", "        if are_started then\n", "        if true then\n"),
+    ),
+    mutant(
         "free-slot-not-told",
         "A slot gets free, and no held job takes its lane again.",
         "sql/waiting/test_limits_open.py sql/waiting/test_limits.py",

@@ -468,6 +468,24 @@ def test_rate_gives_the_refused_their_time_instead_of_polling_them(db, clock):
     assert checks == [("type x", timedelta(seconds=30))]
 
 
+def test_a_rate_counts_no_job_that_another_rate_has_refused(db, clock):
+    clock.set("2026-01-01")
+    limit(db, job_type="x", max_starts=5, per="1 minute", burst=5)
+    limit(db, queue="default", max_starts=6, per="1 minute")
+    value(db, "tick")
+    for _ in range(5):
+        enqueue(db, job_type="x")
+    started = []
+
+    for _ in range(5):
+        started.append(len(claim(db, max_jobs=10)))
+        clock.advance("10 s")
+        value(db, "tick")
+
+    assert started == [1, 1, 1, 1, 1]
+    assert scalar(db, "select sum(starts) from rota.limit_starts where limit_name ~ 'x'") == 5
+
+
 def test_rate_and_a_limit_of_what_runs_hold_together(db, clock):
     clock.set("2026-01-12 10:00+00")
     limit(db, limit_key="k", max_running=2, max_starts=1, per="1 s")
