@@ -59,6 +59,8 @@ begin
         delete from rota.jobs as n
         where not exists (
             select from rota_0_1_0.jobs as o where coalesce(o.first_job_id, o.id) = n.id);
+        delete from rota.reruns as r
+        where not exists (select from rota.jobs as j where j.id = r.job_id);
     end if;
     if (select count(*) from rota.jobs) <> (select count(*) from rota_0_1_0.jobs) then
         raise exception 'the jobs of 0.1.0 and those carried over are not the same';
