@@ -225,16 +225,18 @@ end $$;
 
 /* Take what was to follow these jobs, which the caller has locked or ended, and return the
  * newest of each, unless its key has seen a newer version.  What another session has locked
- * stays, and so does what an older snapshot may not show: a check comes back to it. */
+ * stays, and so does what an older snapshot may not show: a check comes back to it, and finds
+ * by a row without a job that what is older than that was overtaken. */
 create or replace function rota._take_reruns(job_ids bigint[])
     returns setof rota.reruns language plpgsql rows 1 as $$
+declare
+    v_newest rota.reruns[];
 begin
     if current_setting('transaction_isolation') = 'read committed' and not exists (
         select from rota.reruns as r where r.job_id = any(_take_reruns.job_ids)
     ) then
         return;
     end if;
-    return query
     with taken as (
         delete from rota.reruns as r
         where r.id = any(array(
@@ -243,15 +245,19 @@ begin
         ))
         returning r.*
     )
-    select n.*
+    select array_agg(row(n.*)::rota.reruns) into v_newest
     from (
         select distinct on (t.job_id) t.* from taken as t order by t.job_id, t.id desc
-    ) as n
-    where not rota._is_outdated(n);
+    ) as n;
+    insert into rota.reruns (job_id, run_at)
+    select distinct r.job_id, rota.now() from unnest(v_newest) as n
+    join rota.reruns as r on r.job_id = n.job_id and r.id < n.id;
     perform rota._add_checks('rerun', array(
         select i.id::text from unnest(_take_reruns.job_ids) as i (id)
         where current_setting('transaction_isolation') <> 'read committed'
           or exists (select from rota.reruns as r where r.job_id = i.id)));
+    return query
+    select n.* from unnest(v_newest) as n where n.job is not null and not rota._is_outdated(n);
 end $$;
 
 /* Whether the key has seen a newer version than that of a run which is to follow. */
@@ -335,9 +341,17 @@ begin
     where r.id = any(array(
         select n.id from rota.reruns as n
         where n.job_id = _check_reruns.job_id and n.id < v_rerun.id
-        limit 1000 for update skip locked
+        limit 10000 for update skip locked
     ));
-    if v_job.status = 'running' then return true; end if;
+    if v_rerun.job is null then
+        delete from rota.reruns as r
+        where r.id = v_rerun.id and not exists (
+            select from rota.reruns as n
+            where n.job_id = _check_reruns.job_id and n.id < v_rerun.id);
+        return found;
+    elsif v_job.status = 'running' then
+        return true;
+    end if;
 
     perform from rota.reruns as r where r.id = v_rerun.id for update skip locked;
     if not found then return false; end if;

@@ -191,7 +191,7 @@ create table rota.reruns (
     id bigint generated always as identity primary key,
     job_id bigint not null,
     run_at timestamptz not null,
-    job jsonb not null,
+    job jsonb,
     max_wait interval,
     source_updated_at timestamptz
 );
@@ -201,7 +201,9 @@ create index reruns_job_id_idx on rota.reruns (job_id, id);
 comment on table rota.reruns is
     'Runs that are to follow those that were under way when a producer asked for them.';
 comment on column rota.reruns.job_id is 'The job of the key at that time.';
-comment on column rota.reruns.job is 'What the producer enqueued, as a row of jobs.';
+comment on column rota.reruns.job is
+    'What the producer enqueued, as a row of jobs; null where one newer than those before was '
+    'taken while they were locked.';
 
 -- No row: a sequence keeps its value also where the transaction that sets it rolls back.
 create sequence rota.id_timeline as integer;

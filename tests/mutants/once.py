@@ -753,6 +753,16 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "rerun-that-was-overtaken-comes",
+        "A run that was asked for earlier comes after the newest, where it was locked.",
+        "races/test_racing_keys.py",
+        sql(
+            "jobs/keys",
+            "join rota.reruns as r on r.job_id = n.job_id and r.id < n.id;",
+            "join rota.reruns as r on r.job_id = n.job_id and false;",
+        ),
+    ),
+    mutant(
         "rerun-beside-the-job-of-its-key",
         "A run whose job has ended does not wait for another job of the key.",
         "races/test_racing_keys.py",

@@ -129,6 +129,32 @@ def test_a_call_after_a_rerun_that_met_an_open_claim_has_the_last_word(
     assert claimed(b) == []
 
 
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_rerun_that_was_overtaken_while_it_was_locked_never_comes(
+    a: Session, b: Session, is_deleted: bool
+) -> None:
+    """A tick that is cleaning up has locked an older rerun when the job ends, and fails."""
+    a.fetch(*rerun(1))
+    (job,) = claimed(b)
+    b.fetch(*rerun(2))
+    with a.transaction() as transaction:
+        a.fetch("select from rota.reruns for update")
+        if is_deleted:
+            a.fetch("delete from rota.reruns returning id")
+        b.fetch(*rerun(3))
+        b.fetch(*finish(job))
+        do_checks(b)
+        raise psycopg.Rollback(transaction)
+
+    (job,) = claimed(b)
+    assert job[2] == 3
+    do_checks(b)
+    b.fetch(*finish(job))
+    do_checks(b)
+    assert claimed(b) == []
+    assert b.fetch("select from rota.reruns") == []
+
+
 def test_a_rerun_whose_job_ends_and_whose_key_has_a_new_job_follows_that_one(
     a: Session, b: Session
 ) -> None:
