@@ -136,8 +136,9 @@ begin
     elsif v_is_requested then
         insert into rota.reruns (job_id, run_at, job, max_wait, source_updated_at)
         values (_enqueue_keyed.job_id, coalesce(new_job.run_at, rota.now()),
-            to_jsonb(_enqueue_keyed.new_job), _enqueue_keyed.max_wait,
-            _enqueue_keyed.updated_at);
+            to_jsonb(_enqueue_keyed.new_job)
+                || jsonb_build_object('payload', coalesce(new_job.payload, '{}')),
+            _enqueue_keyed.max_wait, _enqueue_keyed.updated_at);
         perform rota._add_checks('rerun', array[job_id::text]);
     else
         -- Whatever was to follow is older than this.
@@ -282,7 +283,7 @@ declare
 begin
     with begun as (
         update rota.jobs as j
-        set attempts = 0, payload = coalesce(r.job -> 'payload', '{}'),
+        set attempts = 0, payload = r.job -> 'payload',
             priority = coalesce((r.job ->> 'priority')::smallint, 0::smallint),
             run_at = greatest(j.run_at, r.run_at),
             expires_at = rota._default_expiry(j.job_type, j.queue, r.run_at)

@@ -184,7 +184,7 @@ def test_only_a_plain_function_without_a_job_can_have_a_process() -> None:
 
 
 @pytest.mark.parametrize(
-    "function", [Registry().__len__, lambda: None, partial(computing.square, 2)]
+    "function", [Registry().is_async, lambda: None, partial(computing.square, 2)]
 )
 def test_a_function_that_has_no_name_of_its_own_is_refused_for_a_process(
     function: Any,

@@ -46,7 +46,7 @@ LIVE = JOB % (
     "{locked_until}",
     "null, null",
     "{stage_queued_at}",
-    "(select json_build_array(coalesce(n.job -> 'payload', '{}'),"
+    "(select json_build_array(n.job -> 'payload',"
     " (date_part('epoch', n.run_at) * 1e6)::bigint, coalesce((n.job ->> 'priority')::int, 0))"
     " from rota.reruns as n where n.job_id = r.id order by n.id desc limit 1)",
 )

@@ -204,8 +204,8 @@ begin
         "sql/jobs/test_keys.py",
         sql(
             "jobs/keys",
-            "set attempts = 0, payload = coalesce(r.job",
-            "set payload = coalesce(r.job",
+            "set attempts = 0, payload = r.job",
+            "set payload = r.job",
         ),
     ),
     mutant(

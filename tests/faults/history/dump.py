@@ -24,7 +24,7 @@ TABLES = (
     *("stage_runs", "audit_log", "hourly_stats", "queue_stats", "receipts"),
     "moved_jobs",
 )
-HIDDEN = ("payload", "stage_input", "job", "result", "stack", "message", "progress")
+HIDDEN = ("payload", "stage_input", "result", "stack", "message", "progress")
 CODE = re.compile(r"\bRT\d{3}\b")
 COLUMNS = """
 select a.attname
