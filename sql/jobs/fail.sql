@@ -123,6 +123,7 @@ begin
             v_dead_tokens := v_dead_tokens || v_job.lease_token;
         else
             if v_job.idempotency_key is not null
+              and rota._may_have_reruns(array[v_job.id])
               and rota._begin_rerun(array[v_job.id]) <> '{}' then
                 select j.run_at into run_at from rota.jobs as j where j.id = v_job.id;
             end if;
@@ -258,7 +259,7 @@ begin
     return query
     select e.job_id, timestamptz 'infinity' from unnest(rota._end_jobs(v_cancelled_ids,
         v_cancelled_tokens, 'running', 'cancelled')) as e (job_id);
-    if v_keyed_ids is not null then
+    if v_keyed_ids is not null and rota._may_have_reruns(v_keyed_ids) then
         v_rerun_ids := rota._begin_rerun(v_keyed_ids);
         v_moved_ids := v_moved_ids || v_rerun_ids;
         v_kept_ids := array(select unnest(v_kept_ids) except select unnest(v_rerun_ids));

@@ -254,7 +254,9 @@ begin
             or _archive_jobs.old_status in ('queued', 'failed')),
         array_agg(e.id) filter (where e.idempotency_key is not null)
     into v_ended, v_leading, v_keyed from ended as e;
-    if v_keyed is not null then perform rota._follow_up(v_keyed); end if;
+    if v_keyed is not null then
+        if rota._may_have_reruns(v_keyed) then perform rota._follow_up(v_keyed); end if;
+    end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
     if current_setting('transaction_isolation') <> 'read committed'

@@ -233,11 +233,7 @@ create or replace function rota._take_reruns(job_ids bigint[])
 declare
     v_newest rota.reruns[];
 begin
-    if current_setting('transaction_isolation') = 'read committed' and not exists (
-        select from rota.reruns as r where r.job_id = any(_take_reruns.job_ids)
-    ) then
-        return;
-    end if;
+    if not rota._may_have_reruns(job_ids) then return; end if;
     with taken as (
         delete from rota.reruns as r
         where r.id = any(array(
@@ -259,6 +255,14 @@ begin
           or exists (select from rota.reruns as r where r.job_id = i.id)));
     return query
     select n.* from unnest(v_newest) as n where n.job is not null and not rota._is_outdated(n);
+end $$;
+
+/* Whether a run was asked for after one of these jobs, as far as this transaction can tell. */
+create or replace function rota._may_have_reruns(job_ids bigint[])
+    returns boolean language plpgsql stable as $$
+begin
+    return exists (select from rota.reruns as r where r.job_id = any(_may_have_reruns.job_ids))
+      or current_setting('transaction_isolation') <> 'read committed';
 end $$;
 
 /* Whether the key has seen a newer version than that of a run which is to follow. */

@@ -30,7 +30,8 @@ create or replace function rota._admit_jobs(
 ) language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_has_rates boolean := false;
+    v_rates text[] := '{}'::text[];
+    v_left integer;
     v_limit record;
     v_bound rota.limits;
     v_wanted bigint[];
@@ -45,7 +46,8 @@ begin
     for v_limit in
         select l.limit_name, l.queue, (array_agg(l.l))[1] as bound,
             array_agg(j.id order by coalesce(j.own_lane, j.priority),
-                coalesce(j.own_place, j.run_at), j.id) as job_ids
+                coalesce(j.own_place, j.run_at), j.id) as job_ids,
+            (count(*) over ())::integer as limits
         from rota.jobs as j
         cross join lateral (
             select n.limit_name, n.queue, n as l
@@ -55,6 +57,7 @@ begin
         -- A queue comes last: the jobs that take its slots shall be able to start.
         order by l.queue is not null, l.limit_name
     loop
+        v_left := coalesce(v_left, v_limit.limits) - 1;
         v_wanted := array(
             select w.id from unnest(v_limit.job_ids) with ordinality as w (id, ordinal)
             where w.id = any(ids) order by w.ordinal
@@ -66,8 +69,9 @@ begin
         end if;
         if v_bound.max_starts is not null and v_free > 0 then
             v_slots := v_free;
-            v_has_rates := true;
-            v_free := rota._take_starts(v_bound, v_slots, v_now, false);
+            -- What a limit after this one refuses must not count as started.
+            v_free := rota._take_starts(v_bound, v_slots, v_now, v_left = 0);
+            if v_left > 0 then v_rates := v_rates || v_limit.limit_name; end if;
             if v_bound.max_running is not null and v_slots > v_free then
                 perform rota._give_slots(array_fill(v_limit.limit_name,
                     array[v_slots - v_free]));
@@ -110,8 +114,7 @@ begin
             set hold = v_limit.limit_name, opened_for = null where j.id = any(v_refused);
         end if;
     end loop;
-    if v_has_rates then
-        -- Only now, or what another limit has refused would count as started.
+    if v_rates <> '{}' then
         perform rota._take_starts(r.bound, r.starts, v_now, true)
         from (
             select (array_agg(n.l))[1] as bound, count(*)::integer as starts
@@ -119,7 +122,7 @@ begin
             cross join lateral (
                 select l.limit_name, l
                 from rota._limits_of(j.job_type, j.limit_key, j.queue) as l
-                where l.max_starts is not null
+                where l.limit_name = any(v_rates)
             ) as n
             where j.id = any(ids) group by n.limit_name
         ) as r;
