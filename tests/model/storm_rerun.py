@@ -159,10 +159,20 @@ def check_key(
             yield Violation(problem, key, next_one.claim.name)
 
     for run in runs:
+        # A version that is not newer than one that was noted is ignored.
+        ignored = max(
+            (
+                r.version
+                for r in requests
+                if r.version in noted
+                if r.call.began < run.claim.began
+            ),
+            default=0,
+        )
         before = [
             r.version
             for r in requests
-            if r.call.ended < run.claim.began and r.version not in noted
+            if r.call.ended < run.claim.began and r.version > ignored
         ]
         if run.version < max(before, default=0):
             problem = f"ran version {run.version} when {max(before)} was there"
