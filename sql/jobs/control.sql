@@ -53,21 +53,21 @@ comment on function rota.retry_job is
 create or replace function rota._requeue(job_id bigint)
     returns text language plpgsql as $$
 declare
-    v_job rota.jobs;
+    v_held_limits constant text[] := (
+        select j.held_limits from rota.jobs as j where j.id = _requeue.job_id);
     v_status text;
 begin
-    select j.* into v_job from rota.jobs as j where j.id = _requeue.job_id;
-    perform rota._begin_rerun(array[job_id]);
+    perform rota._begin_rerun(array[job_id], keeps_run_at => true);
     update rota.jobs as j
     set status = case when j.status = 'blocked' then 'blocked' else 'queued' end,
-        held_limits = null, run_at = least(v_job.run_at, rota.now()),
+        held_limits = null, run_at = least(j.run_at, rota.now()),
         expires_at = case when j.expires_at > rota.now() then j.expires_at end,
         attempts = least(j.attempts, j.max_attempts - 1),
         lease_token = j.lease_token + (j.status = 'running')::integer, locked_by = null,
         locked_until = null, cancel_requested_at = null, cancel_reason = null,
         updated_at = rota.now()
     where j.id = _requeue.job_id returning j.status into v_status;
-    perform rota._enter_lanes(array[job_id], v_job.held_limits);
+    perform rota._enter_lanes(array[job_id], v_held_limits);
     perform rota._notify_for(array[job_id]);
     return v_status;
 end $$;

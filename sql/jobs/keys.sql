@@ -278,10 +278,11 @@ begin
 end $$;
 
 /* Of these jobs, which the caller returns to a waiting status, the next attempt is also the
- * run that was asked for while they ran: with its payload, priority and time, and all attempts.
- * Returns the ids of those of which one was. */
-create or replace function rota._begin_rerun(job_ids bigint[])
-    returns bigint[] language plpgsql as $$
+ * run that was asked for while they ran: with its payload and priority, at its time unless they
+ * are to run at once, and all attempts.  Returns the ids of those of which one was. */
+create or replace function rota._begin_rerun(
+    job_ids bigint[], keeps_run_at boolean default false
+) returns bigint[] language plpgsql as $$
 declare
     v_ids bigint[];
 begin
@@ -289,7 +290,7 @@ begin
         update rota.jobs as j
         set attempts = 0, payload = r.job -> 'payload',
             priority = coalesce((r.job ->> 'priority')::smallint, 0::smallint),
-            run_at = greatest(j.run_at, r.run_at),
+            run_at = greatest(j.run_at, case when not keeps_run_at then r.run_at end),
             expires_at = rota._default_expiry(j.job_type, j.queue, r.run_at)
         from rota._take_reruns(_begin_rerun.job_ids) as r
         where j.id = r.job_id returning j.id

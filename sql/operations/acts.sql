@@ -618,7 +618,8 @@ begin
         where cardinality(_edit_jobs.job_ids) = 1 and octet_length(r.payload::text) <= 65536;
     end if;
     perform rota._begin_rerun(array(
-        select j.id from rota.jobs as j where j.id = any(_edit_jobs.job_ids)));
+        select j.id from rota.jobs as j where j.id = any(_edit_jobs.job_ids)),
+        keeps_run_at => true);
     update rota.jobs as j
     set max_attempts = coalesce((_edit_jobs.arguments ->> 'max_attempts')::integer,
             j.max_attempts),

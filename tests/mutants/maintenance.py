@@ -302,10 +302,12 @@ MAINTENANCE = (
         sql(
             "jobs/keys",
             """\
-            run_at = greatest(j.run_at, r.run_at),
+            run_at = greatest(j.run_at, case when not keeps_run_at then r.run_at end),
             expires_at = rota._default_expiry(j.job_type, j.queue, r.run_at)
 """,
-            "            run_at = greatest(j.run_at, r.run_at)\n",
+            """\
+            run_at = greatest(j.run_at, case when not keeps_run_at then r.run_at end)
+""",
         ),
     ),
     mutant(
@@ -447,7 +449,11 @@ MAINTENANCE = (
         "rerun-before-its-time",
         "A job that was asked for again, for later, runs when the try under way has failed.",
         "sql/jobs/test_keys.py",
-        sql("jobs/keys", "run_at = greatest(j.run_at, r.run_at),", "run_at = j.run_at,"),
+        sql(
+            "jobs/keys",
+            "run_at = greatest(j.run_at, case when not keeps_run_at then r.run_at end),",
+            "run_at = j.run_at,",
+        ),
     ),
     mutant(
         "check-lost",

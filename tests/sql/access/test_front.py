@@ -154,6 +154,32 @@ def key_of(front, number, prefix="k"):
     return next(key for key in keys if scalar(front.db, text, key) == number)
 
 
+def give_slot_away(db, key):
+    """Let the slot of a key of database 1 belong to database 2."""
+    db.execute(
+        "update rota_front.slots set number = 2, earlier = '{1}'"
+        " where slot = rota_front.slot_of(%s)", [key],
+    )  # fmt: skip
+
+
+def cancelled_elsewhere(front):
+    """A key that has gone to database 2, and the cancelled job that it left at database 1."""
+    key = key_of(front, 1)
+    old = value(front.db, "enqueue", job_type="x", idempotency_key=key)
+    value(front.db, "cancel_job", job_id=old)
+    give_slot_away(front.db, key)
+    return key, old
+
+
+def take_away(front, admin):
+    """Let nobody reach database 2 any more."""
+    front.shards[2].close()
+    name = sql.Identifier(front.names[2])
+    admin.execute(sql.SQL("alter database {} allow_connections false").format(name))
+    admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s",
+                  [front.names[2]])  # fmt: skip
+
+
 def test_a_front_has_the_functions_of_its_shards_with_their_arguments(shared):
     text = """
         select p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid)
@@ -410,13 +436,7 @@ def test_no_key_is_live_twice_while_databases_are_added(front):
 
 @pytest.mark.slow
 def test_a_job_that_ended_does_not_come_back_beside_a_live_one(front):
-    key = key_of(front, 1)
-    old = value(front.db, "enqueue", job_type="x", idempotency_key=key)
-    value(front.db, "cancel_job", job_id=old)
-    front.db.execute(
-        "update rota_front.slots set number = 2, earlier = '{1}'"
-        " where slot = rota_front.slot_of(%s)", [key],
-    )  # fmt: skip
+    key, old = cancelled_elsewhere(front)
     new = value(front.db, "enqueue", job_type="x", idempotency_key=key)
 
     assert (old & 1023, new & 1023) == (1, 2)
@@ -439,10 +459,7 @@ def test_a_key_that_comes_back_while_its_slot_changes_hands_is_in_one_database(f
             front.shards[1].execute("select from rota.finished_jobs for update")
             retried = pool.submit(value, front.db, "retry_job", job_id=old)
             wait_until(lambda: rows(watch, waits, front.names[1]), "the retry at its shard")
-            other.execute(
-                "update rota_front.slots set number = 2, earlier = '{1}'"
-                " where slot = rota_front.slot_of(%s)", [key],
-            )  # fmt: skip
+            give_slot_away(other, key)
             found = pool.submit(value, other, "enqueue", job_type="x", idempotency_key=key)
             wait_until(lambda: found.done() or rows(watch, waits, front.names[0]))
         assert (retried.result(), found.result()) == ("queued", old)
@@ -457,10 +474,7 @@ def test_a_run_that_ended_does_not_come_back_beside_a_live_one(front):
     key = key_of(front, 1)
     old = value(front.db, "start_pipeline", pipeline="p", idempotency_key=key)
     value(front.db, "cancel_job", job_id=old)
-    front.db.execute(
-        "update rota_front.slots set number = 2, earlier = '{1}'"
-        " where slot = rota_front.slot_of(%s)", [key],
-    )  # fmt: skip
+    give_slot_away(front.db, key)
     new = value(front.db, "start_pipeline", pipeline="p", idempotency_key=key)
 
     assert (old & 1023, new & 1023) == (1, 2)
@@ -654,11 +668,7 @@ def test_views_read_all_and_push_filters_down(shared):
 def test_a_database_that_is_away_is_named_and_the_others_read(front, admin):
     for number in (1, 2):
         value(front.db, "enqueue_to", database=number, job_type="x")
-    name = sql.Identifier(front.names[2])
-    front.shards[2].close()
-    admin.execute(sql.SQL("alter database {} allow_connections false").format(name))
-    admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s",
-                  [front.names[2]])  # fmt: skip
+    take_away(front, admin)
 
     found = rows(front.db, """select shard, problem, found ->> 'job_type' as job_type
         from rota_front.ask_each('job_runs', '{"job_type": "x"}')""")  # fmt: skip
@@ -678,18 +688,8 @@ def test_a_database_that_is_away_is_named_and_the_others_read(front, admin):
 
 @pytest.mark.slow
 def test_a_key_that_cannot_be_looked_for_says_that_its_database_is_away(front, admin):
-    key = key_of(front, 1)
-    old = value(front.db, "enqueue", job_type="x", idempotency_key=key)
-    value(front.db, "cancel_job", job_id=old)
-    front.db.execute(
-        "update rota_front.slots set number = 2, earlier = '{1}'"
-        " where slot = rota_front.slot_of(%s)", [key],
-    )  # fmt: skip
-    name = sql.Identifier(front.names[2])
-    front.shards[2].close()
-    admin.execute(sql.SQL("alter database {} allow_connections false").format(name))
-    admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s",
-                  [front.names[2]])  # fmt: skip
+    key, old = cancelled_elsewhere(front)
+    take_away(front, admin)
 
     for function, arguments in (
         ("enqueue", {"job_type": "x", "idempotency_key": key}), ("retry_job", {"job_id": old})

@@ -565,16 +565,20 @@ def test_erase_takes_away_what_is_known_of_somebody(db):
         ({"merge": {"w": 1}}, {"v": 2, "w": 1}),
     ],
 )
-def test_a_forced_retry_edits_what_was_to_run_next(db, arguments, payload):
+def test_a_forced_retry_edits_what_was_to_run_next_and_keeps_its_place(
+    db, clock, arguments, payload
+):
+    clock.set("2026-01-01 00:00+00")
     key = {"job_type": "t", "idempotency_key": "k", "on_conflict": "rerun"}
     job_id = enqueue(db, payload={"v": 1}, **key)
-    claim(db)
+    (job,) = claim(db)
+    clock.advance("10 s")
     enqueue(db, payload={"v": 2}, **key)
 
     told = act(db, "retry", {"ids": [job_id]}, {"force": True, **arguments})
 
     assert (told.changed, told.conflicts) == (1, [])
-    assert run(db, job_id).status == "queued"
+    assert (run(db, job_id).status, run(db, job_id).run_at) == ("queued", job.run_at)
     assert run(db, job_id).payload == payload
 
 
