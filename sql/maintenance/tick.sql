@@ -90,8 +90,7 @@ begin
     has_more := coalesce(
         has_more or v_has_uncounted or jobs_swept >= 1000 and rota._has_late('sweep')
         or jobs_expired >= 1000 and rota._has_late('expiry')
-        or jobs_enqueued >= 1000 and exists (
-            select from rota.job_definitions as d where d.next_run_at <= rota.now())
+        or jobs_enqueued >= 1000 and rota._first_due_schedule() is not null
         or checks_done >= 1000 and rota._has_late('later')
         -- What was done may have led to more, which can be done after the commit.
         or greatest(jobs_swept, jobs_expired, jobs_enqueued, checks_done) > 0
@@ -115,9 +114,9 @@ create or replace function rota._has_maintenance(patient boolean default false)
 declare
     v_now constant timestamptz := rota.now();
 begin
-    if rota._has_late('sweep') or rota._has_late('expiry') or exists (
-        select from rota.job_definitions as d where d.next_run_at <= v_now
-    ) or rota._has_checks() or rota._has_late('later') or exists (select from rota.breakers)
+    if rota._has_late('sweep') or rota._has_late('expiry')
+      or rota._first_due_schedule() is not null or rota._has_checks()
+      or rota._has_late('later') or exists (select from rota.breakers)
       or exists (
         select from rota._held_budgets() as b where rota._first_retries(b.queue, 1) <> '{}'
     ) then

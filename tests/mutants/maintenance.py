@@ -415,13 +415,37 @@ MAINTENANCE = (
         "stale-lease-not-looked-for",
         "A tick does not see that there is something to take back.",
         "sql/maintenance/test_tick.py sql/maintenance/test_wakeups.py",
-        sql("maintenance/tick", "if rota._has_late('sweep') or", "if"),
+        sql(
+            "maintenance/tick",
+            "if rota._has_late('sweep') or rota._has_late('expiry')",
+            "if rota._has_late('expiry')",
+        ),
     ),
     mutant(
         "expired-not-looked-for",
         "A tick does not see that a job has expired.",
         "sql/maintenance/test_expiry.py",
-        sql("maintenance/tick", "or rota._has_late('expiry') or exists (", "or exists ("),
+        sql(
+            "maintenance/tick",
+            "rota._has_late('sweep') or rota._has_late('expiry')",
+            "rota._has_late('sweep')",
+        ),
+    ),
+    mutant(
+        "due-schedules-are-looked-for-from-the-start",
+        "Under a held snapshot each tick walks past all times that ever were.",
+        "sql/schedules/test_occurrences.py",
+        sql("schedules/occurrences", "rota._from_micros(v_from);", "'-infinity';"),
+    ),
+    mutant(
+        "earlier-time-is-never-found",
+        "A schedule that was committed late waits until its session ends.",
+        "sql/schedules/test_occurrences.py",
+        sql(
+            "schedules/occurrences",
+            "rota._scan_from('schedule', v_now)",
+            "substr(rota._scan_start('schedule'), 18)::bigint",
+        ),
     ),
     mutant(
         "own-checks-done",

@@ -599,6 +599,44 @@ def test_tick_with_an_old_snapshot_disables_nothing(noon, connect, clock, level)
     assert occurrences(noon, "t") == ["13:00:00 enqueued", "14:00:00 enqueued"]
 
 
+@pytest.fixture
+def advanced(noon, connect):
+    """Definitions that have been advanced two thousand times under a held snapshot."""
+    holder = connect(autocommit=False)
+    holder.execute("set transaction isolation level repeatable read")
+    holder.execute("select count(*) from rota.jobs")
+    schedule(noon)
+    schedule(noon, "late")
+    for second in range(1000):
+        noon.execute(
+            "update rota.job_definitions set next_run_at = '2026-03-01'::timestamptz"
+            f" + interval '{second} s'"
+        )
+    noon.execute("update rota.job_definitions set next_run_at = '2027-01-01'")
+    with noon.transaction():
+        tick(noon)  # it walks past all of them and remembers where they end
+    return noon
+
+
+def test_past_times_cost_nothing_under_a_held_snapshot(advanced):
+    index = "'rota.job_definitions_next_run_at_idx'::regclass"
+    walked = f"select pg_stat_get_xact_tuples_returned({index})"
+    with advanced.transaction():
+        before = scalar(advanced, walked)
+        tick(advanced)
+        assert scalar(advanced, walked) - before < 100
+
+
+def test_a_time_before_the_remembered_one_is_found_soon(advanced, clock):
+    advanced.execute(
+        "update rota.job_definitions set next_run_at = '2026-03-01' where name = 'late'"
+    )
+    clock.advance("3 seconds")
+
+    assert tick(advanced) == 1
+    assert occurrences(advanced, "late") != []
+
+
 def test_after_is_planned_by_an_end_with_an_old_snapshot(noon, connect, clock):
     """The end sees the time that is planned still; the tick has taken it away meanwhile."""
     schedule(noon, text="after 10 minutes")
