@@ -17,12 +17,13 @@
  * more key while holding later ones would be the other direction.
  *
  * What each call costs is mostly the start of statements and expressions, which PostgreSQL
- * prepares anew in each transaction, and the settings of the function.  So enqueue() asks in
- * one expression whether a job is a plain one, and in one statement whether anything is set for
- * it (base/configured.sql).  A job that may have to wait is written once, with the status that
- * it shall have; and as a row of jobs/insert.sql only where it may find or change another one.
- * The planner's settings are left to the functions that look for jobs.  And the first question
- * of _notify() stands here once more: where no worker waits it costs no call.
+ * prepares anew in each transaction, and the settings of the function.  So enqueue() writes a
+ * plain job, with no more than a type, a payload, a queue and a priority, by one statement,
+ * which asks in its condition whether anything is set for it (base/configured.sql); only for
+ * others it asks what that is.  A job that may have to wait is written once, with the status
+ * that it shall have; and as a row of jobs/insert.sql only where it may find or change another
+ * one.  The planner's settings are left to the functions that look for jobs.  And the first
+ * question of _notify() stands here once more: where no worker waits it costs no call.
  */
 
 create or replace function rota.enqueue(
@@ -43,10 +44,14 @@ create or replace function rota.enqueue(
 #variable_conflict use_column
 declare
     v_now constant timestamptz := rota.now();
+    v_is_plain constant boolean := (on_conflict = 'keep' and not skip_dead
+        and if_parent_dead = 'cancel' and num_nonnulls(run_at, delay, max_attempts, lease,
+            backoff, unique_for, updated_at, max_wait, ordering_key, depends_on, blocks,
+            limit_key, time_limit, expires_at, headers, expires_after) = 0) is true;
+    v_may_wait constant boolean := num_nonnulls(ordering_key, depends_on) > 0;
     v_is_confined boolean;
-    v_is_configured boolean;
-    v_is_special boolean := false;
-    v_may_wait boolean;
+    v_has_settings boolean;
+    v_takes_place boolean;
     v_status text := 'queued';
     v_max_attempts integer;
     v_lease interval;
@@ -58,11 +63,36 @@ declare
     v_new_id bigint;
     v_job_id bigint;
 begin
-    if (rota._is_sound(job_type, queue, payload, priority, idempotency_key)
-        and on_conflict = 'keep' and not skip_dead and if_parent_dead = 'cancel'
-        and num_nonnulls(run_at, delay, max_attempts, lease, backoff, unique_for, updated_at,
-            max_wait, ordering_key, depends_on, blocks, limit_key, time_limit, expires_at,
-            headers, expires_after) = 0) is not true then
+    if current_setting('rota.ids_guarded', true) is distinct from 'on' then
+        perform rota._guard_ids();
+    end if;
+    -- Most jobs are plain, and nothing is set for them: all that they need is one statement.
+    if v_is_plain and idempotency_key is null then
+        insert into rota.jobs as j (queue, job_type, payload, priority, max_attempts, status,
+            run_at, created_at, updated_at)
+        select enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority, 10, 'queued',
+            v_now, v_now, v_now
+        where rota._is_sound(enqueue.job_type, enqueue.queue, enqueue.payload, enqueue.priority,
+            null)
+          -- With exists() the planner would read the list, and hope for an early row.
+          and array(
+            select 1 from rota.configured_names as c
+            where c.name
+                = any(array['access producer', enqueue.queue, 'type ' || enqueue.job_type])
+              and (c.name <> 'access producer' or rota._may_confine(c.role))
+          ) = '{}'
+        returning j.id into v_job_id;
+        if v_job_id is not null then
+            if not (pg_try_advisory_lock(1919907936, hashtext(queue))
+                and pg_advisory_unlock(1919907936, hashtext(queue))) then
+                perform rota._notify(queue);
+            end if;
+            return v_job_id;
+        end if;
+    end if;
+
+    if not v_is_plain
+      or not rota._is_sound(job_type, queue, payload, priority, idempotency_key) then
         perform rota._check_new_job('', job_type, payload, queue, run_at, delay, priority,
             max_attempts, lease, backoff, idempotency_key, time_limit, expires_at, headers,
             expires_after);
@@ -71,62 +101,61 @@ begin
         v_run_at := coalesce(run_at, v_now + rota._exact(delay));
         expires_at := coalesce(expires_at,
             coalesce(v_run_at, v_now) + rota._exact(expires_after));
-        v_is_special := (enqueue.on_conflict, enqueue.skip_dead, enqueue.if_parent_dead)
-          is distinct from ('keep', false, 'cancel') or num_nonnulls(enqueue.unique_for,
-            enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key, enqueue.depends_on,
-            enqueue.blocks, enqueue.limit_key) > 0;
-    end if;
-    if v_is_special then
-        perform rota._check_waits('', ordering_key, skip_dead, depends_on, blocks,
-            if_parent_dead, limit_key);
-        v_may_wait := num_nonnulls(ordering_key, depends_on) > 0;
-        -- Whatever may find a job, or change one, takes another way; this one stays short.
-        if on_conflict is distinct from 'keep' or v_may_wait and idempotency_key is not null
-          or num_nonnulls(unique_for, updated_at, max_wait, blocks) > 0 then
-            return rota._enqueue_special(
-                jsonb_populate_record(null::rota.jobs, jsonb_build_object('job_type', job_type,
-                    'payload', payload, 'queue', queue, 'run_at', v_run_at, 'priority',
-                    priority, 'max_attempts', max_attempts, 'lease', lease, 'time_limit',
-                    time_limit, 'expires_at', expires_at, 'headers', headers, 'backoff',
-                    backoff, 'idempotency_key', idempotency_key, 'ordering_key', ordering_key,
-                    'skip_dead', skip_dead, 'if_parent_dead', if_parent_dead, 'limit_key',
-                    limit_key, 'created_at', v_now, 'status',
-                    case when depends_on is not null then 'blocked' end)),
-                unique_for, on_conflict, updated_at, max_wait, depends_on, blocks);
+        if (on_conflict, skip_dead, if_parent_dead) is distinct from ('keep', false, 'cancel')
+          or num_nonnulls(unique_for, updated_at, max_wait, ordering_key, depends_on, blocks,
+            limit_key) > 0 then
+            perform rota._check_waits('', ordering_key, skip_dead, depends_on, blocks,
+                if_parent_dead, limit_key);
+            -- Whatever may find a job, or change one, takes another way; this one stays short.
+            if on_conflict is distinct from 'keep' or v_may_wait and idempotency_key is not null
+              or num_nonnulls(unique_for, updated_at, max_wait, blocks) > 0 then
+                return rota._enqueue_special(
+                    jsonb_populate_record(null::rota.jobs, jsonb_build_object(
+                        'job_type', job_type, 'payload', payload, 'queue', queue,
+                        'run_at', v_run_at, 'priority', priority, 'max_attempts', max_attempts,
+                        'lease', lease, 'time_limit', time_limit, 'expires_at', expires_at,
+                        'headers', headers, 'backoff', backoff, 'idempotency_key',
+                        idempotency_key, 'ordering_key', ordering_key, 'skip_dead', skip_dead,
+                        'if_parent_dead', if_parent_dead, 'limit_key', limit_key,
+                        'created_at', v_now, 'status',
+                        case when depends_on is not null then 'blocked' end)),
+                    unique_for, on_conflict, updated_at, max_wait, depends_on, blocks);
+            end if;
         end if;
     end if;
 
-    -- With exists() the planner would read the list from its start, and hope for an early row.
     select bool_or(rota._may_confine(c.role)) filter (where c.name = 'access producer'),
-        bool_or(c.name <> 'access producer')
-    into v_is_confined, v_is_configured from rota.configured_names as c
+        bool_or(c.source in ('queues', 'job_types')),
+        bool_or(c.source in ('fair_queues', 'queue_moves')
+            or c.source = 'limits' and c.name <> enqueue.queue)
+    into v_is_confined, v_has_settings, v_takes_place from rota.configured_names as c
     where c.name = any(array['access producer', enqueue.queue, 'type ' || enqueue.job_type]);
     if v_is_confined then perform rota._check_queues('producer', array[queue]); end if;
-    if v_is_configured then
+    if v_takes_place then
         perform rota._check_arrived(queue, coalesce(ordering_key, idempotency_key));
-        select (select q.max_attempts from rota.queues as q where q.queue = enqueue.queue),
-            coalesce(v_time_limit, (
-                select t.time_limit from rota.job_types as t
-                where t.job_type = enqueue.job_type
-            ))
-        into v_max_attempts, v_time_limit;
-        expires_at := coalesce(expires_at,
-            rota._default_expiry(job_type, queue, coalesce(v_run_at, v_now)));
-    end if;
-    if current_setting('rota.ids_guarded', true) is distinct from 'on' then
-        perform rota._guard_ids();
     end if;
     if idempotency_key is not null then
         v_job_id := rota._find_live(idempotency_key, job_type);
         if v_job_id is not null then return v_job_id; end if;
     end if;
-    if v_is_special or v_is_configured then
+    v_takes_place := v_takes_place or limit_key is not null;
+    if v_has_settings then
+        select q.max_attempts, coalesce(v_time_limit, t.time_limit),
+            coalesce(enqueue.expires_at, coalesce(v_run_at, v_now)
+                + coalesce(t.expires_after, q.expires_after)),
+            v_takes_place or q.ageing is not null
+        into v_max_attempts, v_time_limit, expires_at, v_takes_place
+        from (select enqueue.queue, enqueue.job_type) as n
+        left join rota.queues as q on q.queue = n.queue
+        left join rota.job_types as t on t.job_type = n.job_type;
+    end if;
+    if v_takes_place or v_may_wait then
         v_new_id := nextval('rota.jobs_id_seq');
         select c.status, c.place, c.hold, c.is_placed
         into v_status, v_place, v_hold, v_is_placed
         from rota._job_comes_in(v_new_id, enqueue.ordering_key, enqueue.depends_on,
             enqueue.queue, enqueue.job_type, enqueue.limit_key, enqueue.priority,
-            v_run_at is null and (v_is_configured or enqueue.limit_key is not null)) as c;
+            v_run_at is null and v_takes_place) as c;
     end if;
     for v_try in 1..100 loop
         insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
@@ -145,8 +174,7 @@ begin
             where idempotency_key is not null do nothing returning j.id into v_job_id;
         if v_job_id is null then
             v_job_id := rota._find_keyed(idempotency_key, job_type);
-        elsif v_status = 'queued' and not v_is_placed
-          and (v_is_configured or limit_key is not null) then
+        elsif v_status = 'queued' and not v_is_placed and v_takes_place then
             perform rota._enter_lanes(array[v_job_id]);
         end if;
         exit when v_job_id is not null or idempotency_key is null;

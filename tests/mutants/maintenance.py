@@ -576,7 +576,21 @@ MAINTENANCE = (
         "no-worker-is-notified",
         "A job comes, and the workers sleep on until their next poll.",
         "sql/maintenance/test_wakeups.py",
-        sql("jobs/enqueue", "perform rota._notify(enqueue.queue)\n", "perform\n"),
+        sql(
+            "jobs/enqueue",
+            "rota._notify(queue); end if; return v_job_id; end if;",
+            "from now(); end if; return v_job_id; end if;",
+        ),
+    ),
+    mutant(
+        "no-worker-is-notified-of-a-special-job",
+        "A job that is not plain comes, and the workers sleep on until their next poll.",
+        "sql/maintenance/test_wakeups.py sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/enqueue",
+            "perform rota._notify(queue) where coalesce(v_run_at, v_now)",
+            "perform where coalesce(v_run_at, v_now)",
+        ),
     ),
     mutant(
         "every-worker-is-notified",

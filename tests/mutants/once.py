@@ -911,6 +911,80 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "plain-job-to-any-queue",
+        "A confined producer enqueues a plain job to any queue.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "jobs/enqueue",
+            "and (c.name <> 'access producer' or rota._may_confine(c.role))",
+            "and c.name <> 'access producer'",
+        ),
+    ),
+    mutant(
+        "plain-job-unchecked",
+        "A plain job goes in whatever its name and payload are.",
+        "sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/enqueue",
+            """\
+rota._is_sound(enqueue.job_type, enqueue.queue, enqueue.payload, enqueue.priority,
+            null)""",
+            "true",
+        ),
+    ),
+    mutant(
+        "plain-job-of-a-type-with-settings",
+        "A single job goes past the limit, the time limit and the expiry of its type.",
+        "sql/jobs/test_queues.py sql/maintenance/test_expiry.py sql/waiting/test_limits.py",
+        sql(
+            "jobs/enqueue",
+            """\
+any(array['access producer', enqueue.queue, 'type ' || enqueue.job_type])
+              and""",
+            """\
+any(array['access producer', enqueue.queue])
+              and""",
+        ),
+    ),
+    mutant(
+        "single-job-without-defaults-of-its-type",
+        "A single job does not get the time limit and the expiry of its type.",
+        "sql/jobs/test_queues.py sql/maintenance/test_expiry.py",
+        sql("jobs/enqueue", "c.source in ('queues', 'job_types')", "c.source = 'queues'"),
+    ),
+    mutant(
+        "single-job-beside-fair-shares",
+        "A single job without a key goes before the shares of the keys of its queue.",
+        "sql/waiting/test_fairness.py",
+        sql(
+            "jobs/enqueue",
+            "c.source in ('fair_queues', 'queue_moves')",
+            "c.source = 'queue_moves'",
+        ),
+    ),
+    mutant(
+        "single-job-held-in-a-queue-that-moved",
+        "A job with a key goes into a queue that is still coming from another database.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "jobs/enqueue",
+            "c.source in ('fair_queues', 'queue_moves')",
+            "c.source = 'fair_queues'",
+        ),
+    ),
+    mutant(
+        "single-job-past-the-limit-of-its-type",
+        "Single jobs of a type whose limit is full fill the lane.",
+        "sql/waiting/test_limits.py",
+        sql("jobs/enqueue", "or c.source = 'limits' and c.name <> enqueue.queue", ""),
+    ),
+    mutant(
+        "single-job-does-not-age",
+        "A single job in a queue that ages has no place among the others.",
+        "sql/waiting/test_fairness.py",
+        sql("jobs/enqueue", "v_takes_place or q.ageing is not null", "v_takes_place"),
+    ),
+    mutant(
         "plain-batch-to-any-queue",
         "A confined producer enqueues plain jobs to any queue, if it sends a batch.",
         "sql/access/test_queue_grants.py",
