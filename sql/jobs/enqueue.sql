@@ -269,14 +269,15 @@ comment on function rota.enqueue_many is
     'RT013, RT003, RT016, 09000.';
 
 /* Insert a batch of jobs that have no more than a type, a payload, a queue and a priority, if
- * all is right with them and nothing is set for any; returns their ids in the order given, or
- * null if one is not such a job and none went in.  No row of a job is made up for them, and
- * without an idempotency key an insert need not look for another. */
+ * all is right with them and no setting gives any a place or holds it; returns their ids in the
+ * order given, or null if one is not such a job and none went in.  No row of a job is made up
+ * for them, and without an idempotency key an insert need not look for another. */
 create or replace function rota._insert_plain_jobs(jobs jsonb)
     returns bigint[] language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_are_plain boolean := false;
+    v_have_settings boolean := false;
     v_ids bigint[];
 begin
     if jsonb_typeof(_insert_plain_jobs.jobs) = 'array'
@@ -288,16 +289,24 @@ begin
                 coalesce(e.job -> 'payload', '{}'), 0, null)) is true)
         into v_are_plain from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job);
     end if;
-    if v_are_plain is not true or exists (select from rota.configured_names) and exists (
-        select from (
+    if v_are_plain and exists (select from rota.configured_names) then
+        -- As in enqueue(): what is set may have to do with the place of a job, or not.
+        select coalesce(bool_or(c.source in ('queues', 'job_types')), false),
+            bool_or(c.source in ('fair_queues', 'queue_moves')
+                or c.source = 'limits' and c.name <> k.queue
+                or exists (
+                    select from rota.queues as q
+                    where q.queue = k.queue and q.ageing is not null
+                )) is not true
+        into v_have_settings, v_are_plain
+        from (
             select distinct coalesce(e.job ->> 'queue', 'default') as queue,
                 e.job ->> 'job_type' as job_type
             from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job)
         ) as k
-        join rota.configured_names as c on c.name = any(array[k.queue, 'type ' || k.job_type])
-    ) then
-        return null;
+        join rota.configured_names as c on c.name = any(array[k.queue, 'type ' || k.job_type]);
     end if;
+    if v_are_plain is not true then return null; end if;
 
     perform rota._check_queues_of(jobs) where exists (
         select from rota.configured_names as c
@@ -305,12 +314,23 @@ begin
     );
     perform rota._guard_ids();
     with added as (
-        insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at,
-            created_at, updated_at)
-        select coalesce(e.job ->> 'queue', 'default'), e.job ->> 'job_type',
-            coalesce(e.job -> 'payload', '{}'), coalesce(e.job ->> 'priority', '0')::smallint,
-            10, 'queued', v_now, v_now, v_now
-        from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job) returning id
+        insert into rota.jobs (queue, job_type, payload, priority, max_attempts, time_limit,
+            expires_at, status, run_at, created_at, updated_at)
+        select n.queue, n.job_type, n.payload, n.priority,
+            coalesce(case when v_have_settings then (
+                select q.max_attempts from rota.queues as q where q.queue = n.queue) end, 10),
+            case when v_have_settings then (
+                select t.time_limit from rota.job_types as t where t.job_type = n.job_type) end,
+            case when v_have_settings
+                then rota._default_expiry(n.job_type, n.queue, v_now) end,
+            'queued', v_now, v_now, v_now
+        from (
+            select coalesce(e.job ->> 'queue', 'default') as queue,
+                e.job ->> 'job_type' as job_type, coalesce(e.job -> 'payload', '{}') as payload,
+                coalesce(e.job ->> 'priority', '0')::smallint as priority
+            from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job)
+        ) as n
+        returning id
     )
     -- Ids are drawn in the order of the rows.
     select coalesce(array_agg(a.id), '{}') into v_ids from added as a;

@@ -950,7 +950,11 @@ any(array['access producer', enqueue.queue])
         "single-job-without-defaults-of-its-type",
         "A single job does not get the time limit and the expiry of its type.",
         "sql/jobs/test_queues.py sql/maintenance/test_expiry.py",
-        sql("jobs/enqueue", "c.source in ('queues', 'job_types')", "c.source = 'queues'"),
+        sql(
+            "jobs/enqueue",
+            "(where c.name = 'access producer'), bool_or(c.source in ('queues', 'job_types'))",
+            "(where c.name = 'access producer'), bool_or(c.source = 'queues')",
+        ),
     ),
     mutant(
         "single-job-beside-fair-shares",
@@ -958,8 +962,9 @@ any(array['access producer', enqueue.queue])
         "sql/waiting/test_fairness.py",
         sql(
             "jobs/enqueue",
-            "c.source in ('fair_queues', 'queue_moves')",
-            "c.source = 'queue_moves'",
+            "c.source in ('fair_queues', 'queue_moves')\n"
+            "or c.source = 'limits' and c.name <> enqueue.queue",
+            "c.source = 'queue_moves' or c.source = 'limits' and c.name <> enqueue.queue",
         ),
     ),
     mutant(
@@ -968,8 +973,9 @@ any(array['access producer', enqueue.queue])
         "sql/maintenance/test_moves.py",
         sql(
             "jobs/enqueue",
-            "c.source in ('fair_queues', 'queue_moves')",
-            "c.source = 'fair_queues'",
+            "c.source in ('fair_queues', 'queue_moves')\n"
+            "or c.source = 'limits' and c.name <> enqueue.queue",
+            "c.source = 'fair_queues' or c.source = 'limits' and c.name <> enqueue.queue",
         ),
     ),
     mutant(
@@ -981,8 +987,45 @@ any(array['access producer', enqueue.queue])
     mutant(
         "single-job-does-not-age",
         "A single job in a queue that ages has no place among the others.",
-        "sql/waiting/test_fairness.py",
+        "sql/jobs/test_enqueue.py",
         sql("jobs/enqueue", "v_takes_place or q.ageing is not null", "v_takes_place"),
+    ),
+    mutant(
+        "batch-without-defaults",
+        "A batch does not get what is set for its queues and types.",
+        "sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/enqueue",
+            "coalesce(bool_or(c.source in ('queues', 'job_types')), false)",
+            "false",
+        ),
+    ),
+    mutant(
+        "batch-past-the-limit-of-its-type",
+        "Batches of a type whose limit is full fill the lane.",
+        "sql/waiting/test_limits.py",
+        sql("jobs/enqueue", "or c.source = 'limits' and c.name <> k.queue", ""),
+    ),
+    mutant(
+        "batch-does-not-age",
+        "A batch in a queue that ages has no places among the others.",
+        "sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/enqueue",
+            "q.queue = k.queue and q.ageing is not null",
+            "q.queue = k.queue and false",
+        ),
+    ),
+    mutant(
+        "batch-beside-fair-shares",
+        "A batch without keys goes before the shares of the keys of its queue.",
+        "sql/jobs/test_enqueue.py sql/waiting/test_fairness.py",
+        sql(
+            "jobs/enqueue",
+            "c.source in ('fair_queues', 'queue_moves')\n"
+            "or c.source = 'limits' and c.name <> k.queue",
+            "c.source = 'limits' and c.name <> k.queue",
+        ),
     ),
     mutant(
         "plain-batch-to-any-queue",

@@ -285,6 +285,9 @@ def test_enqueue_many_answers_in_order_and_knows_what_is_new(db):
         ("set_limit(job_type => 'other', max_running => 1)", 10),
         ("set_limit(job_type => 'mail', max_running => 1)", 10),
         ("set_queue('q', ageing => '1 minute')", 10),
+        ("set_queue('q', expires_after => '1 hour')", 10),
+        ("set_type('mail', time_limit => '1 minute', expires_after => '1 minute')", 10),
+        ("enqueue('mail', queue => 'q', limit_key => 'a')", 10),
     ],
 )
 def test_a_plain_batch_heeds_what_is_set_for_its_queue_and_type(db, setting, max_attempts):
@@ -297,7 +300,9 @@ def test_a_plain_batch_heeds_what_is_set_for_its_queue_and_type(db, setting, max
     singly = enqueue(db, **plain)
     assert run(db, singly).max_attempts == max_attempts
     same = """
-        select j.status, j.priority, j.max_attempts, j.own_lane, j.payload
+        select j.status, j.priority, j.max_attempts, j.own_lane,
+            j.own_place is null as is_in_order, j.time_limit,
+            j.expires_at - j.run_at as expires_after, j.payload
         from rota.jobs as j where j.id = %s
     """
     for answer in (answers[0], answers[2]):

