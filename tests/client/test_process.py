@@ -109,14 +109,14 @@ def test_a_job_can_terminate_a_process_that_it_has_forked(
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["plain", "async"])
 @pytest.mark.parametrize("ends", ["returns", "raises"])
 def test_a_process_that_a_job_has_forked_runs_no_other_job(
-    client: rota.Client, db: psycopg.Connection[Any], dsn: str, ends: str
+    client: rota.Client, db: psycopg.Connection[Any], dsn: str, ends: str, kind: str
 ) -> None:
     registry = rota.Registry()
 
-    @registry.handler("forks")
-    def forks(job: rota.Job) -> int:
+    def fork() -> int:
         child = os.fork()
         if child == 0:
             signal.alarm(20)  # which ends it, if nothing else does
@@ -124,6 +124,11 @@ def test_a_process_that_a_job_has_forked_runs_no_other_job(
                 sys.exit(7)
             return 0
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    async def fork_in_loop(job: rota.AsyncJob) -> int:
+        return fork()
+
+    registry.add("forks", fork_in_loop if kind == "async" else lambda job: fork())
 
     client.enqueue_many([{"job_type": "forks"}] * 2)
     rota.Worker(dsn, registry, concurrency=1, batch=2, poll_interval=0.05).run(drain=True)

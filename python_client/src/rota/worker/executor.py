@@ -252,8 +252,11 @@ class Executor:
         if job not in self._running:
             return  # given back
         self._running[job] = asyncio.current_task()  # until here the loop has kept it
+        process = os.getpid()
         handler = cast(AsyncHandler, self._registry[job.job_type])
-        self._end(job, await run_async(handler, job))
+        outcome = await run_async(handler, job)
+        _leave_if_forked(process, outcome)
+        self._end(job, outcome)
 
     def _hand_over(self, job: Job) -> None:
         """Let a thread run a job, and those that follow it."""
@@ -284,8 +287,7 @@ class Executor:
             outcome = Context().run(run_sync, handler, job)
         except BaseException as error:  # whatever it is, the job has to end
             outcome = outcome_of(job, error)
-        if os.getpid() != process:  # the handler has forked this one, which is no worker
-            os._exit(outcome.kind != "succeeded")
+        _leave_if_forked(process, outcome)
         with self._lock:
             following = self._follow(job)
             self.busy_threads -= following is None
@@ -351,6 +353,12 @@ class Executor:
                 late = [self._held.popleft() for _ in range(count)]
                 self._held.extendleft(j for j in reversed(late) if self._prefetch.keeps(j))
                 self._completer.give_back(j for j in late if not self._prefetch.keeps(j))
+
+
+def _leave_if_forked(process: int, outcome: Outcome) -> None:
+    """End a process that the handler has forked: it is no worker, but has its connections."""
+    if os.getpid() != process:
+        os._exit(outcome.kind != "succeeded")
 
 
 class Places:
