@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from datetime import timedelta
 from typing import Any
 
@@ -232,7 +232,7 @@ def test_no_job_begins_while_very_many_ends_are_not_reported(
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_job_does_not_see_the_context_of_another(
+def test_a_job_sees_the_context_of_no_other_and_not_that_of_the_worker(
     client: Client, drain: Drain, is_async: bool
 ) -> None:
     registry = Registry()
@@ -248,7 +248,12 @@ def test_a_job_does_not_see_the_context_of_another(
 
     registry.add("look", look_in_loop if is_async else look)
     client.enqueue_many([{"job_type": "look"}] * 20)
-    drain(registry, concurrency=2)
+
+    def work() -> None:
+        VALUE.set("of the caller")
+        drain(registry, concurrency=2)
+
+    copy_context().run(work)
 
     assert seen == ["empty"] * 20
 

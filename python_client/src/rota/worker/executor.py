@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sized
 from contextlib import suppress
-from contextvars import Context, copy_context
+from contextvars import Context
 from queue import SimpleQueue
 from typing import Any, cast
 from weakref import WeakSet
@@ -100,7 +100,6 @@ class Executor:
         self._at_rest.set()
         self._cut: WeakSet[BaseJob] = WeakSet()
         self._will_look = False
-        self._context = Context()
         self._lock = threading.Lock()
         self._threads = 0
         self.busy_threads = 0
@@ -131,7 +130,6 @@ class Executor:
 
     def accept(self, claims: Iterable[ClaimedJob], claimed_at: float) -> None:
         """Take claimed jobs in hand."""
-        self._context = copy_context()
         jobs: list[BaseJob] = []
         for claim in claims:
             kind = AsyncJob if self._registry.is_async(claim.job_type) else Job
@@ -232,9 +230,7 @@ class Executor:
                 self._at_rest.clear()
         for job in jobs:
             if isinstance(job, AsyncJob):
-                # Not in the context of the job that has just ended, where this may be called.
-                context = self._context.copy()
-                asyncio.create_task(self._run(job), context=context)  # noqa: RUF006 - see _run
+                asyncio.create_task(self._run(job), context=Context())  # noqa: RUF006 - see _run
             else:
                 self._hand_over(cast(Job, job))
 
