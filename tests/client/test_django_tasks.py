@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.conf import settings
 from django.db import connections, transaction
 from django.test import override_settings
 from django_tasks import TaskResultStatus, default_task_backend, task, task_backends
@@ -55,6 +56,20 @@ def work(db: psycopg.Connection[Any], drain: Drain) -> Callable[[], None]:
     return until_ended
 
 
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Make a module, parcels.mail, which nothing has imported yet."""
+    (tmp_path / "parcels").mkdir()
+    (tmp_path / "parcels/__init__.py").touch()
+    (tmp_path / "parcels/mail.py").write_text(
+        "from django_tasks import task\nno_task = print\n@task()\ndef send(): return 'sent'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "parcels.mail"
+    for name in ("parcels.mail", "parcels"):
+        sys.modules.pop(name, None)
+
+
 def test_it_is_the_backend() -> None:
     assert isinstance(task_backends["default"], RotaBackend)
     for feature in ("defer", "async_task", "get_result", "priority"):
@@ -88,6 +103,38 @@ def test_a_task_of_an_older_version_has_the_time_of_its_job(
     found = add.get_result(str(job.job_id))
 
     assert (found.enqueued_at,) == db.execute("select created_at from rota.jobs").fetchone()
+
+
+@pytest.mark.parametrize(
+    ("name", "apps", "ended"),
+    [
+        ("send", ["parcels"], "sent"),
+        ("send", [], "parcels.mail.send is not imported, and in no app of INSTALLED_APPS"),
+        ("no_task", ["parcels"], "parcels.mail.no_task is no Task"),
+    ],
+)
+def test_a_payload_lets_nothing_be_imported_but_what_belongs_to_an_app(
+    name: str,
+    apps: list[str],
+    ended: str,
+    module: str,
+    client: Client,
+    db: psycopg.Connection[Any],
+    work: Callable[[], None],
+) -> None:
+    """Whoever may enqueue writes it, such as a program in another language."""
+    payload = {"task": f"{module}.{name}", "args": [], "kwargs": {}, "backend": "default"}
+    job = client.enqueue("django_task", payload, max_attempts=1)
+
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, *apps]):
+        work()
+        status = "succeeded" if ended == "sent" else "dead"
+        found = "select status, coalesce(result #>> '{}', last_error) from rota.job_runs"
+        assert db.execute(found).fetchall() == [(status, ended)]
+        assert (module in sys.modules) == bool(apps)
+        if not apps:
+            with pytest.raises(ImportError, match="is not imported"):
+                default_task_backend.get_result(str(job.job_id))
 
 
 @pytest.mark.parametrize("each", [add, add_in_loop])

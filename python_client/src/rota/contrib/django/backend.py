@@ -2,7 +2,7 @@
 
 So it is enqueued by the commit of the transaction around it, as a row is.  All are jobs of one
 type, with the path of the function in the payload: a worker need not know beforehand which
-Tasks there are.
+Tasks there are, as long as their modules belong to an installed app or are imported.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import builtins
 import json
 import re
+import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from django.apps import apps
 from django.core import checks
 from django.db import connections
 from django.utils import timezone
@@ -186,7 +188,7 @@ class RotaBackend(BaseTaskBackend):  # type: ignore[misc]  # untyped in Django
         # By the clock of the producer, so that each result of a Task has the same time.
         said = payload.get("enqueued_at")
         known["enqueued_at"] = datetime.fromisoformat(said) if said else created_at
-        task = import_string(payload["task"]).using(
+        task = _task(payload["task"]).using(
             priority=-priority, queue_name=queue, backend=self.alias
         )
         return self._result(task, result_id, payload["args"], payload["kwargs"], **known)
@@ -221,6 +223,20 @@ def stored_error(error_type: str | None, stack: str | None) -> TaskError:
     if "." not in path:  # built in, or no exception but what became of the worker
         path = f"builtins.{path}" if hasattr(builtins, path) else "rota.LeaseLostError"
     return TaskError(exception_class_path=path, traceback=stack or "")
+
+
+def _task(path: str) -> Task:
+    """Return a Task by the path in a payload, for which not every module is imported.
+
+    A producer may write any path, and importing a module runs it.
+    """
+    module, _, _ = path.rpartition(".")
+    if module not in sys.modules and apps.get_containing_app_config(module) is None:
+        raise ImportError(f"{path} is not imported, and in no app of INSTALLED_APPS")
+    task = import_string(path)
+    if not isinstance(task, Task):
+        raise TypeError(f"{path} is no Task")
+    return task
 
 
 def _aware(moment: datetime | None) -> datetime | None:
