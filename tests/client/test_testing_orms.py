@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg
@@ -15,12 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session
 
 import rota
+from client.django_jobs import add
 from client.own_connections import async_engine_on, django_on, engine_on
+from rota.contrib.django.jobs import registry as django_tasks
 from rota.testing import (
     assert_enqueued,
     assert_not_enqueued,
     drain,
     drain_async,
+    run_job,
     run_job_async,
 )
 
@@ -77,6 +81,34 @@ def test_jobs_run_within_atomic_of_django(
     assert isinstance(outcomes[1].error, IntegrityError)
     assert rows == [(1,), (3,), (10,), (30,)]
     assert nothing_is_left(db)
+
+
+@pytest.mark.parametrize("is_test_case", [True, False])
+def test_a_job_of_a_test_has_the_connection_of_the_test(
+    dsn: str, registry: rota.Registry, *, is_test_case: bool
+) -> None:
+    """A worker's threads keep no old one; TransactionTestCase has no transaction around it."""
+    registry.include(django_tasks)
+
+    @registry.handler("write")
+    def write(job: rota.Job) -> None:
+        with django_connection.cursor() as cursor:
+            cursor.execute(INSERT, [job.payload["n"]])
+
+    with django_on(dsn) as django, transaction.atomic() if is_test_case else nullcontext():
+        rota.Client(django).enqueue("write", {"n": 1})
+        result = add.enqueue(1, 2)
+
+        outcomes = drain(django, registry)
+        run_job(registry, "write", {"n": 2}, connection=django)
+
+        result.refresh()
+        with django.cursor() as cursor:
+            cursor.execute(ALL)
+            rows = cursor.fetchall()
+
+    assert [outcome.status for outcome in outcomes] == ["succeeded", "succeeded"]
+    assert (result.return_value, rows) == (3, [(1,), (2,)])
 
 
 def write_in_django(number: int) -> int:

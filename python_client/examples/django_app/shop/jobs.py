@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from django.core.mail import send_mail
-from django.db import close_old_connections, connection, transaction
+from django.db import connection, transaction
 
 import rota
+from rota.contrib.django.connections import fresh_connections
 
 from .models import Order
 
 registry = rota.Registry()
-
-
-@registry.middleware
-def fresh_connections(job: rota.Job | rota.AsyncJob) -> Iterator[None]:
-    """Keep no connection that is broken or old, as Django does around a request."""
-    is_in_test = connection.in_atomic_block  # of a TestCase, which needs its connection
-    try:
-        if not is_in_test:
-            close_old_connections()
-        yield
-    finally:
-        if not is_in_test:
-            close_old_connections()
+registry.middleware(fresh_connections)  # none that is broken or old, as for a request
 
 
 @registry.task(queue="mail", idempotency_key="receipt:{order_id}")

@@ -5,7 +5,6 @@ A registry of one's own can `include` it, and then runs both: tasks of Django an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,8 +29,10 @@ if not apps.ready:  # `rota worker` has started, and not manage.py
     django.setup()
 
 from .backend import JOB_TYPE, task_error
+from .connections import fresh_connections
 
 registry = Registry()
+registry.middleware(fresh_connections)
 _results: WeakKeyDictionary[Any, TaskResult] = WeakKeyDictionary()
 
 
@@ -50,19 +51,6 @@ def run_task(job: Job) -> Any:
         raise
     object.__setattr__(result, "_return_value", value)
     return value
-
-
-@registry.middleware
-def with_fresh_connections(job: Job | AsyncJob) -> Iterator[None]:
-    """Let a thread keep no connection of Django that is broken, or older than it may be."""
-    if isinstance(job, AsyncJob):
-        yield  # it has none: Django's are for threads
-        return
-    close_old_connections()
-    try:
-        yield
-    finally:
-        close_old_connections()
 
 
 @registry.on_end

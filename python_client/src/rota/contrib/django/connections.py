@@ -1,0 +1,25 @@
+"""Django's connections in the threads of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.db import close_old_connections
+
+from ...job import AsyncJob, Job
+
+
+def fresh_connections(job: Job | AsyncJob) -> Iterator[None]:
+    """Let a thread keep no connection that is broken, or older than it may be.
+
+    As a middleware it does for a job what Django does for a request.
+    """
+    # An async handler has none: Django's are for threads.  A test needs its own.
+    if isinstance(job, AsyncJob) or job.worker == "rota.testing":
+        yield
+        return
+    close_old_connections()
+    try:
+        yield
+    finally:
+        close_old_connections()
