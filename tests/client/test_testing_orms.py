@@ -111,6 +111,36 @@ def test_a_job_of_a_test_has_the_connection_of_the_test(
     assert (result.return_value, rows) == (3, [(1,), (2,)])
 
 
+@pytest.mark.parametrize("error", [IntegrityError, ValueError])
+def test_an_error_within_atomic_of_django_undoes_its_job_alone(
+    dsn: str, registry: rota.Registry, error: type[Exception]
+) -> None:
+    """Its models save within an atomic() that has no savepoint but lets all be rolled back."""
+
+    @registry.handler("write")
+    def write(job: rota.Job) -> None:
+        with transaction.atomic(savepoint=False), django_connection.cursor() as cursor:
+            cursor.execute(INSERT, [job.payload["n"]])
+            if job.payload["n"] == 1:
+                if error is ValueError:
+                    raise error
+                cursor.execute(INSERT, [1])
+
+    with django_on(dsn) as django, transaction.atomic():
+        for number in (1, 2):
+            rota.Client(django).enqueue("write", {"n": number}, max_attempts=1)
+
+        outcomes = drain(django, registry, raise_errors=False)
+
+        with django.cursor() as cursor:
+            cursor.execute(ALL)
+            rows = cursor.fetchall()
+
+    assert [outcome.status for outcome in outcomes] == ["dead", "succeeded"]
+    assert isinstance(outcomes[0].error, error)
+    assert rows == [(2,)]
+
+
 def write_in_django(number: int) -> int:
     """Stands for what takes long, which a worker runs in a process of its own."""
     with django_connection.cursor() as cursor:

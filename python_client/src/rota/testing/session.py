@@ -39,9 +39,10 @@ class NoDatabaseError(psycopg.OperationalError):
 class Session(Pool):
     """Lends the test's own session to handlers, as if these were connections of a worker."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__("", 1, Watch())
-        self._driver = driver
+        self._source = source.connection if isinstance(source, Client) else source
+        self._driver = driver = driver_of(source)
         self._plain = _second(Connection, driver)
         self.async_connection = _second(AsyncConnection, driver)
 
@@ -95,8 +96,9 @@ class Session(Pool):
 
     @property
     def is_broken(self) -> bool:
-        """Whether an error has broken the transaction."""
-        return self._status is TransactionStatus.INERROR
+        """Whether an error has broken the transaction, or Django lets it only be rolled back."""
+        is_marked = getattr(self._source, "needs_rollback", False) is True
+        return self._status is TransactionStatus.INERROR or is_marked
 
     def _leave(self, what: str) -> None:
         if self._status is TransactionStatus.IDLE:
@@ -106,6 +108,8 @@ class Session(Pool):
             )
         if self.is_broken:
             self._execute(b"rollback to " + JOB)
+            if hasattr(self._source, "needs_rollback"):
+                self._source.needs_rollback = False
         # Who has released an older savepoint has released ours with it.
         self._execute(END)
         try:
@@ -148,7 +152,7 @@ def session_of(source: object) -> Iterator[Session]:
         with connect(named(source), "rota testing") as opened, session_of(opened) as session:
             yield session
         return
-    session = Session(driver_of(source))
+    session = Session(source)
     try:
         yield session
     finally:
