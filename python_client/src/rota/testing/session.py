@@ -96,7 +96,7 @@ class Session(Pool):
 
     @property
     def is_broken(self) -> bool:
-        """Whether an error has broken the transaction, or Django lets it only be rolled back."""
+        """Whether the transaction, or a part of it to Django, can only be rolled back."""
         is_marked = getattr(self._source, "needs_rollback", False) is True
         return self._status is TransactionStatus.INERROR or is_marked
 
