@@ -564,6 +564,26 @@ def test_worker_says_where_the_handlers_fail_to_load(
     assert f"{module}.py:2" in run("worker", f"{module}:registry", code=2)
 
 
+def test_the_log_of_a_worker_shows_how_the_handlers_fail_to_load(
+    run: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What raises may be a library, and what is wrong the line that calls it."""
+    (tmp_path / "refused.py").write_text(
+        "import rota\nregistry = rota.Registry()\nregistry.task()(lambda: None)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    run("worker", "refused:registry", code=2)
+
+    assert 'refused.py", line 3' in caplog.text
+    caplog.clear()
+    run("worker", "no_such_module:registry", code=2)
+    assert not caplog.text
+
+
 def test_used_wrongly(run: Callable[..., str]) -> None:
     assert "not JSON" in run("enqueue", "a", "{", code=2)
     assert run("enqueue", "", code=2).startswith("rota: job_type must be ")

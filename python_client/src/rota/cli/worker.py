@@ -57,7 +57,12 @@ def work(arguments: argparse.Namespace) -> int:
         return Supervisor(
             arguments.again, arguments.processes, reload=arguments.reload, is_done=is_done
         ).run()
-    registry = load_registry(arguments.registry)
+    try:
+        registry = load_registry(arguments.registry)
+    except UsageError as error:
+        if error.__cause__ is not None:
+            logger.error("cannot import the handlers", exc_info=error.__cause__)
+        raise
     # A dictConfig() there disables the loggers that it does not name, if not told otherwise.
     logger.disabled = False
     workers = _workers(arguments, registry)
@@ -256,7 +261,8 @@ def load_registry(spec: str) -> Registry:
         place = "" if "importlib" in frame.filename else f" ({frame.filename}:{frame.lineno})"
         kind = type(error).__name__
         message = f"cannot import {module_name}: {kind}: {error}{place}"
-        raise UsageError(message, _import_hint(module_name, error)) from None
+        hint = _import_hint(module_name, error)
+        raise UsageError(message, hint) from (None if hint else error)
     if not hasattr(module, name := name or "registry"):
         raise UsageError(f"{module_name} has no attribute {name}")
     found = getattr(module, name)
