@@ -619,6 +619,8 @@ def test_wrong_arguments_are_refused_before_anything_is_enqueued(
         TypeError, match=r"^enqueue_many\(\) of send_receipt takes what its job"
     ):
         task.enqueue_many(client, [{"order_id": 7}])
+    with pytest.raises(rota.InvalidArgumentError, match=r"^job_type .* call its enqueue"):
+        client.enqueue(task, {"order_id": 7})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"open it first, psycopg\.connect"):
         task.enqueue("postgresql://localhost/shop", order_id=7)
 
@@ -672,6 +674,7 @@ def fine(order_id: int) -> None: ...
     [
         (no_type, {}, "order_id of no_type needs a type, such as order_id: int"),
         (job_of_no_type, {}, "job of job_of_no_type needs a type, such as job: rota.Job"),
+        (Codec.encode, {}, "Codec.encode is a method, and a worker has no object for it"),
         (many, {}, "has no fixed name: use a list or a mapping instead"),
         (named, {}, "has no fixed name: use a list or a mapping instead"),
         (job_last, {}, "job of job_last is the job: put it first"),
@@ -701,8 +704,8 @@ def fine(order_id: int) -> None: ...
         ),
         (fine, {"ordering_key": "{"}, "in braces, got '{': "),
         (fine, {"timeout": 5}, "'timeout' is not an option of a task: it can have queue"),
-        (fine, {"give_up_on": "ValueError"}, "give_up_on takes exception classes"),
-        (fine, {"retry_on": [ValueError]}, "retry_on takes exception classes"),
+        (fine, {"give_up_on": "ValueError"}, "give_up_on takes an exception class"),
+        (fine, {"retry_on": [ValueError]}, "retry_on takes an exception class or a tuple"),
         (
             fine,
             {"retry_on": (OSError, KeyError), "give_up_on": KeyError},
@@ -726,6 +729,16 @@ def test_function_that_is_no_task_is_refused_with_a_remedy(
         Registry().task(**options)(function)
 
     assert remedy in str(caught.value)
+
+
+def test_the_type_of_the_result_may_be_known_to_type_checkers_only() -> None:
+    registry = Registry()
+
+    @registry.task()
+    def locate(order_id: int) -> PurePath | None:
+        return None
+
+    assert run_job(registry, locate.job(7)).status == "succeeded"
 
 
 def test_decorator_without_parentheses_is_refused() -> None:

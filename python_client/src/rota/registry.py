@@ -363,7 +363,9 @@ def _errors(argument: str, errors: type[Exception] | Errors) -> Errors:
     kinds = errors if isinstance(errors, tuple) else (errors,)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise TypeError(f"{argument} takes exception classes, got {kind!r}")
+            raise TypeError(
+                f"{argument} takes an exception class or a tuple of them, got {kind!r}"
+            )
     return kinds
 
 

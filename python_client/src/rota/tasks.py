@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from math import inf
 from string import Formatter
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import (
     Annotated,
     Any,
@@ -253,7 +253,7 @@ class Task(Generic[Call, P, R]):
     def _read_parameters(self) -> None:
         name = getattr(self._function, "__qualname__", repr(self._function))
         try:
-            hints = get_type_hints(self._function, include_extras=True)
+            hints = _hints_of_parameters(self._function)
         except NameError as error:
             raise TypeError(
                 f"the types of {name} cannot be read: {error}; import or define them in its "
@@ -271,6 +271,11 @@ class Task(Generic[Call, P, R]):
             what = f"the parameter {parameter.name} of {name}"
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise TypeError(f"{what} has no fixed name: use a list or a mapping instead")
+            if parameter.name not in hints and parameter.name in ("self", "cls"):
+                raise TypeError(
+                    f"{name} is a method, and a worker has no object for it: make a task of a "
+                    "function"
+                )
             if parameter.name not in hints:
                 example = "rota.Job" if parameter.name == "job" else "int"
                 raise TypeError(f"{what} needs a type, such as {parameter.name}: {example}")
@@ -399,6 +404,15 @@ def _client(connection: Any) -> Any:
     if isinstance(connection, Client | AsyncClient):
         return connection
     return AsyncClient(connection) if is_async(connection) else Client(connection)
+
+
+def _hints_of_parameters(function: Callable[..., object]) -> dict[str, Any]:
+    """Return the types of the parameters; that of the result need not be found."""
+    hints = dict(getattr(function, "__annotations__", {}))
+    hints.pop("return", None)
+    # Their names are looked up where the function is that others may have wrapped.
+    found = SimpleNamespace(__annotations__=hints, __wrapped__=function)
+    return get_type_hints(found, include_extras=True)
 
 
 def check_kind_of_job(what: str, annotation: Any, *, is_async: bool) -> bool:

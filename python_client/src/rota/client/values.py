@@ -165,6 +165,8 @@ def _check_known(path: str, value: Any) -> None:
         kind = type(value).__name__
         if hasattr(value, "job_id"):
             remedy = "pass its job_id"
+        elif hasattr(value, "job_type"):
+            remedy = "it is a task: call its enqueue(), or pass its job_type"
         elif isinstance(value, tzinfo):
             remedy = f"pass its name as text, such as {str(value)!r}"
         elif hasattr(value, "isoformat"):
