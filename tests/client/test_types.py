@@ -94,9 +94,10 @@ rota.Worker("", {"plain": plain}).run()  # wrong
 
 
 TASKS = """
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import psycopg
 import rota
@@ -122,6 +123,25 @@ async def ship(job: rota.AsyncJob, order: Order, at: datetime) -> str:
 @registry.task()
 async def fetch(order_id: int) -> int:
     return order_id
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+def timed(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    return function
+
+@registry.task()
+@timed
+async def decorated(job: rota.AsyncJob, order_id: int) -> int:
+    return order_id
+
+@registry.handler("decorated_handler")
+@timed
+async def decorated_handler(job: rota.AsyncJob) -> None: ...
+
+@registry.handler("wrong_decorated_handler")  # wrong
+@timed
+async def wrong_decorated_handler(job: rota.Job) -> None: ...
 
 @registry.task()
 async def wrong_job(job: rota.Job, order_id: int) -> None: ...
@@ -156,6 +176,8 @@ def produce(client: rota.Client, connection: psycopg.Connection[Any]) -> int:
     send_receipt.enqueue(connection, 7, copies=2, queue="a parameter")
     of_job.enqueue(client, order_id=7)
     ship.enqueue(client, Order(1), datetime.now())
+    decorated.enqueue(client, order_id=7)
+    decorated.enqueue(client, order_id="7")  # wrong
     send_receipt.enqueue(client, order=7)  # wrong
     send_receipt.enqueue(client, order_id="7")  # wrong
     send_receipt.enqueue(client)  # wrong

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
@@ -29,7 +29,7 @@ Result = Mapping[Any, Any] | Sequence[Any] | float | str | Exception | None
 A type checker sees by it that an ``async def`` function with a `Job` is none.
 """
 PlainHandler = TypeVar("PlainHandler", bound=Callable[[Job], Result])
-AsyncHandler = TypeVar("AsyncHandler", bound=Callable[[AsyncJob], Coroutine[Any, Any, object]])
+AsyncHandler = TypeVar("AsyncHandler", bound=Callable[[AsyncJob], Awaitable[object]])
 S = TypeVar("S")
 Resources = Callable[[], AsyncIterator[Mapping[str, Any] | None]]
 Middleware = Callable[[Any], Iterator[None]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import datetime, timedelta
 from functools import partial
@@ -381,6 +381,11 @@ class TaskDecorator:
     def __call__(  # type: ignore[overload-overlap]  # the narrower one stands first
         self, function: Callable[Concatenate[Job, P], Coroutine[Any, Any, Any]]
     ) -> AsyncFunctionNeedsAsyncJob: ...
+
+    @overload
+    def __call__(  # what decorators often say that they return
+        self, function: Callable[Concatenate[AsyncJob, P], Awaitable[R]]
+    ) -> Task[Concatenate[AsyncJob, P], P, Awaitable[R]]: ...
 
     @overload
     def __call__(
