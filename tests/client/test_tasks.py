@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum, IntEnum
@@ -87,6 +87,15 @@ class Line(TypedDict):
 @dataclass
 class Node:
     children: list[Node]
+
+
+@dataclass
+class Weighed:
+    net: int
+    tare: InitVar[int] = 0
+
+    def __post_init__(self, tare: int) -> None:
+        self.net -= tare
 
 
 @dataclass(frozen=True)
@@ -660,6 +669,9 @@ def jobs(jobs: list[Job]) -> None: ...
 def tree(root: Node) -> None: ...
 
 
+def weighed(parcel: Weighed | None) -> None: ...
+
+
 async def waits(job: Job) -> None: ...
 
 
@@ -682,6 +694,7 @@ def fine(order_id: int) -> None: ...
         (unknown, {}, "'PurePath' is not defined; import or define them in its module"),
         (pages, {}, "calling it would run none of its code: return a value instead"),
         (jobs, {}, "the parameter jobs of jobs: the type Job has no form in JSON"),
+        (weighed, {}, "Weighed does not keep its InitVar tare, and cannot be made again"),
         (tree, {}, "root of tree has a recursive type: use Any"),
         (
             Registry().task()(fine),

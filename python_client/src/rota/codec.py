@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, InitVar, fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -131,6 +131,7 @@ class Codec:
                 for field in fields(plain)
                 if field.init and field.default is MISSING and field.default_factory is MISSING
             }
+            _check_keeps_all(plain)
             names = {field.name for field in fields(plain) if field.init}
             return partial(decode_object, plain, self._parts(plain, names), required)
         if plain is tuple and inner and inner[-1] is not Ellipsis:
@@ -173,6 +174,15 @@ def _required_keys(kind: Any) -> set[str]:
                 required.add(name)
             hint = get_args(hint)[0]
     return required
+
+
+def _check_keeps_all(kind: type) -> None:
+    for name, hint in get_type_hints(kind).items():
+        if isinstance(hint, InitVar):
+            raise TypeError(
+                f"{kind.__name__} does not keep its InitVar {name}, and cannot be made again "
+                "without it"
+            )
 
 
 def _is_model(kind: type) -> bool:

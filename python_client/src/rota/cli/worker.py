@@ -107,7 +107,7 @@ def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:
     places: dict[str, int] = {}
     shared: list[str] = []
     for word in arguments.queue or ["default"]:
-        queue, sign, number = word.partition("=")
+        queue, sign, number = word.partition("=")  # and not ":", which a name can have
         if queue in places or queue in shared:
             raise UsageError(f"--queue {queue} is given twice")
         if not sign:
