@@ -84,6 +84,36 @@ def test_events_name_the_worker_and_moments_are_iso(
     assert f"next_run={lines[1]['next_run']}" in records[1].getMessage()
 
 
+@pytest.mark.parametrize(
+    ("text", "logged"),
+    [
+        ("нет денег", '"нет денег"'),
+        ('a "b" c', r'"a \"b\" c"'),
+        ("two\nlines é", r'"two\nlines é"'),
+        ("red \x1b[31m \x9b31m", r'"red \u001b[31m \u009b31m"'),
+    ],
+)
+def test_a_message_can_be_read_and_is_one_line(
+    text: str,
+    logged: str,
+    client: Client,
+    drain: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever its language is, and without what a terminal would obey."""
+    registry = Registry()
+
+    @registry.handler("a")
+    def fail(job: Job) -> None:
+        raise ValueError(text)
+
+    client.enqueue("a", max_attempts=1)
+    drain(registry)
+
+    (line,) = (each for each in caplog.messages if each.startswith("dead "))
+    assert line.endswith(f" error={logged}")
+
+
 def test_events_name_the_schedule_of_a_job(
     client: Client, drain: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:

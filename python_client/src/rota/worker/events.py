@@ -311,4 +311,7 @@ def _plain(value: Any) -> str:
 def _word(value: Any) -> str:
     text = _plain(value)
     # A quoted word keeps line breaks and spaces of an error message inside one line.
-    return text if text and text.isprintable() and " " not in text else json.dumps(text)
+    if text and text.isprintable() and " " not in text:
+        return text
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in quoted)
