@@ -297,7 +297,7 @@ class Registry:
             self._async_types.add(job_type)
 
     def include(self, other: Registry) -> None:
-        """Register all handlers of another registry, and what runs around them."""
+        """Register the handlers that another registry has now, and what runs around them."""
         for job_type, function in other._handlers.items():
             self.add(job_type, function)
         for name in other._schedules:
