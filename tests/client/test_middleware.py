@@ -19,6 +19,7 @@ import pytest
 import rota
 from rota import AsyncJob, Client, Job, JobEnd, Registry
 from rota.cli import main
+from rota.testing import run_job
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
@@ -487,3 +488,16 @@ def test_what_cannot_run_around_a_handler_is_refused_at_once() -> None:
 def _value(db: psycopg.Connection[Any], query: Any) -> Any:
     row = db.execute(query).fetchone()
     return row and row[0]
+
+
+def test_a_middleware_that_ends_before_its_yield_is_named() -> None:
+    registry = Registry()
+    registry.add("a", lambda job: None)
+
+    @registry.middleware
+    def only_async(job: AnyJob) -> Iterator[None]:
+        if isinstance(job, AsyncJob):
+            yield
+
+    with pytest.raises(RuntimeError, match=r"the middleware .*only_async has not yielded"):
+        run_job(registry, "a")

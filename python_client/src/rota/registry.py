@@ -337,7 +337,13 @@ class Registry:
         failure: BaseException | None = None
         with ExitStack() as stack:
             for middleware in self._middlewares:
-                stack.enter_context(middleware(job))
+                try:
+                    stack.enter_context(middleware(job))
+                except RuntimeError as error:
+                    if isinstance(error.__context__, StopIteration):
+                        name = getattr(middleware, "__qualname__", repr(middleware))
+                        raise RuntimeError(f"the middleware {name} has not yielded") from None
+                    raise
             try:
                 yield
             except BaseException as error:
