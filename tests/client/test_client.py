@@ -7,7 +7,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -225,6 +225,8 @@ def test_a_moment_needs_a_time_zone(client: Client, db: psycopg.Connection[Any])
         lambda: client.enqueue("a", run_at=naive),
         lambda: client.enqueue_many([{"job_type": "a", "run_at": naive}]),
         lambda: client.reschedule_job(job_id, run_at=naive),
+        lambda: client.enqueue("a", run_at=date(2030, 1, 1)),  # type: ignore[arg-type]
+        lambda: client.reschedule_job(job_id, run_at=date(2030, 1, 1)),  # type: ignore[arg-type]
     ]
 
     for call in calls:
@@ -274,6 +276,8 @@ def test_after_the_payload_arguments_have_names(client: Client, arguments: Any) 
         ),
         ({"id": uuid.UUID(int=5)}, r"payload\['id'\] is of type UUID, .* str\(value\)"),
         ({"price": Decimal("1.5")}, r"payload\['price'\] is of type Decimal"),
+        ({"icon": b"\x01"}, r"payload\['icon'\] is of type bytes, .* base64"),
+        (b'{"n": 1}', r"payload is of type bytes"),
         ({"ids": {1}}, r"payload\['ids'\] is of type set, .* as a list"),
         ({1: 2, "1": 3}, r"payload has the keys 1 and '1', which are one key in JSON"),
     ],

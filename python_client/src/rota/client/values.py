@@ -14,7 +14,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta, tzinfo
+from datetime import date, datetime, timedelta, tzinfo
 from decimal import Decimal
 from math import inf, isfinite
 from typing import Any
@@ -83,7 +83,8 @@ def check_size(argument: str, value: Any) -> None:
 
 def check_zone(argument: str, value: Any) -> None:
     """Raise InvalidArgumentError for a moment that each session would take for another."""
-    if isinstance(value, datetime) and value.utcoffset() is None:
+    is_moment = isinstance(value, datetime) and value.utcoffset() is not None
+    if isinstance(value, date) and not is_moment:
         raise InvalidArgumentError(
             f"{argument} must have a time zone, such as datetime.now(UTC)"
         )
@@ -153,7 +154,7 @@ def check_known(argument: str, value: Any) -> None:
 
 
 def _check_known(path: str, value: Any) -> None:
-    if value is None or isinstance(value, str | int | float | bytes):
+    if value is None or isinstance(value, str | int | float):
         return
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -175,6 +176,8 @@ def _check_known(path: str, value: Any) -> None:
             remedy = "send its value.total_seconds()"
         elif isinstance(value, Set):
             remedy = "send it as a list"
+        elif isinstance(value, bytes):
+            remedy = "send it as text, decoded or as base64"
         else:
             remedy = "send it as text, such as str(value), or a mapping of what it holds"
         raise InvalidArgumentError(
