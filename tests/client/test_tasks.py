@@ -90,6 +90,11 @@ class Node:
 
 
 @dataclass
+class Folder:
+    path: PurePath
+
+
+@dataclass
 class Weighed:
     net: int
     tare: InitVar[int] = 0
@@ -669,6 +674,9 @@ def jobs(jobs: list[Job]) -> None: ...
 def tree(root: Node) -> None: ...
 
 
+def filed(folders: list[Folder]) -> None: ...
+
+
 def weighed(parcel: Weighed | None) -> None: ...
 
 
@@ -692,6 +700,12 @@ def fine(order_id: int) -> None: ...
         (job_last, {}, "job of job_last is the job: put it first"),
         (connected, {}, "Connection has no form in JSON: take what identifies the value"),
         (unknown, {}, "'PurePath' is not defined; import or define them in its module"),
+        (
+            filed,
+            {},
+            "folders of filed: the types of Folder cannot be read: name 'PurePath' is not "
+            "defined; import or define them in its module",
+        ),
         (pages, {}, "calling it would run none of its code: return a value instead"),
         (jobs, {}, "the parameter jobs of jobs: the type Job has no form in JSON"),
         (weighed, {}, "Weighed does not keep its InitVar tare, and cannot be made again"),

@@ -149,12 +149,23 @@ class Codec:
         return partial(_key_of, self.decoder(kind))
 
     def _parts(self, kind: Any, names: Set[str] | None = None) -> dict[str, Decoder]:
-        hints = get_type_hints(kind, include_extras=True)
+        hints = hints_of(kind, kind.__name__)
         return {
             name: self.decoder(part)
             for name, part in hints.items()
             if names is None or name in names
         }
+
+
+def hints_of(owner: Any, name: str) -> dict[str, Any]:
+    """Return the types in a class or function; raise TypeError for one that is not found."""
+    try:
+        return get_type_hints(owner, include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"the types of {name} cannot be read: {error}; import or define them in its "
+            "module, before it, and not under TYPE_CHECKING"
+        ) from None
 
 
 def _key(value: Any) -> str:
@@ -166,7 +177,7 @@ def _key(value: Any) -> str:
 def _required_keys(kind: Any) -> set[str]:
     # With annotations that are texts, a class does not see what is Required or NotRequired.
     required = set(kind.__required_keys__)
-    for name, hint in get_type_hints(kind, include_extras=True).items():
+    for name, hint in hints_of(kind, kind.__name__).items():
         while _is_marked(hint):
             if get_origin(hint) is NotRequired:
                 required.discard(name)
@@ -177,7 +188,7 @@ def _required_keys(kind: Any) -> set[str]:
 
 
 def _check_keeps_all(kind: type) -> None:
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in hints_of(kind, kind.__name__).items():
         if isinstance(hint, InitVar):
             raise TypeError(
                 f"{kind.__name__} does not keep its InitVar {name}, and cannot be made again "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import datetime, timedelta
@@ -31,11 +32,14 @@ from .client.adapters import AsyncCaller, Caller, is_async
 from .client.async_client import AsyncClient
 from .client.sync_client import Client
 from .client.values import check_name, check_range
-from .codec import Codec, decode, decode_object
+from .codec import Codec, decode, decode_object, hints_of
 from .exceptions import InvalidArgumentError, JobCancelled, RetryIn, RotaError, Snooze, only_of
 from .job import AsyncJob, BaseJob, Job
 from .rows import EnqueuedJob
 from .worker.own_process import check_can_be_found
+
+if sys.version_info >= (3, 14):
+    from annotationlib import Format, get_annotations
 
 P = ParamSpec("P")
 Call = ParamSpec("Call")
@@ -252,13 +256,7 @@ class Task(Generic[Call, P, R]):
 
     def _read_parameters(self) -> None:
         name = getattr(self._function, "__qualname__", repr(self._function))
-        try:
-            hints = _hints_of_parameters(self._function)
-        except NameError as error:
-            raise TypeError(
-                f"the types of {name} cannot be read: {error}; import or define them in its "
-                "module, before it, and not under TYPE_CHECKING"
-            ) from None
+        hints = _hints_of_parameters(self._function, name)
         self._function_signature = inspect.signature(self._function)
         parameters = list(self._function_signature.parameters.values())
         self._job_name: str | None = None
@@ -411,13 +409,16 @@ def _client(connection: Any) -> Any:
     return AsyncClient(connection) if is_async(connection) else Client(connection)
 
 
-def _hints_of_parameters(function: Callable[..., object]) -> dict[str, Any]:
+def _hints_of_parameters(function: Callable[..., object], name: str) -> dict[str, Any]:
     """Return the types of the parameters; that of the result need not be found."""
-    hints = dict(getattr(function, "__annotations__", {}))
+    if sys.version_info >= (3, 14):  # which evaluates types where they are read
+        hints = get_annotations(function, format=Format.FORWARDREF)
+    else:
+        hints = dict(getattr(function, "__annotations__", {}))
     hints.pop("return", None)
     # Their names are looked up where the function is that others may have wrapped.
     found = SimpleNamespace(__annotations__=hints, __wrapped__=function)
-    return get_type_hints(found, include_extras=True)
+    return hints_of(found, name)
 
 
 def check_kind_of_job(what: str, annotation: Any, *, is_async: bool) -> bool:
