@@ -555,12 +555,35 @@ create or replace function rota._examine_schedules()
               and f.finished_at between rota.now() + interval '1 minute' and d.next_run_at
         )) having count(*) > 0)
     union all
-    (select 'warning', format('schedule %s was disabled %s ago by an error: %s', d.name,
-            rota._span(rota.now() - d.disabled_at), rota._one_line(d.last_error)),
-        format('select rota.enable_schedule(%s);', rota._literal(d.name))
-    from rota.job_definitions as d where not d.is_enabled and d.disabled_by is null
+    (select 'critical', format('schedule %s will make no job%s: %s. Correct it with '
+            'schedule_job() or rota schedule add %s', d.name, ' at '
+                || rota._moment(d.next_run_at), rota._one_line(w.error), d.name), null
+    from (select e.* from rota.job_definitions as e where e.is_enabled limit 1000) as d
+    cross join rota._schedule_error(d.schedule, d.time_zone) as w (error)
+    where w.error is not null order by d.next_run_at)
+    union all
+    (select 'warning', format('schedule %s was disabled %s ago by an error: %s%s', d.name,
+            rota._span(rota.now() - d.disabled_at), rota._one_line(d.last_error),
+            '. Correct it with schedule_job() or rota schedule add ' || case
+                when w.error is not null then d.name end),
+        case when w.error is null
+            then format('select rota.enable_schedule(%s);', rota._literal(d.name)) end
+    from rota.job_definitions as d
+    cross join rota._schedule_error(d.schedule, d.time_zone) as w (error)
+    where not d.is_enabled and d.disabled_by is null
     order by d.disabled_at limit 1000);
 $$;
+
+/* What a tick will stumble over; null if nothing. */
+create or replace function rota._schedule_error(schedule text, time_zone text)
+    returns text language plpgsql stable as $$
+begin
+    perform rota._next_occurrence(rota._parse_schedule(schedule), time_zone, rota.now(),
+        rota.now());
+    return null;
+exception when others then
+    return sqlerrm;
+end $$;
 
 /* Who keeps vacuum from removing what ended: a transaction, a standby, a slot or a prepared
  * transaction that is older than the dead rows.  Since when is hidden from an owner who may not

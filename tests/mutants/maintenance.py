@@ -873,6 +873,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "schedule-broken-untold",
+        "A schedule whose text was broken by hand misses its time before anybody knows.",
+        "sql/operations/test_doctor.py",
+        sql(
+            "operations/doctor",
+            "from rota.job_definitions as e where e.is_enabled limit",
+            "from rota.job_definitions as e where false limit",
+        ),
+    ),
+    mutant(
         "archive-gone-untold",
         "The archive is gone, nothing is purged any more, and the doctor says nothing.",
         "sql/maintenance/test_archive.py",

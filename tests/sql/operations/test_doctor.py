@@ -472,6 +472,30 @@ def test_schedules_that_were_planned_while_a_clock_was_ahead(db, clock):
     assert rows(db, planned)[-1] == ("tock", "10 12:40")
 
 
+@pytest.mark.parametrize("wrong", ["schedule = '0 25 * * *'", "time_zone = 'Gone/Zone'"])
+def test_a_schedule_that_was_broken_by_hand(db, clock, wrong):
+    """Found before the time that it misses, and no remedy is told that fails."""
+    clock.set("2026-01-01 00:00:00+00")
+    settle(db)
+    for name in ("broken", "well"):
+        call(db, "schedule_job", name=name, schedule="0 2 * * *", job_type="x")
+    db.execute(f"update rota.job_definitions set {wrong} where name = 'broken'")
+
+    row = only(db)
+
+    assert (row.severity, row.finding, row.remedy) == ("critical", "schedules", None)
+    assert row.evidence.startswith("schedule broken will make no job at 2026-01-01 02:00:00")
+    assert "Correct it with schedule_job() or rota schedule add broken" in row.evidence
+    clock.set("2026-01-01 02:00:01+00")
+    settle(db)
+    (row,) = [row for row in doctor(db) if row.finding == "schedules"]
+    assert (row.severity, row.remedy) == ("warning", None)
+    assert row.evidence.startswith("schedule broken was disabled 0 s ago by an error: ")
+    assert "Correct it with schedule_job() or rota schedule add broken" in row.evidence
+    call(db, "schedule_job", name="broken", schedule="0 3 * * *", job_type="x")
+    assert "schedules" not in {row.finding for row in doctor(db)}
+
+
 def test_schedules_that_are_late_or_disabled_by_an_error(db, clock):
     clock.set("2026-01-01 00:00:00+00")
     settle(db)

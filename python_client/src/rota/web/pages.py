@@ -424,7 +424,25 @@ async def schedules(request: Request, site: Site) -> Response:
     """Tell what comes, and what became of what was planned."""
     text = request.query_params.get("name", "").strip()[:63] or None
     found = await site.ask(queries.SCHEDULES, {"name": None, "text": text})
+    await _describe(site, found.rows)
     return await site.render(request, "schedules.html", found=found, text=text or "")
+
+
+async def _describe(site: Site, rows: list[Row]) -> None:
+    """Give each of these schedules its words, or what is wrong with its text."""
+    texts = {row["schedule"] for row in rows}
+    try:
+        answer = await site.ask(queries.DESCRIBED, {"schedules": list(texts)})
+    except psycopg.DatabaseError as error:
+        for row in rows:
+            if len(texts) == 1:
+                row["description"] = one_line(error)
+            else:
+                await _describe(site, [row])
+        return
+    words = {row["schedule"]: row["description"] for row in answer.rows}
+    for row in rows:
+        row["description"] = words.get(row["schedule"], row["schedule"])
 
 
 @screen
@@ -434,6 +452,7 @@ async def schedule(request: Request, site: Site) -> Response:
     found = await site.ask(queries.SCHEDULE, name)
     if not found.rows and found.problem is None:
         raise HTTPException(404, WORDS["no_schedule"].format(name["name"]))
+    await _describe(site, found.rows)
     row = found.rows[0] if found.rows else {}
     upcoming = Answer()
     if row.get("is_enabled") and (row["kind"] != "after" or row["next_run_at"]):

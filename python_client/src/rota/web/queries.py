@@ -202,13 +202,11 @@ PIPELINE: LiteralString = """
     where pipeline = %(pipeline)s and ordinal is not null order by ordinal limit 200
     """
 
-# The outcomes of the latest planned times, the newest first.  A text that an error has
-# disabled may have no words.
+# The outcomes of the latest planned times, the newest first.
 SCHEDULES: LiteralString = """
     select d.name, d.job_type, d.queue, d.schedule, d.time_zone, d.is_enabled, d.disabled_by,
         d.disabled_at, d.last_error, d.next_run_at, d.last_run_at, d.last_job_id,
-        case when d.last_error is null then rota.describe_schedule(d.schedule)
-            else d.schedule end as description, r.status as last_status,
+        r.status as last_status,
         d.next_run_at < rota.now() - interval '1 minute' as is_overdue,
         array(
             select o.outcome from rota.occurrences as o where o.definition = d.name
@@ -229,10 +227,14 @@ SCHEDULE: LiteralString = """
         d.catch_up_window, d.catch_up_max, d.overlap, d.jitter, d.starts_at, d.ends_at,
         d.is_enabled, d.disabled_at, d.disabled_by, d.last_error, d.next_run_at, d.last_run_at,
         d.last_job_id, d.created_at, d.updated_at,
-        case when d.last_error is null then rota.describe_schedule(d.schedule)
-            else d.schedule end as description,
         d.next_run_at < rota.now() - interval '1 minute' as is_overdue
     from rota.job_definitions as d where d.name = %(name)s
+    """
+
+# One that was broken by hand has no words, and all that are asked with it.
+DESCRIBED: LiteralString = """
+    select t.schedule, rota.describe_schedule(t.schedule) as description
+    from unnest(%(schedules)s::text[]) as t (schedule)
     """
 
 # Each setting as schedule_job() takes it.
