@@ -309,6 +309,22 @@ def test_what_is_listed_is_what_is_acted_on(run: Run, client: Client, db: Db) ->
         assert {job["job_id"] for job in erased["samples"]} == listed != set()
 
 
+def test_a_mistaken_cancel_is_undone_without_running_early(
+    run: Run, client: Client, db: Db
+) -> None:
+    due, later = client.enqueue("a").job_id, client.enqueue("a", delay="1 day").job_id
+    run("cancel", "--type", "a", "--yes")
+    wrong = ["--type", "a", "--status", "cancelled", "--newer-than", "1 hour"]
+
+    assert run("retry", *wrong, "--keep-run-at", "--yes") == "2 jobs put back, due as before\n"
+    assert statuses(db, [due, later]) == ["queued"] * 2
+    assert run("explain", str(later)).count("not_due") == 1
+    run("cancel", str(later))
+    told = run("retry", str(later), "--keep-run-at")
+    assert told == f"job {later} is queued\n"
+    assert run("explain", str(later)).count("not_due") == 1
+
+
 def test_running_jobs_of_a_worker_are_taken_by_force(run: Run, client: Client, db: Db) -> None:
     ids = [client.enqueue("a").job_id for _ in range(3)]
     client.claim_jobs("pod-1", max_jobs=2)

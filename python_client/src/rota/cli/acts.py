@@ -66,6 +66,7 @@ def act(arguments: argparse.Namespace) -> int:
         if found and not arguments.yes and (chosen or what in ("purge", "erase")):
             _confirm(what, found)
         changed, conflicts = 0, []
+        done = "put back, due as before" if "keep_run_at" in given else DONE[what]
         try:
             for report in _calls(connection, what, wanted, given, arguments.limit):
                 changed += report.changed
@@ -76,14 +77,14 @@ def act(arguments: argparse.Namespace) -> int:
         except (psycopg.OperationalError, UnknownOutcomeError) as error:
             if not changed:
                 raise
-            before = f"; {_jobs(changed)} {DONE[what]} before"
+            before = f"; {_jobs(changed)} {done} before"
             if isinstance(error, UnknownOutcomeError):
                 raise UnknownOutcomeError(error.error, before) from error
             raise CommandError(f"{one_line(error)}{before}") from error
     if arguments.json:
         print_json({"act": what, "matched": found, "changed": changed, "conflicts": conflicts})
     else:
-        print(f"{_jobs(changed)} {DONE[what]}" if changed else "no job was changed")
+        print(f"{_jobs(changed)} {done}" if changed else "no job was changed")
         _tell_conflicts(conflicts)
     return 1 if conflicts else 0
 
@@ -132,6 +133,8 @@ def _arguments(arguments: argparse.Namespace) -> dict[str, Any]:
             given["max_attempts"] = arguments.max_attempts
         if arguments.force:
             given["force"] = True
+        if arguments.keep_run_at:
+            given["keep_run_at"] = True
     elif what == "cancel" and arguments.reason:
         given["reason"] = arguments.reason
     elif what == "reschedule":

@@ -83,7 +83,7 @@ EXAMPLES = {
     "retry": """\
   rota retry 4711 4712
   rota retry --type charge_card --error 'card 7 declined' --set currency=EUR
-  rota retry --status cancelled --newer-than '1 hour' --yes""",
+  rota retry --status cancelled --newer-than '1 hour' --keep-run-at --dry-run""",
     "cancel": "  rota cancel --type send_mail --payload '{\"user_id\": 7}' --reason 'gone'",
     "discard": "  rota discard --type send_mail --error 'mailbox full'",
     "reschedule": "  rota reschedule --queue reports --delay '1 hour'",
@@ -315,6 +315,8 @@ def _add_acts(commands: Any) -> None:
     add = _add_act(commands, "retry", "retry", "run failed and dead jobs again now")
     what = "also running jobs: their workers lose them; a filter needs --status running"
     add.add_argument("--force", action="store_true", help=what)
+    what = "jobs that were planned for later wait for their time, as after a mistaken cancel"
+    add.add_argument("--keep-run-at", action="store_true", help=what)
     what = "for one job: also restore the jobs that were cancelled because of it"
     add.add_argument("--with-dependants", action="store_true", help=what)
     what = "change this value of the payload, to JSON or a text; may be repeated"
