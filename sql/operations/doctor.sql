@@ -688,6 +688,23 @@ $$;
 
 create or replace function rota._examine_partitions()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
+    -- What came meanwhile stands in the way, and moves along.
+    (select 'warning', format('table rota.%I was detached: its rows are missing from rota.%s, '
+            'and are never purged', d.name, d.parent),
+        format('with moved as (delete from rota.%1$s_default as f where f.%2$s >= %3$L '
+            'and f.%2$s < %4$L returning f.*) insert into rota.%5$I select m.* from moved as m;'
+            ' alter table rota.%1$s attach partition rota.%5$I for values from (%3$L) to '
+            '(%4$L);', d.parent, d.time_column, to_char(d.day, 'YYYY-MM-DD 00:00:00+00'),
+            to_char(d.day + d.days, 'YYYY-MM-DD 00:00:00+00'), d.name)
+    from (
+        select c.relname as name, t.name as parent, t.time_column, t.days,
+            to_date(right(c.relname, 8), 'YYYYMMDD') as day
+        from rota._partitioned() as t
+        join pg_class as c on c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
+          and c.relname ~ ('^' || t.name || '_[0-9]{8}$') and not c.relispartition
+    ) as d
+    order by d.name)
+    union all
     select 'warning', format('rows are in %s, because the partition of their time was not '
             'made in time: they are purged one by one. Call tick() in a transaction of its '
             'own', d.name),

@@ -873,6 +873,12 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "partition-detached-untold",
+        "A part of the history is detached and never purged, and the doctor says nothing.",
+        "sql/operations/test_doctor.py",
+        sql("operations/doctor", "and not c.relispartition", "and false"),
+    ),
+    mutant(
         "schedule-broken-untold",
         "A schedule whose text was broken by hand misses its time before anybody knows.",
         "sql/operations/test_doctor.py",

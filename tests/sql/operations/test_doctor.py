@@ -559,6 +559,35 @@ def test_rows_without_a_partition(db):
     cure(db)
 
 
+@pytest.mark.parametrize(
+    ("parent", "end"), [("finished_jobs_done", "finish_job"), ("job_errors", "fail_job")]
+)
+def test_a_partition_that_was_detached_by_hand(db, parent, end):
+    """What ended since is in the default partition, and no tick mends that."""
+    error = {"error": "e", "retry_in": "1 hour"} if end == "fail_job" else {}
+    job = running(db)
+    call(db, end, **owner(job), **error)
+    ((name,),) = rows(db, f"select tableoid::regclass::text from rota.{parent}")
+    db.execute(f"alter table rota.{parent} detach partition {name}")
+
+    for more in (False, True):
+        if more:
+            later = running(db)
+            call(db, end, **owner(later), **error)
+        row = doctor(db)[0]
+        assert (row.severity, row.finding) == ("warning", "partitions")
+        assert row.evidence == (
+            f"table {name} was detached: its rows are missing from rota.{parent}, and are "
+            "never purged"
+        )
+        db.execute(row.remedy)
+        assert doctor(db) == []
+        assert rows(db, f"select tableoid::regclass::text, count(*) from rota.{parent}"
+                        " group by 1") == [(name, 1 + more)]  # fmt: skip
+        if not more:
+            db.execute(f"alter table rota.{parent} detach partition {name}")
+
+
 @pytest.mark.own_session
 def test_a_listener_that_does_not_read(db, connect):
     listener = connect(autocommit=False)
