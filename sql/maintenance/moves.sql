@@ -375,7 +375,11 @@ begin
         case
             when m.direction = 'in' then null
             when m.horizon > pg_snapshot_xmin(pg_current_snapshot())
-                then 'transactions that began before it'
+                then 'transactions that began before it' || coalesce((
+                    select ', the oldest of them that of pid ' || a.pid
+                    from pg_stat_activity as a
+                    where a.backend_xid = pg_snapshot_xmin(pg_current_snapshot())::xid
+                ), '')
             else (
                 select p.evidence from rota.plan_queue_move(m.queue, m.database) as p
                 where p.finding in ('dependencies', 'pipelines', 'schedules', 'ordering_keys')

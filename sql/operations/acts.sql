@@ -230,8 +230,9 @@ begin
             'or another of its keys, or {"all": true}');
     elsif filter ? 'status' and v_statuses <@ c_statuses is not true then
         perform rota._refuse('filter', format('must have as status one or more of %s, which '
-            'are those that %s is for, got %s', array_to_string(c_statuses, ', '), act,
-            filter -> 'status'));
+            'are those that %s is for, got %s%s', array_to_string(c_statuses, ', '), act,
+            filter -> 'status', case when act = 'retry' and 'running' = any(v_statuses)
+                then ', which takes force: true' end));
     end if;
     perform rota._refuse('filter', coalesce(format('must have ' || k.what, e.key),
         format('has %L, which is no key of it: it may have ids, status, payload, headers, '

@@ -330,7 +330,7 @@ def test_running_jobs_of_a_worker_are_taken_by_force(run: Run, client: Client, d
     client.claim_jobs("pod-1", max_jobs=2)
     gone = ["retry", "--worker", "pod-1", "--status", "running"]
 
-    assert "filter must have as status" in run(*gone, code=2)
+    assert '["running"], which takes force: true' in run(*gone, code=2)
     assert run(*gone, "--force", "--yes") == "2 jobs put back to run now\n"
     assert statuses(db, ids) == ["queued"] * 3
 

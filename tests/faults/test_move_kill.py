@@ -15,7 +15,9 @@ from faults.forward_kill import ask, forwarding
 from faults.move_kill import play, two_servers
 from faults.test_forward_kill import urls
 from rota.__main__ import main
+from rota.cli import moves
 from rota.forwarding import carrier
+from rota.rows import MoveStatus
 from support.server import free_port
 from support.waiting import wait_until
 
@@ -79,6 +81,32 @@ def test_rota_queue_move_tells_moves_and_ends(urls):
     assert json.loads(status.stdout)["state"] == "settled"
     assert ended.returncode == 0, ended.stderr
     assert again.returncode == 1
+
+
+def test_rota_queue_move_tells_once_what_it_waits_for(urls, monkeypatch):
+    words = ["queue", "move", "q", "--to", "2", *[w for u in urls for w in ("--database", u)]]
+    looks, look_once = 0, moves._status
+    with psycopg.connect(urls[0]) as writer:
+        writer.execute("select rota.enqueue('x', queue => 'q')")
+        writer.commit()
+        writer.execute("select rota.enqueue('x', queue => 'q')")
+
+        def look(database: str, queue: str) -> MoveStatus | None:
+            nonlocal looks
+            looks += 1
+            status = look_once(database, queue)
+            if looks == 5:
+                writer.commit()
+            return status
+
+        monkeypatch.setattr(moves, "_status", look)
+        monkeypatch.setattr(moves, "WATCH_INTERVAL", 0.0)
+        pid = writer.info.backend_pid
+        moved = rota(*words)
+
+    assert moved.returncode == 0, moved.stderr
+    assert moved.stderr.count(f"the oldest of them that of pid {pid}\n") == 1
+    assert "settled: 2 moved" in moved.stdout
 
 
 def test_rota_queue_move_knows_a_queue_whose_jobs_are_not_counted_yet(urls):

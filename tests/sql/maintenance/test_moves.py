@@ -175,7 +175,8 @@ def test_it_waits_for_transactions_that_may_not_have_seen_it(connect, db, there)
 
     assert carry(db, there, move_id) == "moving"
     assert one(db, "queue_move_status", queue="q").obstacle == (
-        "transactions that began before it"
+        "transactions that began before it, the oldest of them that of pid "
+        f"{writer.info.backend_pid}"
     )
     assert jobs(there) == []
     writer.commit()

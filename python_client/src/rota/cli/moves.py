@@ -223,13 +223,15 @@ async def _carry(
     # The other database may have been restored, and have forgotten that it has settled.
     mover = Mover(each, origin, Database(target), is_asked=True)
     mover.go()
-    told_at = time.monotonic()
+    told_at, told = time.monotonic(), ""
     try:
         while mover.is_open:
             await asyncio.sleep(0.1)
             if not arguments.json and time.monotonic() - told_at >= WATCH_INTERVAL:
                 told_at = time.monotonic()
-                if (status := _status(source, arguments.queue)) is not None:
-                    print(_words(status), file=sys.stderr)
+                status = _status(source, arguments.queue)
+                # What stands is told once.
+                if status is not None and (words := _words(status)) != told:
+                    print(told := words, file=sys.stderr)
     finally:
         await mover.close()
