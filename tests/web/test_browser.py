@@ -12,7 +12,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Page,
+    Route,
+    expect,
+    sync_playwright,
+)
 
 from rota import Registry
 from rota.testing.server import memory
@@ -21,7 +28,7 @@ from rota.web.acts import ACTS, BULK
 from support.server import Server
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
-from web.conftest import serving
+from web.conftest import PATIENCE, serving
 from web.sample_jobs import Scene
 
 AXE = Path(__file__).with_name("axe.min.js").read_text()
@@ -44,6 +51,7 @@ def browser() -> Iterator[Browser]:
     """A browser, which has an event loop in this thread and so is closed before other tests."""
     assert CHROMIUM, "there is no chromium: tests/setup.sh brings it"
     with sync_playwright() as playwright:
+        expect.set_options(timeout=PATIENCE * 1000)
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
@@ -52,7 +60,7 @@ def browser() -> Iterator[Browser]:
 def opened(context: BrowserContext) -> Page:
     """Open a page that fails the test when a script does, or when the browser complains."""
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(PATIENCE * 1000)
     page.complaints = []  # type: ignore[attr-defined]
     page.on("pageerror", lambda error: page.complaints.append(str(error)))  # type: ignore[attr-defined]
     page.on(
@@ -264,7 +272,7 @@ def test_a_new_job_appears_by_itself(wide: Page, web_url: str) -> None:
     with psycopg.connect(web_url, autocommit=True) as db:
         db.execute("select rota.enqueue('appears', queue => 'appears', delay => '1 day')")
 
-    expect(wide.locator("main tbody tr")).to_have_count(1, timeout=20_000)
+    expect(wide.locator("main tbody tr")).to_have_count(1)
 
 
 def test_a_search_that_has_found_nothing_yet_goes_on_by_itself(
@@ -289,6 +297,66 @@ def test_an_act_on_all_that_match_is_shown_while_it_is_still_counted(
     assert wide.locator("[form=acts]").input_value() == "2"
 
 
+@pytest.fixture
+def waiting_for_news(wide: Page) -> Callable[[str], Callable[[], None]]:
+    """Open a screen whose news are on their way; return what lets them arrive."""
+
+    def opened_with_news(path: str) -> Callable[[], None]:
+        held: list[Route] = []
+
+        def hold(route: Route) -> None:
+            if "rota-live" in route.request.headers:
+                held.append(route)
+            else:
+                route.continue_()
+
+        wide.route(f"**{path}", hold)
+        wide.goto(path)
+        with wide.expect_request(lambda asked: "rota-live" in asked.headers):
+            wide.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+        def let_arrive() -> None:
+            wide.evaluate(
+                "window.news = new Promise((tell) => document.addEventListener("
+                "'htmx:finally:request', () => tell(null), {once: true})); 0"
+            )
+            for route in held:
+                route.continue_()
+            wide.evaluate("window.news")
+
+        return let_arrive
+
+    return opened_with_news
+
+
+def test_a_key_counts_that_is_pressed_while_news_are_on_their_way(
+    wide: Page, waiting_for_news: Callable[[str], Callable[[], None]]
+) -> None:
+    let_arrive = waiting_for_news("/jobs?status=dead&queue=mail")
+    wide.keyboard.press("j")
+    marked = wide.locator("main tbody tr.at a").first.get_attribute("href")
+
+    let_arrive()
+
+    assert wide.locator("main tbody tr.at a").first.get_attribute("href") == marked
+    wide.keyboard.press("Enter")
+    wide.wait_for_url(f"**{marked}")
+
+
+def test_a_choice_stays_that_is_made_while_news_are_on_their_way(
+    wide: Page, waiting_for_news: Callable[[str], Callable[[], None]]
+) -> None:
+    let_arrive = waiting_for_news("/jobs?status=dead&queue=mail")
+    wide.locator("main tbody input[name=id]").first.check()
+    wide.locator("main details.filters summary").click()
+
+    let_arrive()
+
+    expect(wide.locator("main tbody input:checked")).to_have_count(1)
+    expect(wide.locator("main details.filters")).to_have_attribute("open", "")
+    expect(wide.locator("#live")).to_have_text("paused")
+
+
 def test_a_selection_is_not_taken_away_and_is_acted_on(wide: Page, web_url: str) -> None:
     with psycopg.connect(web_url, autocommit=True) as db:
         for _ in range(3):
@@ -301,7 +369,7 @@ def test_a_selection_is_not_taken_away_and_is_acted_on(wide: Page, web_url: str)
         wide.keyboard.press("x")
         expect(wide.locator("#selected output")).to_have_text("2")
         db.execute("select rota.enqueue('picked', queue => 'picked', delay => '1 day')")
-        expect(wide.locator("#live")).to_have_text("paused", timeout=20_000)
+        expect(wide.locator("#live")).to_have_text("paused")
         expect(wide.locator("main tbody input:checked")).to_have_count(2)
 
         wide.get_by_role("button", name="Cancel").click()
@@ -336,7 +404,7 @@ def test_what_is_marked_closed_and_old_is_so_after_a_refresh(
         expect(link).to_be_focused()
         name = link.inner_text()
         db.execute("select rota.enqueue('marked', queue => 'marked', delay => '1 day')")
-        expect(wide.locator("main tbody tr")).to_have_count(4, timeout=20_000)
+        expect(wide.locator("main tbody tr")).to_have_count(4)
         expect(link).to_have_text(name)
         expect(link).to_be_focused()
         expect(wide.locator("main tbody tr").nth(2)).to_have_class("at")

@@ -84,15 +84,25 @@
     if (isLoading) return;
     if (isBusy()) { isStale = true; show(); return; }
     isLoading = true; isStale = false; show();
-    const wasOpen = folds();
-    const row = keyOf(rows()[at()]);
-    const hadFocus = row && document.activeElement?.closest("main tr.at");
     try {
       await htmx.ajax("GET", location.href, {
         target: "#main", select: "#main", swap: "outerMorph", headers: { "Rota-Live": "1" },
       });
     } catch { isStale = true; }
     isLoading = false;
+    show();
+  }
+  // Only now, since keys are pressed and boxes ticked also while the answer is on its way; and
+  // what is kept is given back before the next of them.
+  document.addEventListener("htmx:before:swap", (event) => {
+    if (!event.detail.ctx.request.headers["Rota-Live"]) return;
+    if (isBusy()) { isStale = true; event.preventDefault(); return; }
+    const wasOpen = folds();
+    const row = keyOf(rows()[at()]);
+    const hadFocus = row && document.activeElement?.closest("main tr.at");
+    queueMicrotask(() => freshen(wasOpen, row, hadFocus));
+  });
+  function freshen(wasOpen, row, hadFocus) {
     for (const [key, { fold }] of folds()) {
       if (wasOpen.has(key)) fold.open = wasOpen.get(key).isOpen;
     }
@@ -110,7 +120,6 @@
     sign.classList.remove("beat");
     void sign.offsetWidth;
     sign.classList.add("beat");
-    show();
   }
   // Each part that folds, by its title and which of that title it is.
   function folds() {
