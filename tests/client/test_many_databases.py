@@ -682,6 +682,22 @@ def test_an_act_reaches_all_first_and_leaves_out_those_that_are_away(make, froze
 
 
 @pytest.mark.slow
+def test_the_doctor_tells_of_a_number_that_two_databases_have(make, capsys):
+    urls = [make(name) for name in ("many27", "many28", "many29")]
+    for url, number in zip(urls, (7, 8, 7), strict=True):
+        with psycopg.connect(url, autocommit=True) as db:
+            db.execute("update rota.upgrade_log set applied_at = clock_timestamp()")
+            db.execute("select rota.set_database_number(%s)", (number,))
+
+    assert main(["doctor", *named(*urls)]) == 1
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "/many27 and " in told
+    assert "/many29 have the same number 7" in told
+    assert main(["doctor", *named(*urls[:2])]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
 def test_a_database_that_stops_in_an_answer_is_not_waited_for(make, monkeypatch, capsys):
     urls = [make("many23"), make("many24")]
     enqueue(urls[1], 7, 1)

@@ -484,6 +484,17 @@ def test_a_run_that_ended_does_not_come_back_beside_a_live_one(front):
         value(front.db, "restart_pipeline", job_id=old, stage="a")
 
 
+def test_a_job_is_explained_through_a_front(shared, capsys):
+    job_id = value(shared.db, "enqueue", job_type="x")
+
+    assert main(["explain", str(job_id), "-d", shared.url]) == 0
+    told = capsys.readouterr().out
+    assert f"job {job_id}\n" in told
+    assert "no_worker" in told
+    assert main(["job", str(job_id), "-d", shared.url]) == 1
+    assert "name the databases behind it: --databases FILE" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_job_that_has_moved_is_acted_on_where_it_is(front):
     job_id = value(front.db, "enqueue_to", database=1, job_type="x", queue="q")

@@ -70,6 +70,9 @@ def run_on_many(arguments: argparse.Namespace, databases: Sequence[str], run: Ru
     chosen = _places_of(job_ids, databases) if job_ids else {each: [] for each in databases}
     each_one = [_for_one(arguments, *item) for item in chosen.items()]
     answers: list[Answer] = []
+    numbers: dict[str, Future[int | None]] = {}
+    if arguments.command == "doctor":  # no database knows of the others
+        numbers = {each: _begin(partial(_number_of, each)) for each in databases}
     as_json = getattr(arguments, "json", False)
     acts = arguments.command in ACTS
     for answer in (_one_by_one if acts else _at_once)(each_one, run):
@@ -82,7 +85,12 @@ def run_on_many(arguments: argparse.Namespace, databases: Sequence[str], run: Ru
     if as_json:
         print_json([_as_json(answer) for answer in answers])  # one document
     _tell_failures(answers)
-    return max((answer.code for answer in answers), default=0)
+    there = [
+        each for each, answer in zip(numbers, answers, strict=False) if answer.error is None
+    ]
+    same = _tell_same_numbers({each: numbers[each].result() for each in there})
+    codes = [answer.code for answer in answers] + [FAILED] * same
+    return max(codes, default=0)
 
 
 def _for_one(
@@ -232,6 +240,30 @@ def _tell_failures(answers: list[Answer]) -> None:
         if names:
             which = f"{len(names)} of {len(answers)} databases: {', '.join(names)}"
             print(f"rota: {told} {which}", file=sys.stderr)
+
+
+def _number_of(database: str) -> int | None:
+    try:
+        with connect(database, "rota cli") as connection:
+            return Client(connection).database_number()
+    except (psycopg.Error, RotaError):
+        return None  # which its own answer tells
+
+
+def _tell_same_numbers(numbers: dict[str, int | None]) -> bool:
+    """Say which databases have one number; return whether there are any."""
+    names: dict[int, list[str]] = {}
+    for database, number in numbers.items():
+        if number is not None:
+            names.setdefault(number, []).append(name_of(database))
+    same = [(number, each) for number, each in names.items() if len(each) > 1]
+    for number, each in same:
+        print(
+            f"rota: {' and '.join(each)} have the same number {number}: give each its own with"
+            " set_database_number(), or name only one if the other is its standby or copy",
+            file=sys.stderr,
+        )
+    return bool(same)
 
 
 def _job_ids(arguments: argparse.Namespace) -> list[int]:
