@@ -255,6 +255,21 @@ def test_a_pause_on_a_terminal_asks_with_the_number(
     assert db.execute("select count(*) from rota.pauses").fetchone() == (is_paused,)
 
 
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_a_dry_run_of_a_pause_tells_what_would_be_refused(run: Run, db: Db, verb: str) -> None:
+    db.execute("select rota.set_queue('mail')")
+    db.execute("select rota.pause_queue('mail')")
+
+    told = run(verb, "mial", "--dry-run", code=1)
+    assert "queue mial is unknown" in told
+    assert run(verb, "mail", "--dry-run").startswith(
+        f"this would {verb} queue mail, with 0 due"
+    )
+    assert db.execute("select queue, reason from rota.pauses").fetchall() == [("mail", None)]
+    if verb == "pause":
+        assert "--for" in run("pause", "mail", "--for", "soon", "--dry-run", code=2)
+
+
 @pytest.mark.slow
 def test_what_is_listed_is_what_is_acted_on(run: Run, client: Client, db: Db) -> None:
     """By each word of the filter alone, and by several."""

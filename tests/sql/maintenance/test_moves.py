@@ -197,6 +197,19 @@ def test_nothing_is_claimed_here_while_it_moves_and_producers_go_on(db, there):
     assert len(claim(there, queues=["q"], max_jobs=9)) == 3
 
 
+def test_it_moves_while_everything_is_paused_in_both(db, there):
+    """As after a backup was restored; jobs of enqueue_to() wait for the end of the pause."""
+    enqueue(db, queue="q")
+    value(db, "enqueue_to", database=6, job_type="x")
+    for each in (db, there):
+        value(each, "pause_all")
+
+    settle(db, there, begin(db, there))
+
+    assert len(jobs(there)) == 1
+    assert call(db, "waiting_forwards") == []
+
+
 def test_what_was_sent_and_not_ended_is_not_taken_twice(db, there):
     """The mover is killed after the other database has committed."""
     for key in (None, "k", "k"):

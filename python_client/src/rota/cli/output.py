@@ -254,12 +254,12 @@ def committing(connection: Connection[Any], *, is_dry_run: bool = False) -> Iter
 
 
 @contextmanager
-def acting(connection: Connection[Any]) -> Iterator[Client]:
+def acting(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator[Client]:
     """Lend a client that changes all or nothing, and waits for no lock for longer.
 
     An operator who has gone away must not be obeyed by a call that still waited.
     """
-    with committing(connection):
+    with committing(connection, is_dry_run=is_dry_run):
         connection.execute(LOCK_TIMEOUT)
         with suppress(OSError, KeyError):  # a process may have no user that has a name
             connection.execute("select set_config('rota.actor', %s, true)", [getpass.getuser()])

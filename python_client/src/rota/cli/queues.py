@@ -23,9 +23,11 @@ from .output import (
 def pause(arguments: argparse.Namespace) -> int:
     """Let no more jobs of a queue, of a type, or none at all, be claimed."""
     what = _what(arguments)
-    if not _is_wanted(arguments, f"pause {what}"):
-        return 0
-    with connected(arguments) as connection, acting(connection) as client:
+    jobs = _confirmed(arguments, f"pause {what}")
+    with (
+        connected(arguments) as connection,
+        acting(connection, is_dry_run=arguments.dry_run) as client,
+    ):
         ((until,),) = (
             row.values()
             for row in connection.execute(
@@ -39,6 +41,8 @@ def pause(arguments: argparse.Namespace) -> int:
             client.pause_queue(arguments.queue, arguments.reason, until)
         else:
             client.pause_all(arguments.reason, until)
+    if arguments.dry_run:
+        return _tell_dry_run(arguments, f"pause {what}", jobs)
     if arguments.json:
         print_json({**_named(arguments), "is_paused": True, "until": until})
         return 0
@@ -50,9 +54,11 @@ def pause(arguments: argparse.Namespace) -> int:
 def resume(arguments: argparse.Namespace) -> int:
     """Let jobs be claimed again."""
     what = _what(arguments)
-    if not _is_wanted(arguments, f"resume {what}"):
-        return 0
-    with connected(arguments) as connection, acting(connection) as client:
+    jobs = _confirmed(arguments, f"resume {what}")
+    with (
+        connected(arguments) as connection,
+        acting(connection, is_dry_run=arguments.dry_run) as client,
+    ):
         if arguments.job_type:
             client.resume_type(arguments.job_type, arguments.queue)
         elif arguments.queue:
@@ -60,14 +66,16 @@ def resume(arguments: argparse.Namespace) -> int:
         else:
             client.resume_all()
         still = [row["pause_name"] for row in connection.execute(STILL, vars(arguments))]
+    if arguments.dry_run:
+        return _tell_dry_run(arguments, f"resume {what}", jobs)
     if arguments.json:
         told = {"still_paused": still} if still else {}
         print_json({**_named(arguments), "is_paused": False, **told})
     elif still:
         print(f"{what} is resumed; still paused: {', '.join(still)}")
     else:
-        jobs = "its jobs" if arguments.job_type or arguments.queue else "jobs"
-        print(f"{what} is resumed: workers claim {jobs}")
+        which = "its jobs" if arguments.job_type or arguments.queue else "jobs"
+        print(f"{what} is resumed: workers claim {which}")
     return 0
 
 
@@ -92,25 +100,33 @@ COUNTS: LiteralString = """
     """
 
 
-def _is_wanted(arguments: argparse.Namespace, what: str) -> bool:
-    """Count the jobs that it is about; tell, or ask, and return whether to do it."""
-    is_asked = not arguments.yes and sys.stdin.isatty()
+def _confirmed(arguments: argparse.Namespace, what: str) -> dict[str, int]:
+    """Count the jobs that it is about, if anybody wants to know, and ask whether to do it.
+
+    A dry run does it, and takes it back, so that it tells what would be refused.
+    """
+    is_asked = not (arguments.yes or arguments.dry_run) and sys.stdin.isatty()
     if arguments.all and not (arguments.yes or arguments.dry_run or is_asked):
         raise UsageError(f"this would {what}: confirm it with --yes")
     if not (arguments.dry_run or is_asked):
-        return True
+        return {}
     with asking(arguments) as connection:
-        (jobs,) = connection.execute(COUNTS, vars(arguments)).fetchall()
-    told = f"{jobs['due']} due jobs and {jobs['later']} for later"
-    if arguments.dry_run:
-        if arguments.json:
-            print_json({**_named(arguments), **jobs, "is_dry_run": True})
-        else:
-            print(f"this would {what}, with {told} (dry run: nothing was done)")
-        return False
-    if not agreed(f"{what}, with {told}?"):
+        jobs: dict[str, int] = connection.execute(COUNTS, vars(arguments)).fetchall()[0]
+    if is_asked and not agreed(f"{what}, with {_words(jobs)}?"):
         raise CommandError("nothing was done")
-    return True
+    return jobs
+
+
+def _tell_dry_run(arguments: argparse.Namespace, what: str, jobs: dict[str, int]) -> int:
+    if arguments.json:
+        print_json({**_named(arguments), **jobs, "is_dry_run": True})
+    else:
+        print(f"this would {what}, with {_words(jobs)} (dry run: nothing was done)")
+    return 0
+
+
+def _words(jobs: dict[str, int]) -> str:
+    return f"{jobs['due']} due jobs and {jobs['later']} for later"
 
 
 def _what(arguments: argparse.Namespace) -> str:
