@@ -392,7 +392,7 @@ def test_disable_enable_remove(run: Run, clock: Clock, monkeypatch: pytest.Monke
     assert "--yes" in run("schedule", "remove", "nightly", code=2)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("rota.cli.schedules.agreed", lambda _: False)
-    assert main(["schedule", "remove", "nightly"]) == 1
+    assert "nothing was done" in run("schedule", "remove", "nightly", code=1)
     monkeypatch.setattr("rota.cli.schedules.agreed", lambda _: True)
     assert "nightly is removed" in run("schedule", "remove", "nightly")
     assert run("schedule", "list").endswith("(none)\n")
@@ -406,18 +406,37 @@ def test_disable_and_enable_take_several_or_all(run: Run, capsys: Capsys) -> Non
 
     stays = "is disabled; the jobs that it has made stay\n"
     assert run("schedule", "disable", "a", "b") == f"schedule a {stays}schedule b {stays}"
-    assert run("schedule", "disable", "--all") == f"schedule c {stays}"
+    assert run("schedule", "disable", "--all", "--yes") == f"schedule c {stays}"
     assert run("schedule", "disable", "--all") == "all schedules are disabled already\n"
     assert main(["schedule", "enable", "a", "nobody", "b"]) == 1
     printed = capsys.readouterr()
     assert "schedule a is enabled" in printed.out
     assert "schedule b is enabled" in printed.out
     assert printed.err.startswith("rota: schedule 'nobody' not found (To list")
-    assert "schedule c is enabled" in run("schedule", "enable", "--all")
+    assert "schedule c is enabled" in run("schedule", "enable", "--all", "--yes")
     for words in ([], ["a", "--all"]):
         assert "give the names of schedules, or --all" in run(
             "schedule", "enable", *words, code=2
         )
+
+
+@pytest.mark.parametrize(("verb", "others"), [("disable", "a, b"), ("enable", "c")])
+def test_all_schedules_are_switched_only_after_a_question(
+    run: Run, db: Db, monkeypatch: pytest.MonkeyPatch, verb: str, others: str
+) -> None:
+    for name in ("a", "b", "c"):
+        run("schedule", "add", name, "@daily", "x")
+    run("schedule", "disable", "c")
+    before = db.execute("select name, is_enabled from rota.job_definitions").fetchall()
+
+    told = run("schedule", verb, "--all", code=2)
+    assert f"this would {verb} {len(others.split())} schedules ({others}): confirm" in told
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("rota.cli.schedules.agreed", lambda _: False)
+    assert "nothing was done" in run("schedule", verb, "--all", code=1)
+    assert db.execute("select name, is_enabled from rota.job_definitions").fetchall() == before
+    monkeypatch.setattr("rota.cli.schedules.agreed", lambda _: True)
+    assert f"schedule {others[0]} is {verb}d" in run("schedule", verb, "--all")
 
 
 def test_what_switches_and_removes_answers_in_json(run: Run, capsys: Capsys) -> None:

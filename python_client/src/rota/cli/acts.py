@@ -202,6 +202,7 @@ def _jobs(number: int) -> str:
 
 
 def _confirm(what: str, found: int) -> None:
+    what = "set the priority of" if what == "set_priority" else what
     if not sys.stdin.isatty():
         raise UsageError(f"this would {what} {_jobs(found)}: confirm it with --yes")
     if not agreed(f"{what} {_jobs(found)}?"):

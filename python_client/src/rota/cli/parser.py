@@ -634,6 +634,7 @@ def add_schedule_commands(commands: Any, add_command: Add) -> None:
         add = add_command(own, name, switch, what, json=True)
         add.add_argument("names", nargs="*", metavar="name", help="of a schedule")
         add.add_argument("--all", action="store_true", help=f"{name} all schedules")
+        add.add_argument("--yes", action="store_true", help="do not ask, as --all does")
     what = "make a job from a schedule now and print its id"
     _named(add_command(own, "run", schedules.run, what, json=True))
     _add_next(own, add_command)

@@ -112,11 +112,7 @@ def remove(arguments: argparse.Namespace) -> int:
     with connected(arguments) as connection:
         definition(connection, name)
         if not arguments.yes:
-            if not sys.stdin.isatty():
-                raise UsageError(f"this removes the schedule {name}: confirm it with --yes")
-            if not agreed(f"Remove the schedule {name}?"):
-                print("nothing was done")
-                return 1
+            _confirm(f"remove the schedule {name}")
         with acting(connection) as client:
             client.unschedule_job(name)
     if arguments.json:
@@ -164,6 +160,9 @@ def _switch(
     with connected(arguments) as connection:
         others = [r["name"] for r in definitions(connection) if r["is_enabled"] != is_enabled]
         names = others if arguments.all else arguments.names
+        if arguments.all and names and not arguments.yes:
+            verb = "enable" if is_enabled else "disable"
+            _confirm(f"{verb} {len(names)} schedules ({', '.join(names)})")
         for arguments.name in names:
             try:
                 done = do(connection, arguments.name)
@@ -183,6 +182,13 @@ def _switch(
     elif not names:
         print(f"all schedules are {'enabled' if is_enabled else 'disabled'} already")
     return code
+
+
+def _confirm(what: str) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError(f"this would {what}: confirm it with --yes")
+    if not agreed(f"{what}?"):
+        raise CommandError("nothing was done")
 
 
 def run(arguments: argparse.Namespace) -> None:
