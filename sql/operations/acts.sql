@@ -572,7 +572,8 @@ begin
         v_reason := case when v_pid is not null then 'locked by ' || rota._session_words(v_pid)
             else 'locked, or in another status by now' end;
     elsif locked ->> 'status' <> all(rota._act_statuses(act, arguments)) then
-        v_reason := locked ->> 'status';
+        v_reason := concat('it is ', locked ->> 'status', case
+            when act = 'retry' then ': force takes it from its worker' end);
     elsif act = 'move' and locked ->> 'job_type' = 'rota.forward' then
         -- No worker knows what to do with it, and no act could move it back.
         v_reason := 'it carries a job to another database';

@@ -218,7 +218,7 @@ def test_conflicts_are_listed_and_stop_no_other(db, connect):
     assert set(reasons) == {taken, list_payload, busy, locked, unknown}
     assert reasons[taken] == f"its idempotency_key is taken by job {holder}"
     assert "no object" in reasons[list_payload]
-    assert reasons[busy] == "running"
+    assert reasons[busy] == "it is running: force takes it from its worker"
     assert reasons[unknown] == "not found"
     assert "locked" in reasons[locked]
     other.rollback()
@@ -544,7 +544,7 @@ def test_erase_takes_away_what_is_known_of_somebody(db):
     told = act(db, "erase", {"payload": {"customer": {"id": 7}}})
 
     assert told.changed == 3
-    assert told.conflicts == [{"job_id": busy, "reason": "running"}]
+    assert told.conflicts == [{"job_id": busy, "reason": "it is running"}]
     assert statuses(db, [finished, lost, waiting, other]) == [
         "succeeded",
         "dead",
