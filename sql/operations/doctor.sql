@@ -454,14 +454,18 @@ create or replace function rota._examine_dead_jobs()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select case when g.jobs >= 1000 then 'critical' else 'warning' end,
         case when g.place <= 20 then format('%s of type %s in queue %s died in the last hour '
-            'with %s, the last %s ago, such as job %s',
+            'with %s, the last %s ago, such as job %s%s',
             case g.jobs when 1 then '1 job' else g.jobs::text || ' jobs' end, g.job_type,
             g.queue, rota._error_words(g.error_type, g.message),
-            rota._span(rota.now() - g.last_at), g.job_id) end,
-        case when g.place <= 20 then rota._act_statement('retry', jsonb_build_object('queue',
-            g.queue, 'job_type', g.job_type, 'status', 'dead', 'is_discarded', false,
-            'error_type', g.error_type, 'error', g.message, 'newer_than', '1 hour'), '{}',
-            g.jobs) end
+            rota._span(rota.now() - g.last_at), g.job_id, case when g.error_type =
+                'lease_expired' then '. It may have killed its workers, and would again: find '
+                'out before you retry it' end) end,
+        case when g.place > 20 then null
+            when g.error_type = 'lease_expired'
+                then format('select * from rota.explain_job(%s);', g.job_id)
+            else rota._act_statement('retry', jsonb_build_object('queue', g.queue, 'job_type',
+                g.job_type, 'status', 'dead', 'is_discarded', false, 'error_type',
+                g.error_type, 'error', g.message, 'newer_than', '1 hour'), '{}', g.jobs) end
     from (
         select d.queue, d.job_type, d.error_type, rota.fold_error(d.last_error) as message,
             count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id,

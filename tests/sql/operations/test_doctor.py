@@ -294,6 +294,18 @@ def test_dead_jobs_of_one_error(db):
     assert only(db).evidence.split(", the last")[0] == second.evidence.split(", the last")[0]
 
 
+def test_a_dead_job_that_may_have_killed_its_workers_is_not_run_again_unseen(db, clock):
+    clock.set("2026-01-01 00:00:00+00")
+    job = running(db, max_attempts=1)
+    clock.advance("1 hour")
+    settle(db)
+
+    (row,) = [row for row in doctor(db) if row.finding == "dead_jobs"]
+
+    assert "may have killed its workers, and would again" in row.evidence
+    assert row.remedy == f"select * from rota.explain_job({job.job_id});"
+
+
 @pytest.mark.parametrize("how_many", [5, 1003])
 def test_the_remedy_of_dead_jobs_is_of_that_group_and_stops_at_none(db, how_many):
     error = "row 1 of $do$ 'a\\b' \x1b[31m\nwas \x9b bad"
