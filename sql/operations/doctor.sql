@@ -32,7 +32,7 @@ create or replace function rota._findings()
     returns table (severity text, finding text, evidence text, remedy text) language plpgsql
     stable as $$
 declare
-    v_check record;
+    v_check record; v_pid integer; v_told integer;
 begin
     for v_check in
         select c.name, c.if_ok
@@ -90,17 +90,24 @@ begin
             when lock_not_available then
                 -- The others of its table need not wait as long.
                 perform set_config('lock_timeout', '10ms', true);
+                v_pid := (
+                    select a.pid from pg_locks as l
+                    join pg_class as c on c.oid = l.relation
+                      and c.relnamespace = 'rota'::regnamespace
+                    join pg_database as d on d.oid = l.database
+                      and d.datname = current_database()
+                    join pg_stat_activity as a on a.pid = l.pid
+                    where l.mode = 'AccessExclusiveLock' and l.granted
+                    order by a.xact_start limit 1
+                );
                 return query
-                select 'critical', v_check.name,
-                    'a table that it reads is locked by ' || rota._session_words(l.pid),
-                    format('select pg_terminate_backend(%s);', l.pid)
-                from pg_locks as l
-                join pg_class as c on c.oid = l.relation
-                  and c.relnamespace = 'rota'::regnamespace
-                join pg_database as d on d.oid = l.database and d.datname = current_database()
-                join pg_stat_activity as a on a.pid = l.pid
-                where l.mode = 'AccessExclusiveLock' and l.granted
-                order by a.xact_start limit 1;
+                select 'critical', v_check.name, case
+                        when v_pid is null then 'a table that it reads was locked just now'
+                        when v_pid = v_told
+                            then format('pid %s has locked a table that it reads, too', v_pid)
+                        else 'a table that it reads is locked by ' || rota._session_words(v_pid)
+                    end, 'select pg_terminate_backend(' || v_pid || ');';
+                v_told := v_pid;
             when others then
                 return query
                 select 'warning', v_check.name, 'this could not be examined: ' || sqlerrm,

@@ -208,6 +208,21 @@ def test_status_shows_what_it_can_while_a_session_has_locked_a_table(
     assert "ticker\nlast tick" in shown
 
 
+def test_the_doctor_tells_once_who_has_locked_what_many_checks_read(
+    ask: Callable[..., tuple[int, str]], connect: Callable[..., psycopg.Connection[Any]]
+) -> None:
+    with connect(autocommit=False) as other:
+        other.execute("lock table rota.jobs")
+
+        code, shown = ask("doctor")
+
+        pid = other.info.backend_pid
+    assert code == 2
+    assert shown.count(f"a table that it reads is locked by pid {pid} (role") == 1
+    assert shown.count(f"pid {pid} has locked a table that it reads, too\n") > 5
+    assert shown.count(f"select pg_terminate_backend({pid});") == 1
+
+
 @pytest.mark.slow
 def test_status_says_that_nobody_ticks(
     ask: Callable[..., tuple[int, str]], clock: Clock

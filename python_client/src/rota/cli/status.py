@@ -250,8 +250,17 @@ def doctor(arguments: argparse.Namespace) -> int:
         print(f"{worst.upper()} {said}{more}")
     else:
         shown = found if arguments.all else wrong
+        # What mends several is told once.
+        above = [None, *(row.remedy for row in shown)]
         print_findings(
-            [(f"{row.severity} {row.finding}", row.evidence, row.remedy) for row in shown]
+            [
+                (
+                    f"{row.severity} {row.finding}",
+                    row.evidence,
+                    row.remedy if row.remedy != before else None,
+                )
+                for row, before in zip(shown, above, strict=False)
+            ]
         )
         in_order = len({row.finding for row in found if row.severity == "ok"})
         if not arguments.all:
