@@ -354,6 +354,24 @@ begin
     from rota.pauses as p where p.until is null or p.until > c_now
     order by p.paused_at limit 1000;
 
+    -- Those with a delay of their own wait for what nobody knows any more.
+    return query
+    select 'critical', format('%s enqueued while the clock of the server was ahead, such as '
+            'job %s, and %s due only when it shows %s again', case count(*)
+                when 1 then '1 job was' else count(*)::text || ' jobs were' end, max(a.id),
+            case count(*) when 1 then 'is' else 'are' end, rota._moment(max(a.run_at))),
+        'select * from rota.act_on_jobs(''reschedule'', jsonb_build_object(''ids'', array('
+            'select r.id from rota.job_runs as r where r.status = ''queued'' '
+            'and r.created_at > rota.now() and r.run_at = r.created_at limit 1000)), '
+            '''{"delay": "0"}'');'
+    from (
+        select j.id, j.run_at, j.created_at, j.status from rota.jobs as j
+        order by j.id desc limit 1000
+    ) as a
+    where a.status = 'queued' and a.run_at = a.created_at
+      and a.created_at > c_now + interval '1 minute'
+    having count(*) > 0;
+
     return query
     select 'warning', format('queue %s has been coming from database %s for %s, and refuses '
             'jobs with a key here until it has settled: continue the move there', m.queue,

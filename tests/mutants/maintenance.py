@@ -873,6 +873,12 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "enqueued-ahead-untold",
+        "Jobs wait for a time that a wrong clock had shown, and the doctor is silent.",
+        "sql/operations/test_doctor.py",
+        sql("operations/doctor", "and a.created_at > c_now + interval '1 minute'", "and false"),
+    ),
+    mutant(
         "partition-detached-untold",
         "A part of the history is detached and never purged, and the doctor says nothing.",
         "sql/operations/test_doctor.py",

@@ -452,6 +452,26 @@ def test_schedules_that_a_clock_was_ahead_of(db, clock):
     assert one(db, "tick").jobs_enqueued == 2
 
 
+def test_jobs_that_were_enqueued_while_a_clock_was_ahead(db, clock):
+    clock.set("2027-01-10 12:30+00")
+    ids = [enqueue(db, queue="q") for _ in range(2)]
+    later = enqueue(db, queue="q", delay="1 hour")
+    clock.set("2026-01-10 12:20+00")
+    settle(db)
+    assert claim(db, queues=["q"]) == []
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("critical", "queues")
+    assert row.evidence == (
+        "2 jobs were enqueued while the clock of the server was ahead, such as job "
+        f"{ids[1]}, and are due only when it shows 2027-01-10 12:30:00 UTC again"
+    )
+    db.execute(row.remedy)
+    assert [job.job_id for job in claim(db, queues=["q"], max_jobs=5)] == ids
+    assert later not in ids
+
+
 def test_schedules_that_were_planned_while_a_clock_was_ahead(db, clock):
     clock.set("2026-01-10 12:00+00")
     call(db, "schedule_job", name="pause", schedule="after 5 minutes", job_type="x")
