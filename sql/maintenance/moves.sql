@@ -376,7 +376,7 @@ begin
             when m.direction = 'in' then null
             when m.horizon > pg_snapshot_xmin(pg_current_snapshot())
                 then 'transactions that began before it' || coalesce((
-                    select ', the oldest of them that of pid ' || a.pid
+                    select ', the oldest of them that of pid ' || a.pid::text
                     from pg_stat_activity as a
                     where a.backend_xid = pg_snapshot_xmin(pg_current_snapshot())::xid
                 ), '')

@@ -106,7 +106,7 @@ begin
                         when v_pid = v_told
                             then format('pid %s has locked a table that it reads, too', v_pid)
                         else 'a table that it reads is locked by ' || rota._session_words(v_pid)
-                    end, 'select pg_terminate_backend(' || v_pid || ');';
+                    end, 'select pg_terminate_backend(' || v_pid::text || ');';
                 v_told := v_pid;
             when others then
                 return query
@@ -715,9 +715,10 @@ create or replace function rota._examine_vacuum()
     from tables as t where t.changed > 100000 + 2 * t.live order by t.changed desc limit 5));
 $$;
 
+/* What came since a partition was detached is in the default one, where it would keep it from
+ * being attached: it moves along. */
 create or replace function rota._examine_partitions()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    -- What came meanwhile stands in the way, and moves along.
     (select 'warning', format('table rota.%I was detached: its rows are missing from rota.%s, '
             'and are never purged', d.name, d.parent),
         format('with moved as (delete from rota.%1$s_default as f where f.%2$s >= %3$L '
