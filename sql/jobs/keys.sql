@@ -226,35 +226,49 @@ end $$;
 
 /* Take what was to follow these jobs, which the caller has locked or ended, and return the
  * newest of each, unless its key has seen a newer version.  What another session has locked
- * stays, and so does what an older snapshot may not show: a check comes back to it, and finds
- * by a row without a job that what is older than that was overtaken. */
+ * stays, and so does what an older snapshot may not show: a check comes back to it.  A row with
+ * the snapshot of this transaction tells it what was there by now, and so was overtaken. */
 create or replace function rota._take_reruns(job_ids bigint[])
     returns setof rota.reruns language plpgsql rows 1 as $$
 declare
     v_newest rota.reruns[];
+    v_seen pg_snapshot;
 begin
     if not rota._may_have_reruns(job_ids) then return; end if;
-    with taken as (
+    with marks as materialized (
+        select m.job_id, m.id, m.seen from rota.reruns as m
+        where m.job_id = any(_take_reruns.job_ids) and m.seen is not null
+    ), taken as (
         delete from rota.reruns as r
         where r.id = any(array(
-            select n.id from rota.reruns as n where n.job_id = any(_take_reruns.job_ids)
+            select n.id from rota.reruns as n
+            where n.job_id = any(_take_reruns.job_ids) and n.seen is null
             order by n.id desc limit 10000 for update skip locked
         ))
         returning r.*
     )
-    select array_agg(row(n.*)::rota.reruns) into v_newest
+    select array_agg(row(n.*)::rota.reruns), pg_current_snapshot() into v_newest, v_seen
     from (
-        select distinct on (t.job_id) t.* from taken as t order by t.job_id, t.id desc
+        select distinct on (t.job_id) t.* from taken as t
+        where not exists (
+            select from marks as m
+            where m.job_id = t.job_id and m.id > t.id
+              and pg_visible_in_snapshot(t.made_by, m.seen)
+        )
+        order by t.job_id, t.id desc
     ) as n;
-    insert into rota.reruns (job_id, run_at)
-    select distinct r.job_id, rota.now() from unnest(v_newest) as n
-    join rota.reruns as r on r.job_id = n.job_id and r.id < n.id;
+    insert into rota.reruns (job_id, run_at, seen)
+    select n.job_id, n.run_at, v_seen from unnest(v_newest) as n
+    where exists (
+        select from rota.reruns as r
+        where r.job_id = n.job_id and r.seen is null
+          and r.id < n.id and pg_visible_in_snapshot(r.made_by, v_seen)
+    );
     perform rota._add_checks('rerun', array(
         select i.id::text from unnest(_take_reruns.job_ids) as i (id)
         where current_setting('transaction_isolation') <> 'read committed'
           or exists (select from rota.reruns as r where r.job_id = i.id)));
-    return query
-    select n.* from unnest(v_newest) as n where n.job is not null and not rota._is_outdated(n);
+    return query select n.* from unnest(v_newest) as n where not rota._is_outdated(n);
 end $$;
 
 /* Whether a run was asked for after one of these jobs, as far as this transaction can tell. */
@@ -339,28 +353,45 @@ begin
         where j.id = _check_reruns.job_id and j.status <> 'running' for update skip locked;
         if not found then return false; end if;
     end if;
+    -- Only the newest counts.  One snapshot tells: if the job ends just now, the run of what is
+    -- newest here begins after the commit of what is deleted.
+    with marks as materialized (
+        select m.id, m.seen from rota.reruns as m
+        where m.job_id = _check_reruns.job_id and m.seen is not null
+    ), asked as materialized (
+        select r.id, exists (
+            select from marks as m
+            where m.id > r.id and pg_visible_in_snapshot(r.made_by, m.seen)
+        ) as is_overtaken
+        from rota.reruns as r where r.job_id = _check_reruns.job_id and r.seen is null
+    ), passed as (
+        delete from rota.reruns as r
+        where r.id = any(array(
+            select n.id from rota.reruns as n
+            where n.id = any(array(
+                select a.id from asked as a
+                where a.is_overtaken
+                  or a.id < (select max(l.id) from asked as l where not l.is_overtaken)
+                limit 10000
+            ))
+            for update skip locked
+        ))
+    )
+    delete from rota.reruns as r
+    where r.id = any(array(select m.id from marks as m))
+      and not exists (select from asked as a where a.is_overtaken);
+    if v_job.status = 'running' then return true; end if;
+
     select r.* into v_rerun from rota.reruns as r where r.job_id = _check_reruns.job_id
     order by r.id desc limit 1;
     if not found then return true; end if;
-    -- Only the newest counts.
-    delete from rota.reruns as r
-    where r.id = any(array(
-        select n.id from rota.reruns as n
-        where n.job_id = _check_reruns.job_id and n.id < v_rerun.id
-        limit 10000 for update skip locked
-    ));
-    if v_rerun.job is null then
-        delete from rota.reruns as r
-        where r.id = v_rerun.id and not exists (
-            select from rota.reruns as n
-            where n.job_id = _check_reruns.job_id and n.id < v_rerun.id);
-        return found;
-    elsif v_job.status = 'running' then
-        return true;
-    end if;
-
     perform from rota.reruns as r where r.id = v_rerun.id for update skip locked;
-    if not found then return false; end if;
+    if not found or v_rerun.seen is not null or exists (
+        select from rota.reruns as r
+        where r.job_id = _check_reruns.job_id and r.id < v_rerun.id
+    ) then
+        return false;
+    end if;
     v_new_job := jsonb_populate_record(null::rota.jobs,
         v_rerun.job || '{"created_at": null, "status": null}');
     if v_job.status is not null then

@@ -193,17 +193,22 @@ create table rota.reruns (
     run_at timestamptz not null,
     job jsonb,
     max_wait interval,
-    source_updated_at timestamptz
+    source_updated_at timestamptz,
+    made_by xid8 not null default pg_current_xact_id(),
+    seen pg_snapshot
 );
 
 create index reruns_job_id_idx on rota.reruns (job_id, id);
+create index reruns_seen_idx on rota.reruns (job_id) where seen is not null;
 
 comment on table rota.reruns is
     'Runs that are to follow those that were under way when a producer asked for them.';
 comment on column rota.reruns.job_id is 'The job of the key at that time.';
 comment on column rota.reruns.job is
-    'What the producer enqueued, as a row of jobs; null where one newer than those before was '
-    'taken while they were locked.';
+    'What the producer enqueued, as a row of jobs; null where seen is not.';
+comment on column rota.reruns.seen is
+    'Of those before this row, all that this snapshot shows were overtaken: the newest of them '
+    'was taken while another session had some locked.';
 
 -- No row: a sequence keeps its value also where the transaction that sets it rolls back.
 create sequence rota.id_timeline as integer;

@@ -758,8 +758,28 @@ v_row ->> 'pause_name',
         "races/test_racing_keys.py",
         sql(
             "jobs/keys",
-            "join rota.reruns as r on r.job_id = n.job_id and r.id < n.id;",
-            "join rota.reruns as r on r.job_id = n.job_id and false;",
+            "and r.id < n.id and pg_visible_in_snapshot(r.made_by, v_seen)",
+            "and false",
+        ),
+    ),
+    mutant(
+        "rerun-that-was-not-seen-is-overtaken",
+        "A run that was committed after a newer one was taken is lost.",
+        "races/test_racing_keys.py",
+        sql(
+            "jobs/keys",
+            "where m.id > r.id and pg_visible_in_snapshot(r.made_by, m.seen)",
+            "where m.id > r.id",
+        ),
+    ),
+    mutant(
+        "rerun-before-an-older-one-is-gone",
+        "Of runs that come late an older one, which was locked, comes after the newest.",
+        "races/test_racing_keys.py",
+        sql(
+            "jobs/keys",
+            "where r.job_id = _check_reruns.job_id and r.id < v_rerun.id",
+            "where false",
         ),
     ),
     mutant(

@@ -155,6 +155,59 @@ def test_a_rerun_that_was_overtaken_while_it_was_locked_never_comes(
     assert b.fetch("select from rota.reruns") == []
 
 
+def test_a_rerun_that_is_committed_after_a_newer_one_was_taken_is_not_lost(
+    a: Session, b: Session, session: Callable[[], Session]
+) -> None:
+    """C asks and stays open when the job ends, while a tick has locked what is older."""
+    c = session()
+    a.fetch(*rerun(1))
+    (job,) = claimed(b)
+    b.fetch(*rerun(2))
+    with a.transaction() as transaction:
+        a.fetch("select from rota.reruns for update")
+        with c.transaction():
+            c.fetch(*rerun(3))
+            b.fetch(*rerun(4))
+            b.fetch(*finish(job))
+            (job,) = claimed(b)
+            assert job[2] == 4
+        do_checks(b)
+        raise psycopg.Rollback(transaction)
+
+    do_checks(b)
+    b.fetch(*finish(job))
+    do_checks(b)
+    (job,) = claimed(b)
+    assert job[2] == 3
+    b.fetch(*finish(job))
+    do_checks(b)
+    assert b.fetch("select from rota.jobs union all select from rota.reruns") == []
+
+
+def test_of_reruns_that_come_late_the_newest_runs_once_though_an_older_one_is_locked(
+    a: Session, b: Session
+) -> None:
+    """A asks many times and stays open; B ends the job; A commits, and a tick locks one."""
+    a.fetch(*rerun(1))
+    (job,) = claimed(b)
+    with a.transaction():
+        for version in range(2, 5):
+            a.fetch(*rerun(version))
+        b.fetch(*finish(job))
+    with a.transaction():
+        a.fetch("select from rota.reruns order by id limit 1 for update")
+        do_checks(b)
+
+    do_checks(b)
+    do_checks(b)
+    (job,) = claimed(b)
+    assert job[2] == 4
+    do_checks(b)
+    b.fetch(*finish(job))
+    do_checks(b)
+    assert b.fetch("select from rota.jobs union all select from rota.reruns") == []
+
+
 def test_a_rerun_whose_job_ends_and_whose_key_has_a_new_job_follows_that_one(
     a: Session, b: Session
 ) -> None:
