@@ -214,8 +214,8 @@ begin
         error_type = case when _cancel_jobs.have_expired then 'expired' else j.error_type end,
         updated_at = case when j.status = 'running' then j.updated_at else rota.now() end
     where j.id = any(_cancel_jobs.job_ids);
-    -- What was asked for before the cancel is cancelled with it.
-    perform from rota._take_reruns(_cancel_jobs.job_ids);
+    -- What was asked for before the cancel is cancelled with it, but has not expired with it.
+    if not have_expired then perform from rota._take_reruns(_cancel_jobs.job_ids); end if;
     perform rota._end_jobs(s.ids, s.lease_tokens, s.status, 'cancelled')
     from (
         select j.status, array_agg(j.id order by j.id) as ids,
