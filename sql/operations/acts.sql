@@ -648,7 +648,9 @@ declare
     c_texts constant text[] := '{payload,merge,headers,reason,error,error_text,key,'
         'idempotency_key,ordering_key,limit_key}'::text[];
 begin
-    perform rota._cancel_jobs(job_ids, 'erased');
+    -- A run that is to follow one that has ended is another job.
+    perform rota._cancel_jobs(array(
+        select j.id from rota.jobs as j where j.id = any(_erase_jobs.job_ids)), 'erased');
     update rota.finished_jobs as f
     set payload = '{"erased": true}', result = null, headers = null, stage_input = null,
         idempotency_key = null, limit_key = null, progress_message = null,
