@@ -187,11 +187,13 @@ begin
             case when t.outcome = 'succeeded' then t.answer end, f.status, b.status,
             case when g.next_run_at = 'infinity' then 'cancelled'
                 when g.job_id is not null then t.outcome
-                when rota._is_running(t.job_id, t.lease_token) then 'busy' else 'lost' end),
+                -- What is held was given twice, and has ended as told in the other place.
+                when t.held_id is null and rota._is_running(t.job_id, t.lease_token)
+                    then 'busy' else 'lost' end),
         coalesce(f.run_at, b.run_at, nullif(g.next_run_at, 'infinity'))
-    from unnest(v_ids, v_tokens, v_outcomes, v_errors, v_answers, v_failed, v_returned)
+    from unnest(v_ids, v_tokens, v_outcomes, v_errors, v_answers, v_held, v_failed, v_returned)
         with ordinality
-        as t (job_id, lease_token, outcome, error, answer, failed_id, returned_id, n)
+        as t (job_id, lease_token, outcome, error, answer, held_id, failed_id, returned_id, n)
     left join rota._fail_running(v_failed, v_tokens, v_errors, v_error_types, v_stacks,
         v_retry_ins, v_fatals) as f on f.job_id = t.failed_id
     left join rota._give_back(v_returned, v_tokens, v_run_ats) as g on g.job_id = t.returned_id

@@ -187,6 +187,12 @@ begin
         sql("jobs/end", "if error_code ~ '^(25|40001|53|57|58|XX)' then", "if false then"),
     ),
     mutant(
+        "ending-given-twice-is-busy",
+        "A worker that gives two endings of a job asks for ever what became of the second.",
+        "sql/jobs/test_end.py",
+        sql("jobs/end", "when t.held_id is null and rota._is_running", "when rota._is_running"),
+    ),
+    mutant(
         "failure-told-twice",
         "A failure that is told again, because the answer was lost, is refused.",
         "sql/jobs/test_fail.py client/test_worker.py",

@@ -783,6 +783,24 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "rerun-expires-with-its-job",
+        "A job that was locked expires, and with it the run that was asked for meanwhile.",
+        "races/test_racing_keys.py",
+        sql("jobs/control", "if not have_expired then perform", "if true then perform"),
+    ),
+    mutant(
+        "erase-takes-the-rerun",
+        "A job that has ended is erased, and with it the run that is to follow.",
+        "races/test_racing_keys.py",
+        sql(
+            "operations/acts",
+            """\
+array(
+        select j.id from rota.jobs as j where j.id = any(_erase_jobs.job_ids)), 'erased'""",
+            "job_ids, 'erased'",
+        ),
+    ),
+    mutant(
         "rerun-beside-the-job-of-its-key",
         "A run whose job has ended does not wait for another job of the key.",
         "races/test_racing_keys.py",

@@ -208,6 +208,39 @@ def test_of_reruns_that_come_late_the_newest_runs_once_though_an_older_one_is_lo
     assert b.fetch("select from rota.jobs union all select from rota.reruns") == []
 
 
+def test_a_rerun_does_not_expire_with_the_job_that_was_locked(a: Session, b: Session) -> None:
+    """A claims and stays open; B asks for another run; A rolls back, and the job expires."""
+    new = {"job_type": "t", "idempotency_key": "k", "expires_after": "1 hour"}
+    ((job_id,),) = a.fetch(*call("enqueue", **new))
+    with a.transaction() as transaction:
+        claimed(a)
+        b.fetch(*rerun(2))
+        raise psycopg.Rollback(transaction)
+    b.fetch("update rota.jobs set expires_at = rota.now() - interval '1 s' returning id")
+
+    assert b.fetch("select jobs_expired from rota.tick()") == [(1,)]
+
+    do_checks(b)
+    assert b.fetch("select id, error_type from rota.finished_jobs") == [(job_id, "expired")]
+    assert [row[2] for row in claimed(b)] == [2]
+
+
+@pytest.mark.parametrize("act", ["erase", "purge"])
+def test_a_rerun_outlives_the_job_that_has_ended(a: Session, b: Session, act: str) -> None:
+    """A asks for another run and stays open; B ends the job; A commits; B acts on the job."""
+    a.fetch(*rerun(1))
+    (job,) = claimed(b)
+    with a.transaction():
+        a.fetch(*rerun(2))
+        b.fetch(*finish(job))
+    filter_ = Jsonb({"ids": [job[0]]})
+    ((changed,),) = b.fetch("select changed from rota.act_on_jobs(%s, %s)", (act, filter_))
+    assert changed == 1
+
+    do_checks(b)
+    assert [row[2] for row in claimed(b)] == [2]
+
+
 def test_a_rerun_whose_job_ends_and_whose_key_has_a_new_job_follows_that_one(
     a: Session, b: Session
 ) -> None:

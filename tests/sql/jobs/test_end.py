@@ -142,6 +142,24 @@ def test_end_jobs_accepts_only_the_pair_that_holds_the_job(db):
     assert told == ["lost", "failed", "lost"]
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "told"),
+    [
+        (["failed", "snoozed"], ["failed", "lost"]),
+        (["snoozed", "failed"], ["lost", "failed"]),
+        (["released", "failed"], ["lost", "failed"]),
+        (["failed", "failed"], ["failed", "failed"]),
+        (["succeeded", "failed"], ["finished", "lost"]),
+        (["snoozed", "succeeded"], ["lost", "finished"]),
+    ],
+)
+def test_end_jobs_does_one_of_two_things_with_a_job_that_is_given_twice(db, outcomes, told):
+    job = running(db)
+    others = {"failed": {"error": "e"}, "snoozed": {"delay": 1}}
+
+    assert answers(db, *(ending(job, o, **others.get(o, {})) for o in outcomes)) == told
+
+
 REFUSED = {
     "no object": 5,
     "nothing": {},
