@@ -46,7 +46,8 @@ begin
     );
 end $$;
 
-/* Whether a waiting job can leave: nothing here depends on it, and it on nothing. */
+/* Whether a waiting job can leave: nothing here depends on it, and it on nothing.  What it is
+ * to run with, if it was locked when that was asked for, it gets by a check. */
 create or replace function rota._may_go(job rota.jobs)
     returns boolean language plpgsql stable as $$
 begin
@@ -56,7 +57,8 @@ begin
             where d.parent_id = job.id
         )
         and not (job.status = 'blocked'
-            and exists (select from rota.dependencies as d where d.job_id = job.id));
+            and exists (select from rota.dependencies as d where d.job_id = job.id))
+        and not exists (select from rota.reruns as r where r.job_id = job.id);
 end $$;
 
 /* Refuse jobs that an operator brings to a queue, or back: those that would wait for one that

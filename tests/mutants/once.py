@@ -801,6 +801,17 @@ array(
         ),
     ),
     mutant(
+        "job-moves-before-its-rerun",
+        "A job goes to another database without what was asked for while it was locked.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "base/moving",
+            """
+        and not exists (select from rota.reruns as r where r.job_id = job.id)""",
+            "",
+        ),
+    ),
+    mutant(
         "rerun-beside-the-job-of-its-key",
         "A run whose job has ended does not wait for another job of the key.",
         "races/test_racing_keys.py",

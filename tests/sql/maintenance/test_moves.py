@@ -137,6 +137,22 @@ def test_jobs_keep_what_they_are(db, there):
     assert jobs(db) == []
 
 
+@pytest.mark.parametrize("ordering_key", [None, "o"])
+def test_a_job_goes_with_what_it_is_to_run_with(db, there, connect, ordering_key):
+    job = {"queue": "q", "idempotency_key": "k", "ordering_key": ordering_key}
+    job_id = enqueue(db, **job)
+    with (other := connect()).transaction(force_rollback=True):
+        claim(other, queues=["q"])
+        assert enqueue(db, **job, on_conflict="rerun", payload={"v": 2}) == job_id
+
+    move_id = begin(db, there)
+    carry(db, there, move_id)
+    one(db, "tick")
+    settle(db, there, move_id)
+
+    assert [row.payload for row in rows(there, "select payload from rota.jobs")] == [{"v": 2}]
+
+
 def test_a_line_goes_in_order_behind_a_job_that_runs(db, there):
     line = [enqueue(db, queue="q", ordering_key="k") for _ in range(4)]
     (head,) = claim(db, queues=["q"])
