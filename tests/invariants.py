@@ -102,6 +102,13 @@ select 'is the head of a key and below the start of it', j.id from rota.jobs as 
 where j.ordering_key is not null and j.status <> 'blocked'
   and j.id < rota._key_start(j.ordering_key)
 union all
+select 'is to be followed, does not run and has no check', r.job_id from rota.reruns as r
+where not exists (select from rota.jobs as j where j.id = r.job_id and j.status = 'running')
+  and not exists (
+    select from rota.pending_checks as c
+    where c.kind = 'rerun' and c.subject = r.job_id::text
+)
+union all
 select 'has a failure of a later claim than its last', e.job_id
 from rota.job_errors as e
 join runs as r on r.id = e.job_id and e.lease_token > r.lease_token

@@ -115,6 +115,14 @@ begin
             from live as i
         ) as k
         where k.idempotency_key is not null group by k.idempotency_key, k.scope
+    )), ('what is to follow a job is found by its end or by a check', array(
+        select case when j.id is null and r.job_id::text not in (
+                select c.subject from rota.pending_checks as c where c.kind = 'rerun')
+            then format('a run is to follow job %s, which does not run, and no check is '
+                'pending', r.job_id) end
+        from (select i.job_id from rota.reruns as i order by i.id desc limit verify.max_rows)
+            as r
+        left join rota.jobs as j on j.id = r.job_id and j.status = 'running'
     )), ('jobs of an ordering key run one at a time', array(
         select case when count(*) > 1
             then format('jobs %s and %s of key %L are both at it', min(k.id), max(k.id),

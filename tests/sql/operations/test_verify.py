@@ -42,6 +42,12 @@ def limited(db):
     return job.job_id
 
 
+def followed(db):
+    job = running(db, idempotency_key="k")
+    enqueue(db, idempotency_key="k", on_conflict="rerun")
+    return job.job_id
+
+
 def planned(db):
     call(db, "schedule_job", name="s", schedule="@daily", job_type="x")
     db.execute("update rota.job_definitions set next_run_at = '2026-01-01 00:00+00'")
@@ -72,6 +78,11 @@ CASES = {
     "the lease tokens": (
         lambda db: one(db, "fail_job", **owner(running(db)), error="e", retry_in="0") and 1,
         "update rota.jobs set lease_token = 1 where id >= %s",
+    ),
+    "what is to follow": (
+        followed,
+        "update rota.jobs set status = 'queued', locked_by = null, locked_until = null"
+        " where id = %s",
     ),
     "jobs of an ordering key": (
         lambda db: [enqueue(db, ordering_key="k") for _ in range(2)][1],
@@ -191,6 +202,7 @@ def test_what_is_under_way_is_no_violation(db, connect):
         parent = enqueue(connection, random.choice("xy"), limit_key=f"c:{random.randint(1, 3)}")
         enqueue(connection, "x", ordering_key=f"k{random.randint(1, 3)}", skip_dead=True)
         enqueue(connection, "y", depends_on=[parent], if_parent_dead="run")
+        enqueue(connection, "y", idempotency_key="k", on_conflict="rerun")
 
     def work(connection):
         jobs = claim(connection, max_jobs=4)
