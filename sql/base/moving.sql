@@ -58,7 +58,10 @@ begin
         )
         and not (job.status = 'blocked'
             and exists (select from rota.dependencies as d where d.job_id = job.id))
-        and not exists (select from rota.reruns as r where r.job_id = job.id);
+        and not exists (
+            select from rota.reruns as r
+            where r.idempotency_key = job.idempotency_key and r.job_type = job.job_type
+        );
 end $$;
 
 /* Refuse jobs that an operator brings to a queue, or back: those that would wait for one that

@@ -131,9 +131,9 @@ begin
             select k.job_id into job_id from rota.idempotency_keys as k
             where k.idempotency_key = v_key and k.key_scope = v_scope;
         end if;
-    elsif is_new or on_conflict = 'keep' then
+    elsif on_conflict = 'keep' then
         null;
-    elsif v_is_requested then
+    elsif v_is_requested and not is_new then
         insert into rota.reruns (job_id, run_at, job, max_wait, source_updated_at)
         values (_enqueue_keyed.job_id, coalesce(new_job.run_at, rota.now()),
             to_jsonb(_enqueue_keyed.new_job)
@@ -141,9 +141,14 @@ begin
             _enqueue_keyed.max_wait, _enqueue_keyed.updated_at);
         perform rota._add_checks('rerun', array[job_id::text]);
     else
-        -- Whatever was to follow is older than this.
-        perform from rota._take_reruns(array[job_id]);
-        perform rota._update_keyed(job_id, new_job, on_conflict = 'rerun', max_wait);
+        -- Whatever was to follow is older than this, also what was to follow a job before.
+        perform from rota._take_reruns(array(
+            select r.job_id from rota.reruns as r
+            where r.idempotency_key = v_key and r.job_type = v_scope
+        ));
+        if not is_new then
+            perform rota._update_keyed(job_id, new_job, on_conflict = 'rerun', max_wait);
+        end if;
     end if;
 end $$;
 
@@ -226,8 +231,9 @@ end $$;
 
 /* Take what was to follow these jobs, which the caller has locked or ended, and return the
  * newest of each, unless its key has seen a newer version.  What another session has locked
- * stays, and so does what an older snapshot may not show: a check comes back to it.  A row with
- * the snapshot of this transaction tells it what was there by now, and so was overtaken. */
+ * stays, so does what was to follow an earlier job of the key, and what an older snapshot may
+ * not show: a check comes back to it.  A row with the snapshot of this transaction tells it
+ * what was there by now, and so was overtaken. */
 create or replace function rota._take_reruns(job_ids bigint[])
     returns setof rota.reruns language plpgsql rows 1 as $$
 declare
@@ -236,8 +242,13 @@ declare
 begin
     if not rota._may_have_reruns(job_ids) then return; end if;
     with marks as materialized (
-        select m.job_id, m.id, m.seen from rota.reruns as m
-        where m.job_id = any(_take_reruns.job_ids) and m.seen is not null
+        select m.id, m.seen, m.idempotency_key, m.job_type
+        from (
+            select distinct r.idempotency_key, r.job_type from rota.reruns as r
+            where r.job_id = any(_take_reruns.job_ids)
+        ) as k
+        join rota.reruns as m using (idempotency_key, job_type)
+        where m.seen is not null
     ), taken as (
         delete from rota.reruns as r
         where r.id = any(array(
@@ -252,17 +263,19 @@ begin
         select distinct on (t.job_id) t.* from taken as t
         where not exists (
             select from marks as m
-            where m.job_id = t.job_id and m.id > t.id
-              and pg_visible_in_snapshot(t.made_by, m.seen)
+            where m.idempotency_key = t.idempotency_key and m.job_type = t.job_type
+              and m.id > t.id and pg_visible_in_snapshot(t.made_by, m.seen)
         )
         order by t.job_id, t.id desc
     ) as n;
-    insert into rota.reruns (job_id, run_at, seen)
-    select n.job_id, n.run_at, v_seen from unnest(v_newest) as n
+    insert into rota.reruns (job_id, run_at, job, seen)
+    select n.job_id, n.run_at, jsonb_build_object('idempotency_key', n.idempotency_key,
+        'job_type', n.job_type), v_seen
+    from unnest(v_newest) as n
     where exists (
         select from rota.reruns as r
-        where r.job_id = n.job_id and r.seen is null
-          and r.id < n.id and pg_visible_in_snapshot(r.made_by, v_seen)
+        where r.idempotency_key = n.idempotency_key and r.job_type = n.job_type
+          and r.seen is null and r.id < n.id and pg_visible_in_snapshot(r.made_by, v_seen)
     );
     perform rota._add_checks('rerun', array(
         select i.id::text from unnest(_take_reruns.job_ids) as i (id)
@@ -285,8 +298,7 @@ create or replace function rota._is_outdated(rerun rota.reruns)
 begin
     return rerun.source_updated_at is not null and exists (
         select from rota.idempotency_keys as k
-        where k.idempotency_key = rerun.job ->> 'idempotency_key'
-          and k.key_scope = rerun.job ->> 'job_type'
+        where k.idempotency_key = rerun.idempotency_key and k.key_scope = rerun.job_type
           and k.source_updated_at > rerun.source_updated_at
     );
 end $$;
@@ -353,17 +365,23 @@ begin
         where j.id = _check_reruns.job_id and j.status <> 'running' for update skip locked;
         if not found then return false; end if;
     end if;
-    -- Only the newest counts.  One snapshot tells: if the job ends just now, the run of what is
-    -- newest here begins after the commit of what is deleted.
+    select r.* into v_rerun from rota.reruns as r where r.job_id = _check_reruns.job_id
+    limit 1;
+    if not found then return true; end if;
+    -- Only the newest of the key counts.  One snapshot tells: if the job ends just now, the run
+    -- of what is newest here begins after the commit of what is deleted.
     with marks as materialized (
         select m.id, m.seen from rota.reruns as m
-        where m.job_id = _check_reruns.job_id and m.seen is not null
+        where m.idempotency_key = v_rerun.idempotency_key and m.job_type = v_rerun.job_type
+          and m.seen is not null
     ), asked as materialized (
         select r.id, exists (
             select from marks as m
             where m.id > r.id and pg_visible_in_snapshot(r.made_by, m.seen)
         ) as is_overtaken
-        from rota.reruns as r where r.job_id = _check_reruns.job_id and r.seen is null
+        from rota.reruns as r
+        where r.idempotency_key = v_rerun.idempotency_key and r.job_type = v_rerun.job_type
+          and r.seen is null
     ), passed as (
         delete from rota.reruns as r
         where r.id = any(array(
@@ -388,7 +406,8 @@ begin
     perform from rota.reruns as r where r.id = v_rerun.id for update skip locked;
     if not found or v_rerun.seen is not null or exists (
         select from rota.reruns as r
-        where r.job_id = _check_reruns.job_id and r.id < v_rerun.id
+        where r.idempotency_key = v_rerun.idempotency_key and r.job_type = v_rerun.job_type
+          and r.id < v_rerun.id
     ) then
         return false;
     end if;

@@ -191,24 +191,26 @@ create table rota.reruns (
     id bigint generated always as identity primary key,
     job_id bigint not null,
     run_at timestamptz not null,
-    job jsonb,
+    job jsonb not null,
     max_wait interval,
     source_updated_at timestamptz,
     made_by xid8 not null default pg_current_xact_id(),
-    seen pg_snapshot
+    seen pg_snapshot,
+    idempotency_key text not null generated always as (job ->> 'idempotency_key') stored,
+    job_type text not null generated always as (job ->> 'job_type') stored
 );
 
 create index reruns_job_id_idx on rota.reruns (job_id, id);
-create index reruns_seen_idx on rota.reruns (job_id) where seen is not null;
+create index reruns_idempotency_key_idx on rota.reruns (idempotency_key, job_type, id);
 
 comment on table rota.reruns is
     'Runs that are to follow those that were under way when a producer asked for them.';
 comment on column rota.reruns.job_id is 'The job of the key at that time.';
 comment on column rota.reruns.job is
-    'What the producer enqueued, as a row of jobs; null where seen is not.';
+    'What the producer enqueued, as a row of jobs; only the key where seen is not null.';
 comment on column rota.reruns.seen is
-    'Of those before this row, all that this snapshot shows were overtaken: the newest of them '
-    'was taken while another session had some locked.';
+    'Of those of the key before this row, all that this snapshot shows were overtaken: the '
+    'newest was taken, and others could not be.';
 
 -- No row: a sequence keeps its value also where the transaction that sets it rolls back.
 create sequence rota.id_timeline as integer;

@@ -112,7 +112,7 @@ def asked(call: Call) -> list[dict[str, Any]]:
 def _requests(history: History, key: str) -> Iterator[tuple[Call, Any]]:
     """Yield the calls that asked for a run after one of the key, and the payloads."""
     for change in history.changes:
-        if change.place != "reruns" or change.old or not change.new:
+        if change.place != "reruns" or change.old or not change.new or change.new["seen"]:
             continue
         if change.new["job"]["idempotency_key"] == key:
             yield history.calls[change.call], change.new["job"]["payload"]

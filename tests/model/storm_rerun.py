@@ -54,7 +54,7 @@ class Rerun:
         noted = {
             change.new["job"]["payload"]["v"]
             for change in history.changes
-            if change.place == "reruns" and change.new
+            if change.place == "reruns" and change.new and not change.new["seen"]
         }
         return [
             *storm_work.check_jobs(history),

@@ -746,8 +746,11 @@ v_row ->> 'pause_name',
         sql(
             "jobs/keys",
             """\
-        -- Whatever was to follow is older than this.
-        perform from rota._take_reruns(array[job_id]);
+        -- Whatever was to follow is older than this, also what was to follow a job before.
+        perform from rota._take_reruns(array(
+            select r.job_id from rota.reruns as r
+            where r.idempotency_key = v_key and r.job_type = v_scope
+        ));
 """,
             "",
         ),
@@ -758,7 +761,7 @@ v_row ->> 'pause_name',
         "races/test_racing_keys.py",
         sql(
             "jobs/keys",
-            "and r.id < n.id and pg_visible_in_snapshot(r.made_by, v_seen)",
+            "and r.seen is null and r.id < n.id and pg_visible_in_snapshot(r.made_by, v_seen)",
             "and false",
         ),
     ),
@@ -778,8 +781,10 @@ v_row ->> 'pause_name',
         "races/test_racing_keys.py",
         sql(
             "jobs/keys",
-            "where r.job_id = _check_reruns.job_id and r.id < v_rerun.id",
-            "where false",
+            """
+          and r.id < v_rerun.id
+""",
+            " and false",
         ),
     ),
     mutant(
@@ -806,10 +811,21 @@ array(
         "sql/maintenance/test_moves.py",
         sql(
             "base/moving",
-            """
-        and not exists (select from rota.reruns as r where r.job_id = job.id)""",
-            "",
+            "where r.idempotency_key = job.idempotency_key and r.job_type = job.job_type",
+            "where false",
         ),
+    ),
+    mutant(
+        "rerun-of-an-earlier-job-comes-later",
+        "What was to follow an earlier job of a key comes after what was asked for later.",
+        "races/test_racing_keys.py",
+        sql("jobs/keys", "r.seen is null and r.id < n.id", "r.job_id = n.job_id"),
+    ),
+    mutant(
+        "rerun-over-a-newer-job",
+        "A run whose job has ended replaces what was asked for later, as another job.",
+        "races/test_racing_keys.py",
+        sql("jobs/keys", "elsif on_conflict = 'keep' then", "elsif is_new then"),
     ),
     mutant(
         "rerun-beside-the-job-of-its-key",

@@ -38,7 +38,7 @@ ROWS: dict[str, str] = {
     "audit_log": "to_jsonb(t) - '{id,before,after}'::text[]"
     " - case t.act when 'run_schedule_now' then 'job_ids' else '' end",
     "queue_moves": "to_jsonb(t) - 'move_id'",
-    "reruns": "to_jsonb(t) - 'id'",
+    "reruns": "to_jsonb(t) - '{id,made_by,seen}'::text[]",
 }
 EXPECTED_WARNINGS = ("lock timeout", "updated partition constraint for default partition")
 FORGET_HINTS = """

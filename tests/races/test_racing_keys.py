@@ -225,6 +225,35 @@ def test_a_rerun_does_not_expire_with_the_job_that_was_locked(a: Session, b: Ses
     assert [row[2] for row in claimed(b)] == [2]
 
 
+@pytest.mark.parametrize("how", ["new rerun", "new replace", "waiting", "running"])
+def test_a_call_after_a_rerun_whose_job_has_ended_has_the_last_word(
+    a: Session, b: Session, how: str
+) -> None:
+    """A asks and stays open; B ends the job; A commits; B asks once more before a tick."""
+    a.fetch(*rerun(1))
+    (job,) = claimed(b)
+    with a.transaction():
+        a.fetch(*rerun(2))
+        b.fetch(*finish(job))
+    if how in ("waiting", "running"):
+        b.fetch(*call("enqueue", job_type="t", idempotency_key="k"))
+    if how == "running":
+        (job,) = claimed(b)
+    on_conflict = "replace" if how == "new replace" else "rerun"
+    b.fetch(*call("enqueue", payload=Jsonb({"v": 3}), **RERUN | {"on_conflict": on_conflict}))
+    if how == "running":
+        b.fetch(*finish(job))
+
+    do_checks(b)
+    do_checks(b)
+    (job,) = claimed(b)
+    assert job[2] == 3
+    do_checks(b)
+    b.fetch(*finish(job))
+    do_checks(b)
+    assert b.fetch("select from rota.jobs union all select from rota.reruns") == []
+
+
 @pytest.mark.parametrize("act", ["erase", "purge"])
 def test_a_rerun_outlives_the_job_that_has_ended(a: Session, b: Session, act: str) -> None:
     """A asks for another run and stays open; B ends the job; A commits; B acts on the job."""
