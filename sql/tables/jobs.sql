@@ -202,6 +202,7 @@ create table rota.reruns (
 
 create index reruns_job_id_idx on rota.reruns (job_id, id);
 create index reruns_idempotency_key_idx on rota.reruns (idempotency_key, job_type, id);
+create index reruns_seen_idx on rota.reruns (idempotency_key, job_type) where seen is not null;
 
 comment on table rota.reruns is
     'Runs that are to follow those that were under way when a producer asked for them.';
