@@ -319,6 +319,22 @@ def test_rights_of_our_roles_are_compared_where_the_roles_are(db):
         db.execute("drop owned by rota_worker; drop role rota_worker")
 
 
+def test_views_that_another_major_version_has_written_are_compared_after_the_next_install(
+    db, dsn, psql, sql_dir, monkeypatch
+):
+    """As after pg_upgrade from 15 to 16, which writes the columns of a view otherwise."""
+    db.execute("update rota.manifest set definition = '13 other' where kind = 'view'")
+
+    assert [row for row in doctor(db) if row.finding == "drift"] == []
+    db.execute("drop view rota.stale_jobs")
+    assert only(db).evidence.startswith("view stale_jobs is missing")
+    monkeypatch.setenv("PGOPTIONS", f"-c role={scalar(db, OWNER)}")
+    psql(dsn, "-f", sql_dir / "install.sql")
+    assert [row for row in doctor(db) if row.finding == "drift"] == []
+    db.execute("alter view rota.stale_jobs set (security_barrier = false)")
+    assert only(db).evidence.startswith("view stale_jobs was changed")
+
+
 def test_rights_that_a_restore_has_left_out_are_one_finding(
     db, dsn, psql, sql_dir, monkeypatch
 ):
