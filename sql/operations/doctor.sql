@@ -715,26 +715,10 @@ create or replace function rota._examine_vacuum()
     from tables as t where t.changed > 100000 + 2 * t.live order by t.changed desc limit 5));
 $$;
 
-/* What came since a partition was detached is in the default one, where it would keep it from
- * being attached: it moves along. */
+/* Of a partition that was detached by hand, the days go to the default partition, from where
+ * the remedy takes them into it. */
 create or replace function rota._examine_partitions()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    (select 'warning', format('table rota.%I was detached: its rows are missing from rota.%s, '
-            'and are never purged', d.name, d.parent),
-        format('with moved as (delete from rota.%1$s_default as f where f.%2$s >= %3$L '
-            'and f.%2$s < %4$L returning f.*) insert into rota.%5$I select m.* from moved as m;'
-            ' alter table rota.%1$s attach partition rota.%5$I for values from (%3$L) to '
-            '(%4$L);', d.parent, d.time_column, to_char(d.day, 'YYYY-MM-DD 00:00:00+00'),
-            to_char(d.day + d.days, 'YYYY-MM-DD 00:00:00+00'), d.name)
-    from (
-        select c.relname as name, t.name as parent, t.time_column, t.days,
-            to_date(right(c.relname, 8), 'YYYYMMDD') as day
-        from rota._partitioned() as t
-        join pg_class as c on c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
-          and c.relname ~ ('^' || t.name || '_[0-9]{8}$') and not c.relispartition
-    ) as d
-    order by d.name)
-    union all
     select 'warning', format('rows are in %s, because the partition of their time was not '
             'made in time: they are purged one by one. Call tick() in a transaction of its '
             'own', d.name),
@@ -750,7 +734,33 @@ create or replace function rota._examine_partitions()
             '%I.rota_rows', a.schema),
         format('create schema if not exists %I authorization %I; '
             'select rota.set_archive(%L);', a.schema, current_user, a.schema)
-    from rota.archive as a where to_regclass(format('%I.rota_rows', a.schema)) is null;
+    from rota.archive as a where to_regclass(format('%I.rota_rows', a.schema)) is null
+    union all
+    select 'critical', format('table rota.%s is detached: its rows are not in the history, and '
+            'are never purged', d.name),
+        format('do $do$ begin %s lock table rota.%2$I in access exclusive mode; '
+            'with late as (delete from rota.%3$I as f where f.%4$I >= %5$L and f.%4$I < %6$L '
+            'returning f.*) insert into rota.%7$I select l.* from late as l; '
+            'alter table rota.%2$I attach partition rota.%7$I for values from (%5$L) to '
+            '(%6$L); end $do$;', d.finalize, d.parent, d.parent || '_default', d.time_column,
+            to_char(d.day, 'YYYY-MM-DD 00:00:00+00'),
+            to_char(d.day + d.days, 'YYYY-MM-DD 00:00:00+00'), d.name)
+    from (
+        select c.relname as name, p.name as parent, p.time_column, p.days,
+            to_date(right(c.relname, 8), 'YYYYMMDD') as day,
+            (
+                select format('alter table rota.%I detach partition rota.%I finalize;', p.name,
+                    c.relname)
+                from pg_inherits as i where i.inhrelid = c.oid
+            ) as finalize
+        from rota._partitioned() as p
+        join pg_class as c on c.relname ~ ('^' || p.name || '_[0-9]{8}$')
+        where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
+          and not exists (
+            select from pg_inherits as i
+            where i.inhrelid = c.oid and not i.inhdetachpending
+          )
+    ) as d;
 $$;
 
 /* Healthy listeners read at once, so that the queue of the whole server is all but empty. */
