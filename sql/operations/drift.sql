@@ -148,6 +148,14 @@ begin
     set is_drifted = true;
 end $$;
 
+/* Whether this transaction wrote a row.  A savepoint has a number of its own, a little later
+ * than that of its transaction.  What is older by more than two thousand million transactions
+ * seems to be later, too, but by very much. */
+create or replace function rota._is_written_here(row_xmin xid)
+    returns boolean language sql volatile as $$
+    select age(row_xmin)::bigint - age(pg_current_xact_id()::xid) between -1000000 and 0;
+$$;
+
 /* Drop the functions of the version before that this one has not: all that the manifest lists
  * and this transaction has not written.  What others have put into the schema stays. */
 create or replace function rota._drop_leftovers()
@@ -160,8 +168,7 @@ begin
         join pg_proc as p on p.pronamespace = 'rota'::regnamespace
           and m.name = format('%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid))
         where m.kind in ('function', 'procedure') and m.definition is not null
-          -- A savepoint has a number of its own, later than that of its transaction.
-          and age(p.xmin) > age(pg_current_xact_id()::xid)
+          and not rota._is_written_here(p.xmin)
     loop
         execute format('drop routine %s', v_function.function);
     end loop;

@@ -835,6 +835,12 @@ MAINTENANCE = (
         sql("operations/doctor", "f.%4$I < %6$L '", "f.%4$I < %5$L '"),
     ),
     mutant(
+        "age-of-old-functions",
+        "After two thousand million transactions an upgrade leaves the functions it has not.",
+        "sql/operations/test_drift.py",
+        sql("operations/drift", " between -1000000 and 0;", " <= 0;"),
+    ),
+    mutant(
         "views-of-another-version",
         "After pg_upgrade the doctor has twelve views that were changed.",
         "sql/operations/test_drift.py",

@@ -319,6 +319,21 @@ def test_rights_of_our_roles_are_compared_where_the_roles_are(db):
         db.execute("drop owned by rota_worker; drop role rota_worker")
 
 
+def test_a_row_of_this_transaction_is_known_however_old_others_are(db):
+    with db.transaction():
+        now = scalar(db, "select pg_current_xact_id()::text::bigint")
+
+        def is_ours(number):
+            asked = "select rota._is_written_here(%s::text::xid)"
+            return scalar(db, asked, number % 2**32)
+
+        assert is_ours(now)
+        assert is_ours(now + 3)  # a savepoint of it
+        assert not is_ours(now - 1)
+        assert not is_ours(now - 2**31 - 5)
+        assert not is_ours(now - 3 * 2**30)
+
+
 def test_views_that_another_major_version_has_written_are_compared_after_the_next_install(
     db, dsn, psql, sql_dir, monkeypatch
 ):
