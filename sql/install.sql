@@ -19,6 +19,12 @@ begin;
 set local client_min_messages = warning;
 set local lock_timeout = '5s';
 set local search_path = pg_catalog, pg_temp;
+-- Time limits of a role or database are for its applications, as pg_restore has it.
+set local statement_timeout = 0;
+do $$ begin
+    perform set_config(s.name, '0', true) from pg_settings as s
+    where s.name = 'transaction_timeout';
+end $$;
 -- A part may name functions of a later one.
 set local check_function_bodies = off;
 -- Named, the tablespace that a database has by default is refused for partitioned tables.
@@ -181,6 +187,7 @@ commit;
 begin;
 set local client_min_messages = warning;
 set local lock_timeout = '1min';
+set local statement_timeout = 0;
 drop schema rota_0_1_0 cascade;
 commit;
 \endif

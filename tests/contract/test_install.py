@@ -67,6 +67,26 @@ def test_install_where_the_default_tablespace_is_named(
     assert has_rota(empty)
 
 
+@pytest.mark.parametrize("setting", ["statement_timeout", "transaction_timeout"])
+def test_install_takes_longer_than_statements_of_the_role_may(
+    empty: str, psql: Any, sql_dir: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    lock = "hashtextextended('rota.install', 0)"
+    with ThreadPoolExecutor() as pool, psycopg.connect(empty, autocommit=True) as other:
+        known = other.execute("select from pg_settings where name = %s", (setting,))
+        if not known.rowcount:
+            pytest.skip("this server does not know it")
+        other.execute(f"select pg_advisory_lock({lock})".encode())
+        monkeypatch.setenv("PGOPTIONS", f"-c {setting}=1s")
+        install = pool.submit(psql, empty, "-f", sql_dir / "install.sql", check=False)
+        waits = "select from pg_locks where locktype = 'advisory' and not granted"
+        wait_until(lambda: other.execute(waits).rowcount > 0 or install.done(), "the install")
+        other.execute("select pg_sleep(1.5)")
+        other.execute(f"select pg_advisory_unlock({lock})".encode())
+
+    assert install.result().returncode == 0, install.result().stderr
+
+
 @pytest.mark.slow
 def test_install_twice_changes_nothing(
     empty: str, psql: Any, dump: Dump, sql_dir: Path
