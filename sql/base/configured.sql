@@ -16,26 +16,60 @@
  * called the most, never does.
  */
 
-/* Trigger of a table of settings.  A queue stands in the list by its name, and has no space in
- * it; a job type and an access have a word and a space before theirs, and what is paused in all
- * queues is an access too: that to work.  No call asks for a limit
- * of a key, of which there may be very many: a job says itself that it has a key. */
+/* How a setting stands in the list: a queue by its name, which has no space in it; a job type
+ * and an access with a word and a space before theirs, and what is paused in all queues is an
+ * access too: that to work.  No call asks for a limit of a key, of which there may be very
+ * many: a job says itself that it has a key. */
+create or replace function rota._listed_as(
+    table_name text, setting jsonb, out name text, out source text
+) language sql stable as $$
+    select case table_name
+            when 'job_types' then 'type ' || (setting ->> 'job_type')
+            when 'queue_grants' then 'access ' || (setting ->> 'access')
+            when 'pauses' then coalesce(setting ->> 'queue', 'access worker')
+            else coalesce(setting ->> 'queue', setting ->> 'limit_name')
+        end,
+        -- Pauses and grants share a name with others of their table.  Each has a row of its own
+        -- in the list, so that two that are set at once do not wait for each other.
+        concat_ws(' ', table_name, setting ->> 'pause_name',
+            (setting ->> 'role') || ' ' || (setting ->> 'queue'));
+$$;
+
+/* The settings that the list lacks, because a restore has left it out. */
+create or replace function rota._unlisted()
+    returns table (name text, source text, role regrole) language sql stable as $$
+    select n.name, n.source, (s.setting ->> 'role')::regrole
+    from (
+        select 'queues' as table_name, to_jsonb(q) as setting from rota.queues as q
+        union all select 'job_types', to_jsonb(t) from rota.job_types as t
+        union all select 'limits', to_jsonb(l) from rota.limits as l where l.limit_key is null
+        union all select 'fair_queues', to_jsonb(f) from rota.fair_queues as f
+        union all select 'pauses', to_jsonb(p) from rota.pauses as p
+        union all select 'queue_moves', to_jsonb(m) from rota.queue_moves as m
+        union all select 'queue_grants', to_jsonb(g) from rota.queue_grants as g
+    ) as s
+    cross join lateral rota._listed_as(s.table_name, s.setting) as n
+    where not exists (
+        select from rota.configured_names as c where c.name = n.name and c.source = n.source
+    )
+      -- One name may stand for all grants, and the source may have the former name of a role.
+      and not (s.table_name = 'queue_grants' and exists (
+        select from rota.configured_names as c
+        where c.name = n.name and c.source ^@ 'queue_grants '
+          and (c.role is null or c.role = (s.setting ->> 'role')::regrole)
+      ));
+$$;
+
+/* Trigger of a table of settings. */
 create or replace function rota._list_configured()
     returns trigger language plpgsql security definer
     set search_path = pg_catalog, pg_temp as $$
 declare
     v_row constant jsonb := to_jsonb(case when tg_op = 'DELETE' then old else new end);
-    v_name constant text := case tg_table_name
-        when 'job_types' then 'type ' || (v_row ->> 'job_type')
-        when 'queue_grants' then 'access ' || (v_row ->> 'access')
-        when 'pauses' then coalesce(v_row ->> 'queue', 'access worker')
-        else coalesce(v_row ->> 'queue', v_row ->> 'limit_name')
-    end;
-    -- Pauses and grants share a name with others of their table.  Each has a row of its own in
-    -- the list, so that two that are set at once do not wait for each other.
-    v_source constant text := concat_ws(' ', tg_table_name, v_row ->> 'pause_name',
-        (v_row ->> 'role') || ' ' || (v_row ->> 'queue'));
+    v_name text; v_source text;
 begin
+    select l.name, l.source into v_name, v_source
+    from rota._listed_as(tg_table_name, v_row) as l;
     if v_name like 'key %' then
         return null;
     elsif tg_op = 'DELETE' then

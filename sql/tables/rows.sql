@@ -1,7 +1,8 @@
 /*
- * tables/rows.sql -- the rows in which maintenance keeps its state.
+ * tables/rows.sql -- the rows in which maintenance keeps its state, and the list of settings.
  *
- * A copy of only the schema, as `pg_dump --schema-only` makes it, has none of them; so each
+ * A copy of only the schema, as `pg_dump --schema-only` makes it, has none of them, and a
+ * restore on a server without a role that a row names leaves out the whole table; so each
  * install creates the missing ones.
  */
 
@@ -13,3 +14,5 @@ insert into rota.stats_progress (counted_until, complete_until, sampled_at)
 select 'epoch', 'epoch', 'epoch' where not exists (select from rota.stats_progress);
 insert into rota.count_progress (round)
 select 0 where not exists (select from rota.count_progress);
+insert into rota.configured_names (name, source, role)
+select u.name, u.source, u.role from rota._unlisted() as u on conflict do nothing;

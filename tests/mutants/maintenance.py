@@ -841,6 +841,16 @@ MAINTENANCE = (
         sql("operations/drift", " between -1000000 and 0;", " <= 0;"),
     ),
     mutant(
+        "settings-without-their-list",
+        "After a restore without their list, an install leaves settings without effect.",
+        "releases/test_restore.py",
+        sql(
+            "tables/rows",
+            "from rota._unlisted() as u on",
+            "from rota._unlisted() as u where false on",
+        ),
+    ),
+    mutant(
         "views-of-another-version",
         "After pg_upgrade the doctor has twelve views that were changed.",
         "sql/operations/test_drift.py",

@@ -170,9 +170,9 @@ ONCE = (
         sql(
             "base/configured",
             """\
-v_row ->> 'pause_name',
-        (v_row ->> 'role') || ' ' || (v_row ->> 'queue'));""",
-            "v_row ->> 'pause_name');",
+setting ->> 'pause_name',
+            (setting ->> 'role') || ' ' || (setting ->> 'queue'));""",
+            "setting ->> 'pause_name');",
         ),
     ),
     mutant(

@@ -183,6 +183,46 @@ def test_a_copy_of_the_schema_alone_says_that_it_needs_the_install(
         assert ticked == [(True, True, 1)]
 
 
+def test_settings_are_in_force_after_an_install_where_a_restore_left_out_their_list(
+    live: str, make: Make, tool: Any, psql: Any, sql_dir: Path, admin: psycopg.Connection[Any],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The list names a role that the other server has not, and so it has none of the rows."""
+    admin.execute("create role billing")
+    try:
+        with psycopg.connect(live, autocommit=True) as db:
+            for statement in (
+                "select rota.grant_queue('billing', 'bills')",
+                "select rota.set_type('book', time_limit => '1 hour')",
+                "select rota.pause_queue('mail')",
+            ):
+                db.execute(statement.encode())
+        assert tool("pg_dump", live, "-Fc", "-f", tmp_path / "rota.dump").returncode == 0
+    finally:
+        admin.execute("drop role billing")
+    copy = make(None)
+    restored = tool("pg_restore", copy, tmp_path / "rota.dump")
+    assert b'COPY failed for table "configured_names"' in restored.stderr
+    drift = "select severity, evidence from rota.doctor() where finding = 'drift'"
+
+    with psycopg.connect(copy, autocommit=True) as db:
+        ((severity, evidence),) = db.execute(drift).fetchall()
+        owner = db.execute(
+            "select nspowner::regrole::text from pg_namespace where nspname = 'rota'"
+        ).fetchone()
+        assert owner is not None
+        monkeypatch.setenv("PGOPTIONS", f"-c role={owner[0]}")
+        psql(copy, "-f", sql_dir / "install.sql")
+        listed = db.execute("select name from rota.configured_names order by 1").fetchall()
+
+        assert severity == "critical"
+        assert evidence.startswith("calls ignore 6 settings, e.g. in fair_queues of default, ")
+        assert {name for (name,) in listed} == {
+            "access worker", "default", "mail", "type book", "type pdf",
+        }  # fmt: skip
+        assert db.execute(drift).fetchall() == [("ok", "everything is as installed")]
+
+
 def test_data_that_is_restored_over_an_install_leaves_maintenance_working(
     live: str, make: Make, tool: Any, sql_dir: Path, tmp_path: Path
 ) -> None:
