@@ -1,14 +1,16 @@
 /*
- * base/ids.sql -- ids of jobs that are given once, in many databases and after a promotion.
+ * base/ids.sql -- ids of jobs that are given once, in many databases and after a promotion or a
+ * restore.
  *
  * The lower ten bits of an id are the number of the database that gave it, where that has one:
  * its sequence then goes in steps of 1024.  So ids of many databases never collide, and each
  * shows where its job was enqueued.  The sequence alone keeps the number.
  *
- * A promoted standby may lack the last ids that the old primary gave to jobs that workers or
- * callers know.  So on a new timeline the sequence skips more ids than can have been lost
- * before it gives the first one.  A session stays on one timeline from its first write on, so
- * each checks once and remembers that; the session may lose that memory.
+ * A promoted standby, or a database that was restored from a dump, may lack the last ids that
+ * were given to jobs that workers or callers know.  So on a new timeline, or in a new copy, the
+ * sequence skips more ids than can have been lost before it gives the first one.  A session
+ * stays on one timeline from its first write on, so each checks once for each sequence and
+ * remembers that; the session may lose that memory.
  *
  * No transaction can undo a change of a sequence.  So a sequence keeps the timeline of the last
  * skip, and the skip releases its lock at once and not at the commit: the first session after
@@ -96,24 +98,36 @@ end $$;
 create or replace function rota._guard_ids()
     returns void language plpgsql as $$
 declare
+    -- Another one where a dump was restored over this while sessions stayed.
+    c_sequence constant text := 'rota.jobs_id_seq'::regclass::oid::text;
     v_timeline integer;
 begin
     -- In recovery the draw itself is refused, by the error that callers know.
-    if current_setting('rota.ids_guarded', true) = 'on' or pg_is_in_recovery() then
+    if current_setting('rota.ids_guarded', true) = c_sequence or pg_is_in_recovery() then
         return;
     end if;
     v_timeline := rota._timeline();
     if (select t.last_value from rota.id_timeline as t) <> v_timeline then
         perform rota._leap(v_timeline);
     end if;
-    perform set_config('rota.ids_guarded', 'on', false);
+    perform set_config('rota.ids_guarded', c_sequence, false);
 end $$;
 
-/* The first eight digits of the name of a file of the log. */
+/* A number that is another one after a promotion, which the name of a file of the log begins
+ * with, and after a restore from a dump, which makes new tables or is on another server. */
 create or replace function rota._timeline()
     returns integer language plpgsql as $$
+declare
+    v_server bigint;
 begin
-    return ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
+    begin
+        select s.system_identifier into v_server from pg_control_system() as s;
+    exception when insufficient_privilege then
+        null;
+    end;
+    return (1 + hashtextextended(concat_ws(' ',
+        left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), v_server,
+        'rota.jobs_id_seq'::regclass::oid), 0) & 536870911)::integer;
 end $$;
 
 /* Leap over 2^30 ids, unless another session has done it for this timeline. */

@@ -63,7 +63,8 @@ declare
     v_new_id bigint;
     v_job_id bigint;
 begin
-    if current_setting('rota.ids_guarded', true) is distinct from 'on' then
+    if current_setting('rota.ids_guarded', true)
+      is distinct from 'rota.jobs_id_seq'::regclass::oid::text then
         perform rota._guard_ids();
     end if;
     -- Most jobs are plain, and nothing is set for them: all that they need is one statement.

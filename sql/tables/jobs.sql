@@ -216,7 +216,8 @@ comment on column rota.reruns.seen is
 -- No row: a sequence keeps its value also where the transaction that sets it rolls back.
 create sequence rota.id_timeline as integer;
 
-comment on sequence rota.id_timeline is 'The timeline on which ids were given last.';
+comment on sequence rota.id_timeline is
+    'The timeline of the server, and the copy of this database, in which ids were given last.';
 
 create table rota.queues (
     queue text primary key,
