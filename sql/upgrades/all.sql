@@ -21,18 +21,25 @@
 do $$
 declare
     v_owner regrole;
+    c_owner_of_tables constant regrole := (
+        select c.relowner from pg_class as c
+        where c.relnamespace = to_regnamespace('rota') and c.relname = 'upgrade_log'
+    );
 begin
     select n.nspowner::regrole into v_owner from pg_namespace as n where n.nspname = 'rota';
-    if not exists (
-        select from pg_class as c
-        where c.relnamespace = to_regnamespace('rota') and c.relname = 'upgrade_log'
-    ) then
+    if c_owner_of_tables is null then
         raise exception using errcode = 'duplicate_schema',
             message = 'a schema rota exists, but rota is not installed in it',
             hint = case when to_regnamespace('rota_front') is null
                 then 'Rename or drop that schema, then install again.'
                 else 'This is a front: install in the databases behind it, then run rota '
                     'front make.' end;
+    elsif v_owner <> c_owner_of_tables then
+        raise exception using errcode = 'insufficient_privilege',
+            message = format('the schema rota belongs to role %s, and its tables to %s',
+                v_owner, c_owner_of_tables),
+            hint = format('Give it back: alter schema rota owner to %s.  All that a role owns '
+                'gets another owner by: reassign owned by %1$s to ...', c_owner_of_tables);
     elsif v_owner <> to_regrole(quote_ident(current_user)) then
         -- What a superuser or a member would add runs with his rights, among tables whose
         -- triggers are another's.

@@ -276,6 +276,21 @@ def test_only_the_owner_can_install_again(
     assert "rota belongs to role rota_installer, and you are stranger" in done.stderr
 
 
+def test_a_schema_whose_owner_was_changed_without_its_objects_is_told(
+    empty: str, psql: Any, sql_dir: Path, server: Any
+) -> None:
+    psql(empty, "-f", sql_dir / "install.sql")
+    superuser = server.url(conninfo_to_dict(empty)["dbname"])
+    psql(superuser, "-c", "alter schema rota owner to postgres")
+
+    for dsn in (empty, superuser):
+        done = psql(dsn, "-f", sql_dir / "install.sql", check=False)
+        assert done.returncode == 3
+        assert "belongs to role postgres, and its tables to rota_installer" in done.stderr
+    psql(superuser, "-c", "alter schema rota owner to rota_installer")
+    psql(empty, "-f", sql_dir / "install.sql")
+
+
 def test_uninstall_of_nothing_is_no_error(empty: str, psql: Any, sql_dir: Path) -> None:
     psql(empty, "-f", sql_dir / "uninstall.sql")
 

@@ -841,6 +841,12 @@ MAINTENANCE = (
         sql("operations/drift", " between -1000000 and 0;", " <= 0;"),
     ),
     mutant(
+        "schema-without-its-objects",
+        "Where only the schema has another owner, an install fails at a right it has not.",
+        "contract/test_install.py",
+        sql("upgrades/all", "elsif v_owner <> c_owner_of_tables then", "elsif false then"),
+    ),
+    mutant(
         "settings-without-their-list",
         "After a restore without their list, an install leaves settings without effect.",
         "releases/test_restore.py",
