@@ -7,8 +7,14 @@
  */
 
 insert into rota.upgrade_log (id, name) values (0, 'fresh install') on conflict do nothing;
+-- To insert a row that is there would wait for a transaction that has ticked.
 insert into rota.maintenance (task, done_at)
-values ('retention', '-infinity'), ('tick', '-infinity'), ('tick alone', rota.now())
+select n.task, n.done_at
+from (
+    values ('retention', timestamptz '-infinity'), ('tick', '-infinity'),
+        ('tick alone', rota.now())
+) as n (task, done_at)
+where not exists (select from rota.maintenance as m where m.task = n.task)
 on conflict do nothing;
 insert into rota.stats_progress (counted_until, complete_until, sampled_at)
 select 'epoch', 'epoch', 'epoch' where not exists (select from rota.stats_progress);

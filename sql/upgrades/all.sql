@@ -84,7 +84,18 @@ begin
             exit when v_try > 1;
         exception
             when lock_not_available then
-                if v_try in (1, 25) then raise; end if;
+                if v_try in (1, 25) then
+                    raise exception using errcode = 'lock_not_available',
+                        message = format('another transaction has read rota.%I and stays '
+                            'open', v_view),
+                        hint = 'End it, then install again: ' || (
+                            select string_agg(format('select pg_terminate_backend(%s);',
+                                l.pid), ' ')
+                            from pg_locks as l
+                            where l.relation = format('rota.%I', v_view)::regclass
+                              and l.granted and l.pid <> pg_backend_pid()
+                        );
+                end if;
                 perform pg_sleep(0.02);
         end;
     end loop;

@@ -276,6 +276,37 @@ def test_only_the_owner_can_install_again(
     assert "rota belongs to role rota_installer, and you are stranger" in done.stderr
 
 
+def test_who_reads_for_too_long_is_named_to_the_install(
+    empty: str, psql: Any, copied: Path
+) -> None:
+    psql(empty, "-f", copied / "install.sql")
+    upgrade = copied / "upgrades/all.sql"
+    upgrade.write_text(upgrade.read_text().replace("25", "2"))
+    with psycopg.connect(empty) as reader:
+        reader.execute("select * from rota.job_runs")
+        pid = reader.info.backend_pid
+        done = psql(empty, "-f", copied / "install.sql", check=False)
+
+    assert done.returncode == 3
+    assert "another transaction has read rota.job_runs and stays open" in done.stderr
+    assert f"select pg_terminate_backend({pid});" in done.stderr
+
+
+def test_an_install_waits_for_no_transaction_of_a_caller(
+    empty: str, psql: Any, sql_dir: Path
+) -> None:
+    psql(empty, "-f", sql_dir / "install.sql")
+    with psycopg.connect(empty) as forgotten:
+        forgotten.execute("select rota.tick()")
+        forgotten.execute("select rota.enqueue('x', idempotency_key => 'k', limit_key => 'l')")
+        forgotten.execute("select rota.set_queue('default', max_attempts => 2)")
+        forgotten.execute("select rota.set_limit(queue => 'default', max_running => 2)")
+        forgotten.execute("select rota.schedule_job('s', 'every 1 minute', 'x')")
+        forgotten.execute("select rota.claim_jobs('w')")
+
+        psql(empty, "-f", sql_dir / "install.sql")
+
+
 def test_a_schema_whose_owner_was_changed_without_its_objects_is_told(
     empty: str, psql: Any, sql_dir: Path, server: Any
 ) -> None:

@@ -847,6 +847,16 @@ MAINTENANCE = (
         sql("upgrades/all", "elsif v_owner <> c_owner_of_tables then", "elsif false then"),
     ),
     mutant(
+        "install-waits-for-a-tick",
+        "An install fails while a transaction that has ticked stays open.",
+        "contract/test_install.py",
+        sql(
+            "tables/rows",
+            "where not exists (select from rota.maintenance as m where m.task = n.task)\n",
+            "",
+        ),
+    ),
+    mutant(
         "settings-without-their-list",
         "After a restore without their list, an install leaves settings without effect.",
         "releases/test_restore.py",
