@@ -247,8 +247,8 @@ create or replace function rota._examine_drift()
         'run the install again, which repairs it', null
     where not exists (select from rota.manifest)
     union all
-    select 'critical', format('calls ignore %s settings, e.g. in %s, since a restore has left '
-        'out their list: run the install again, which repairs it', count(*),
+    select 'critical', format('calls ignore %s settings, e.g. in %s, which are not in their '
+        'list, as after a restore: run the install again, which repairs it', count(*),
         min(u.source || ' of ' || u.name)), null
     from rota._unlisted() as u having count(*) > 0
     union all
