@@ -139,7 +139,7 @@ begin
         v_job_id := rota._find_live(idempotency_key, job_type);
         if v_job_id is not null then return v_job_id; end if;
     end if;
-    v_takes_place := v_takes_place or limit_key is not null;
+    v_takes_place := coalesce(v_takes_place, false) or limit_key is not null;
     if v_has_settings then
         select q.max_attempts, coalesce(v_time_limit, t.time_limit),
             coalesce(enqueue.expires_at, coalesce(v_run_at, v_now)
