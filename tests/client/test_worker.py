@@ -371,11 +371,15 @@ def test_one_refused_result_does_not_hurt_the_others(
     client: Client, db: psycopg.Connection[Any], drain: Drain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = Registry()
-    gate = threading.Barrier(4)
+    arrived: list[AsyncJob] = []
+    all_are_here = asyncio.Event()
 
     @registry.handler("number")
-    def number(job: Job) -> Any:
-        gate.wait(10)
+    async def number(job: AsyncJob) -> Any:
+        arrived.append(job)
+        if len(arrived) == 4:
+            all_are_here.set()  # and all end in one turn of the loop, so in one call
+        await all_are_here.wait()
         return job.payload["n"] or "\x00"
 
     monkeypatch.setattr("rota.client.values.clean", lambda value: value)
