@@ -242,6 +242,8 @@ setting ->> 'pause_name',
             "as i (id, created_at, new_id);",
             "as i (id, created_at, new_id) on conflict do nothing;",
         ),
+        # What protects from a restored sender sees it too.
+        sql("jobs/receive", "and r.move_id > 0\n", "and r.move_id < 0\n"),
     ),
     mutant(
         "arrival-forgotten-under-way",

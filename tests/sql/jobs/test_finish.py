@@ -343,15 +343,13 @@ def test_finish_jobs_ends_jobs_in_the_order_of_their_ids_whatever_was_given(db):
     """So two batches that share jobs lock them in the same order."""
     jobs = [running(db) for _ in range(5)]
     given = [jobs[n] for n in (3, 1, 4, 0, 2)]
+    for job in given:  # that is their order in the table, too
+        db.execute("update rota.jobs set updated_at = rota.now() where id = %s", (job.job_id,))
 
-    ended = scalar(
-        db,
-        "select rota._end_jobs(%s, %s, 'running', 'succeeded', null, null, true)",
-        [job.job_id for job in given],
-        [job.lease_token for job in given],
-    )
+    call(db, "finish_jobs", **owners(*given))
 
-    assert ended == [job.job_id for job in jobs]
+    ended = rows(db, "select id from rota.finished_jobs order by ctid")
+    assert [row.id for row in ended] == [job.job_id for job in jobs]
 
 
 def test_finish_jobs_takes_a_thousand_and_no_more(db):
