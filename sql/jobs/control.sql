@@ -197,7 +197,8 @@ end $$;
 
 comment on function rota.cancel_job is
     'Cancel a waiting job and return cancelled, or ask for the cancel of a running one and '
-    'return running; raises RT001 if there is no such job, RT003 if it ended otherwise.';
+    'return running; raises RT001 if there is no such job, RT003 if it ended otherwise, '
+    '22023.';
 
 /* Cancel jobs, which the caller has locked: those that run are asked for it.  Those of the
  * caller that ends what has waited too long all wait, and tell that as their error. */

@@ -46,7 +46,7 @@ comment on function rota.heartbeat is
     'Extend the lease of a running job, by the argument, else by the setting of the job, else '
     'of its queue, and return whether a cancel was requested and whether it is over its time '
     'limit, beyond which no lease extends by more than 30 seconds; raises RT002 if the lease '
-    'is lost, RT001, RT003.';
+    'is lost, RT001, RT003, 22023.';
 
 create or replace function rota.heartbeat_jobs(
     job_ids bigint[], lease_tokens bigint[], lease interval default null

@@ -36,7 +36,7 @@ end $$;
 
 comment on function rota.resume_queue is
     'Let jobs of a queue be claimed again; raises RT004 if it has no settings, jobs or '
-    'workers, RT016 if it moves to another database.';
+    'workers, RT016 if it moves to another database, 22023.';
 
 create or replace function rota.pause_type(
     job_type text, queue text default null, reason text default null,

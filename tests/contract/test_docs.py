@@ -105,6 +105,34 @@ def test_reference_has_each_public_function_as_the_catalog_has_it(
         assert entry["roles"].split(", ") == (roles or ["owner"]), name
 
 
+def test_a_comment_names_the_refusal_of_null(db: psycopg.Connection) -> None:
+    public = db.execute(
+        """
+        select
+            p.proname, obj_description(p.oid),
+            (
+                select string_agg(format('null::%s', a.type::regtype), ', ' order by a.ordinal)
+                from unnest(p.proargtypes::oid[]) with ordinality as a (type, ordinal)
+                where a.ordinal <= p.pronargs - p.pronargdefaults
+            )
+        from pg_proc as p
+        where p.pronamespace = 'rota'::regnamespace
+          and p.proname !~ '^_'
+          and p.pronargs > p.pronargdefaults
+        """
+    ).fetchall()
+
+    unnamed = []
+    for name, comment, arguments in public:
+        try:
+            db.execute(f"select * from rota.{name}({arguments})")
+        except psycopg.Error as error:
+            if str(error.sqlstate) not in comment.partition("; raises ")[2]:
+                unnamed.append((name, error.sqlstate))
+
+    assert unnamed == []
+
+
 def plain(signature: str) -> str:
     """Return the catalog's spelling of a signature as a user would write it."""
     signature = signature.replace("timestamp with time zone", "timestamptz")
@@ -144,6 +172,31 @@ def test_reference_lists_each_table_that_observers_read(db: psycopg.Connection) 
     ).fetchall()
 
     assert sorted(set(re.findall("`([a-z_]+)`", line))) == sorted(name for (name,) in tables)
+
+
+def test_links_lead_to_a_page_and_a_heading_in_it() -> None:
+    pages = [
+        path
+        for path in ROOT.rglob("*.md")
+        if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+    ]
+
+    dead = []
+    for page in pages:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for file, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)", prose):
+            there = page.parent / file if file else page
+            if not there.exists() or (anchor and anchor not in anchors(there)):
+                dead.append((page.relative_to(ROOT).as_posix(), file, anchor))
+
+    assert dead == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_reference_lists_each_error_code_that_the_sql_raises() -> None:
