@@ -30,19 +30,19 @@ WITHDRAW_ON: Errors = (ConnectionRefusedError, socket.gaierror)
 
 
 class Effect:
-    """What the ledger says of an effect, and what the handler says of it in return."""
+    """An effect as the ledger has it, and what the handler reports about it."""
 
     def __init__(self, is_due: bool, earlier: EffectResult | None) -> None:
         self.is_due = is_due
-        """Whether it is to be done now."""
+        """Whether the block has to cause it now."""
         self.is_done = earlier is not None and earlier.is_done
-        """Whether it was done before; if it is not due either, nobody knows."""
+        """Whether an earlier run did it; if it is neither due nor done, that is unknown."""
         self.result: Any = earlier.result if earlier else None
-        """What is stored with it: by an earlier run, or by this one if it is due."""
+        """The stored result: of the earlier run, or what this one sets if it is due."""
         self._is_withdrawn = False
 
     def withdraw(self) -> None:
-        """Say that it certainly did not happen; the end of the block then frees the key."""
+        """Report that it certainly did not happen: the end of the block then frees the key."""
         self._is_withdrawn = True
 
 

@@ -357,12 +357,12 @@ class Job(BaseJob):
         *,
         withdraw_on: Errors = WITHDRAW_ON,
     ) -> AbstractContextManager[Effect]:
-        """Do something outside of the database once: the block is to do it if `is_due`.
+        """Cause an effect outside of the database once: the block causes it if `is_due`.
 
-        If an earlier run died or raised in its block, it is unknown whether it happened:
-        *if_unknown* is ``skip`` (at most once) or ``again`` (at least once).  An exception of
-        *withdraw_on* says that it did not: it is due again.  Raise EffectInProgressError while
-        another job is at it.
+        If an earlier run died or raised in its block, the outcome is unknown: *if_unknown* is
+        ``skip`` (at most once) or ``again`` (at least once).  An exception of *withdraw_on*
+        means that it did not happen, so the next run finds it due.  Raise
+        EffectInProgressError while another job causes it.
         """
         context = self._context
         return PlainRecording(self, context, scope, key, if_unknown, keep, withdraw_on)
@@ -420,18 +420,18 @@ class AsyncJob(BaseJob):
         *,
         withdraw_on: Errors = WITHDRAW_ON,
     ) -> AbstractAsyncContextManager[Effect]:
-        """Do something outside of the database once, like `Job.effect`."""
+        """Cause an effect outside of the database once, like `Job.effect`."""
         context = self._context
         return AsyncRecording(self, context, scope, key, if_unknown, keep, withdraw_on)
 
     async def run_in_process(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call a function of a module in a process of its own, which is kept for the next call.
+        """Call a module-level function in its own process, which stays for the next call.
 
-        The process is killed when the job is cancelled or the worker stops; what computes for
-        long neither blocks the event loop nor other handlers.  What goes in and comes out must
-        be such that pickle takes it.
+        A long computation there blocks neither the event loop nor other handlers, and the
+        worker kills the process when the job is cancelled or the worker stops.  Arguments and
+        result must be picklable.
         """
         result: T = await self._context.processes.run(function, args, kwargs)
         return result

@@ -82,7 +82,7 @@ class Registry:
 
     A plain function runs in a thread and gets a `Job`, an ``async def`` function runs in the
     event loop and gets an `AsyncJob`.  *codec* turns the parameters of tasks into JSON and
-    back.  By its *name* a database knows which schedules are of its `schedule`.
+    back.  In the database, *name* marks the schedules that this registry declares.
     """
 
     def __init__(self, name: str | None = None, *, codec: Codec | None = None) -> None:
@@ -126,12 +126,12 @@ class Registry:
 
             send_receipt.enqueue(client, order_id=7)
 
-        A first parameter that is a job is filled by the worker.  The job type is the name of
-        the function unless given; *aliases* are former ones, whose jobs it runs too.  With
+        The worker fills a first parameter that is a job.  The job type is the name of the
+        function unless given; *aliases* are former ones, whose jobs it runs too.  With
         *retry_on* no other exception is retried, except those of rota; after one of
         *give_up_on* the job is dead.  Keys may name parameters in braces.  With *own_process*
-        the function, which takes no job, runs in another process, as it should if it computes
-        for long; see `AsyncJob.run_in_process`.
+        the function, which takes no job, runs in another process: use it for long
+        computations; see `AsyncJob.run_in_process`.
 
         A function whose job is of the wrong kind, or that cannot go to a process, raises
         TypeError here, at its definition; type checkers report it where the task is used.
@@ -225,14 +225,14 @@ class Registry:
         return {"job_type": types[0], "payload": dict(payload)}
 
     def lifespan(self, function: L) -> L:
-        """Open for all jobs of a worker what they share, and close it when the worker leaves.
+        """Open what all jobs of a worker share, and close it when the worker stops.
 
             @registry.lifespan
             async def clients() -> AsyncIterator[dict[str, Any]]:
                 async with httpx.AsyncClient() as http:
                     yield {"http": http}
 
-        A handler finds it as ``job.resources["http"]``.  What is raised before the yield keeps
+        A handler finds it as ``job.resources["http"]``.  An exception before the yield keeps
         the worker from starting.
         """
         is_generator: bool = inspect.isasyncgenfunction(function)
@@ -249,10 +249,10 @@ class Registry:
                 with tracer.start_as_current_span(job.job_type):
                     yield
 
-        What the handler raises, it raises at the yield.  Another exception may be raised in its
-        place; one that is swallowed counts all the same.  The first that was registered is the
-        outermost.  It runs in the thread of a plain handler, and in the event loop for an
-        ``async def`` one, which it must not block.
+        An exception of the handler is raised at the yield.  The middleware may raise another
+        in its place; if it swallows it, the attempt still fails.  The first that was
+        registered is the outermost.  It runs in the thread of a plain handler, and in the
+        event loop for an ``async def`` one, which it must not block.
         """
         is_generator: bool = inspect.isgeneratorfunction(function)
         if not is_generator:
@@ -269,7 +269,7 @@ class Registry:
                     page(job.job_type, job.job_id, end.exception)
 
         Plain functions run in a thread, ``async def`` ones in the event loop, one call after
-        the other.  What they raise is logged.  A worker that dies calls none.
+        the other.  The worker logs what they raise.  A killed worker calls none.
         """
         self.end_functions.append(function)
         return function

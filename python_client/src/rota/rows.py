@@ -21,7 +21,7 @@ class EnqueuedJob:
 
 
 class ClaimedJob(NamedTuple):
-    """A job that is now ours until *locked_until*; *locked_for* is the length of the lease."""
+    """A claimed job: its lease lasts until *locked_until*, *locked_for* long."""
 
     job_id: int
     lease_token: int
@@ -60,7 +60,7 @@ class Waiting:
 
 
 class NextJob(NamedTuple):
-    """A job that is now ours, or one that did not go as asked, and then without what follows.
+    """A claimed job, or one that did not end or stay as requested, with only its ids.
 
     *outcome* is ``claimed``, ``cancel_requested``, ``overdue``, or an answer of `EndedJob`.
     """
@@ -89,7 +89,7 @@ class NextJob(NamedTuple):
 
 
 class FinishedJob(NamedTuple):
-    """How a finish went: ``finished``, ``already_finished``, ``lost``, or ``busy`` for now."""
+    """The answer to a finish: ``finished``, ``already_finished``, ``lost`` or ``busy``."""
 
     job_id: int
     outcome: str
@@ -159,9 +159,9 @@ class TakenMoves(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """How an ending went: what became of the job, or ``lost``, ``busy`` or ``refused``.
+    """The answer to an ending: the new status, or ``lost``, ``busy`` or ``refused``.
 
-    A ``busy`` one may be reported again; of a refused one *message* tells why.
+    Report a ``busy`` one again; *message* says why one was ``refused``.
     """
 
     job_id: int | None
@@ -200,7 +200,7 @@ class EffectResult:
 class Heartbeat:
     """How long the lease lasts now, and why the job should stop.
 
-    Somebody asked to cancel it, or it *is_overdue*: over its time limit.
+    An operator has called ``cancel_job()``, or it *is_overdue*: over its time limit.
     """
 
     locked_until: datetime
@@ -339,8 +339,8 @@ class Verdict:
 class JobStats:
     """What ended from *starts_at* on, of one queue and job type unless they are None.
 
-    *attempts* are what *succeeded* and *failures*; times and percentiles are of those, and
-    None where none was measured.
+    *attempts* counts those that succeeded and those that failed.  Times and percentiles are
+    those of the attempts, and None where none was measured.
     """
 
     starts_at: datetime
@@ -378,7 +378,7 @@ class JobCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RisingFailure:
-    """What failed in the last 10 minutes, and in such a period of the day before."""
+    """Failures of the last 10 minutes, and of an average 10 minutes of the day before."""
 
     queue: str
     job_type: str

@@ -96,8 +96,8 @@ class CallOptions(TaskOptions, total=False):
 class Task(Generic[Call, P, R]):
     """A function that is enqueued with its own parameters; calling it just calls it.
 
-    Options have a call of their own, `options`: beside ``**kwargs: P.kwargs`` type checkers
-    allow no further keyword, and so none can collide with a parameter of the function.
+    Options go through `options`, so that none can collide with a parameter of the function;
+    beside ``**kwargs: P.kwargs`` type checkers allow no further keyword.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 r"""The client: one method per stored function, with its name and its argument names.
 
-What a method does is written once, in the comment of the function: ``\df+ rota.*``.
+What a method does is written once, in the comment of the function and in sql/README.md.
 An argument that is not given is not sent, so every default is the one in SQL.
 """
 
@@ -185,7 +185,7 @@ class AsyncClient:
         max_jobs: int | Unset = UNSET,
         max_bytes: int | Unset = UNSET,
     ) -> list[rows.ForwardJob]:
-        """Take jobs for the database of that number, to be ended in the same transaction."""
+        """Claim jobs for the database of that number; end them in the same transaction."""
         return await self._rows(
             rows.ForwardJob,
             "take_forwards",
@@ -269,9 +269,9 @@ class AsyncClient:
     async def take_moves(
         self, move_id: int, max_jobs: int | Unset = UNSET, max_bytes: int | Unset = UNSET
     ) -> rows.TakenMoves | None:
-        """Return the next jobs of a move to send, to be ended in the same transaction.
+        """Return the next jobs of a move to send; end them in the same transaction.
 
-        None while another mover is at it.
+        None while another mover does this.
         """
         found = await self._rows(
             rows.TakenMoves,
@@ -374,7 +374,7 @@ class AsyncClient:
         lease: timedelta | Unset | None = UNSET,
         job_types: Sequence[str] | Unset | None = UNSET,
     ) -> list[rows.ClaimedJob]:
-        """Take due jobs for *worker*, each with a lease token.
+        """Claim due jobs for *worker*, each with a lease token.
 
         A payload that Python cannot read is an `Unreadable`, so the other jobs are not lost.
         """
@@ -437,9 +437,9 @@ class AsyncClient:
         lease: timedelta | Unset | None = UNSET,
         job_types: Sequence[str] | Unset | None = UNSET,
     ) -> list[rows.NextJob]:
-        """End jobs, keep the leases of others and take new ones, all in one round trip.
+        """End jobs, extend the leases of others and claim new ones in one round trip.
 
-        Returns the new jobs, and those that did not go as asked.
+        Return the new jobs, and those that did not end or stay as requested.
         """
         return await self._rows(
             rows.NextJob,
@@ -641,7 +641,7 @@ class AsyncClient:
     ) -> rows.ScheduleChange:
         """Make a job at each time of a schedule; return whether that is new, and the next time.
 
-        What is not given is the default also for a schedule that is there already.
+        An argument that is left out gets its default, even if the schedule exists.
         """
         return await self._row(
             rows.ScheduleChange,
@@ -904,12 +904,12 @@ class AsyncClient:
         timeout: float | None = None,
         listen: bool = True,
     ) -> rows.JobResult:
-        """Return how a job ended, once it has; TimeoutError after that many seconds.
+        """Wait for the end of a job and return it; TimeoutError after *timeout* seconds.
 
         On a psycopg connection in autocommit it listens, and the transaction that ends the job
         notifies it; other notifications that come meanwhile are lost.  On any other connection,
-        on a standby, and behind a pooler with *listen* false, it polls about once a second.
-        With *active* it does not wait but asks once, as the function does.
+        on a standby, or with *listen* false (behind a pooler), it polls about once a second.
+        With *active* it does not wait but asks once, as the SQL function does.
         """
         if not isinstance(active, Unset):
             return await self._row(

@@ -56,15 +56,14 @@ MAX_LEASE = 30 * 24 * 3600
 class Worker:
     """Runs the jobs that its registry has handlers for; create another one to run again.
 
-    *concurrency* handlers run at a time.  *batch* jobs are claimed at once, and the next when
+    *concurrency* handlers run at a time.  It claims *batch* jobs at once, and the next when
     half of them have started; without it, what is likely to start within 0.2 seconds.
-    *lease*, a timedelta or seconds, is for jobs that bring none of their own.  After `stop`,
-    running jobs have *grace_period* seconds to end.  Without *tick* the maintenance is left to
-    others.  Without *listen* no job wakes it, and it only polls; *listen_conninfo* bypasses a
-    pooler, through which no notification comes.  After about *max_jobs* jobs, or when the
-    process has used *max_memory* megabytes, it claims no more and leaves when what runs has
-    ended.  Workers of several databases share *places*, and wait for databases that
-    are down.
+    *lease*, a timedelta or seconds, is for jobs without their own.  After `stop`, running jobs
+    have *grace_period* seconds to end.  Without *tick* it leaves the maintenance to others.
+    Without *listen* it only polls; *listen_conninfo* bypasses a pooler, through which no
+    notification comes.  After about *max_jobs* jobs, or when the process has used *max_memory*
+    megabytes, it claims no more and exits when its running jobs have ended.  Workers of
+    several databases share *places*, and wait for databases that are down.
     """
 
     def __init__(
@@ -170,7 +169,7 @@ class Worker:
     def run(self, *, drain: bool = False, once: bool = False) -> None:
         """Work until `stop`, SIGTERM, SIGINT or SIGHUP; a second signal stops at once.
 
-        With *drain* leave as soon as nothing is due, with *once* after one claim.
+        With *drain* return as soon as nothing is due, with *once* after one claim.
         """
         run_together([self], drain=drain, once=once)
 
