@@ -97,6 +97,17 @@ examples:
   rota completion bash > ~/.local/share/bash-completion/completions/rota
   rota completion zsh > /usr/local/share/zsh/site-functions/_rota
 """
+WORKER = """\
+examples:
+  rota worker shop.jobs:registry --queue default --concurrency 8
+  rota worker shop.jobs:registry --queue default --queue mail=2 --health 8080
+  rota worker shop.jobs:registry --drain          # for cron
+
+It imports the module from the current directory. After SIGTERM it claims no
+more and waits for running jobs; after a second one it does not wait.
+
+exit codes: 0 orderly exit, 1 failed, 2 wrong usage, 3 a handler did not end
+"""
 WEB = """\
 Without --passwords or --trusted-header the page answers only this machine.
 
@@ -408,21 +419,29 @@ def _add_web(commands: Any) -> None:
 
 def _add_worker(commands: Any) -> None:
     add = _add(commands, "worker", worker.work, "run jobs until SIGTERM or Ctrl-C")
+    add.epilog, add.formatter_class = WORKER, argparse.RawDescriptionHelpFormatter
 
     def number(kind: type, name: str, default: float | None, what: str) -> None:
         what += " (default: %(default)s)" if default is not None else ""
         add.add_argument(name, type=kind, default=default, metavar="N", help=what)
 
-    add.add_argument("registry", help="module:name of a rota.Registry")
+    add.add_argument("registry", help="MODULE:NAME of a rota.Registry")
     _add_databases(add)
     what = "leave jobs of enqueue_to() to rota forward"
     add.add_argument("--no-forward", action="store_true", help=what)
-    what = "or QUEUE=PLACES for one with its own places; may be repeated (default: default)"
+    what = (
+        "a queue, or QUEUE=PLACES to give it its own places; may be repeated (default: default)"
+    )
     add.add_argument("--queue", action="append", help=what)
     number(int, "--concurrency", 4, "jobs at a time, for queues without their own places")
     number(int, "--processes", 1, "worker processes, each with this concurrency")
     number(int, "--batch", None, "hold N jobs (default: what starts in 0.2 seconds)")
-    add.add_argument("--lease", type=float, metavar="SECONDS", help="for jobs without one")
+    add.add_argument(
+        "--lease",
+        type=float,
+        metavar="SECONDS",
+        help="lease of jobs that were enqueued without one",
+    )
     add.add_argument("--name", help="(default: host:pid:random)")
     number(float, "--poll-interval", 1.0, "seconds between polls while nothing is due")
     add.add_argument("--no-listen", action="store_true", help="poll only, do not listen")
