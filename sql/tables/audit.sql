@@ -27,10 +27,10 @@ comment on column rota.audit_log.actor is
         'set.';
 comment on column rota.audit_log.jobs is 'How many jobs were changed; null for a setting.';
 comment on column rota.audit_log.before is
-    'How many of the jobs were in which status and had what was replaced, of one job the value '
-    'itself, or the row of the setting as it was.';
+    'The number of jobs by status and by replaced value, for one job the value itself; '
+    'for a setting its former row.';
 comment on column rota.audit_log.after is
-    'What the jobs were given, or the row of the setting as it is; null where it is gone.';
+    'The new values of the jobs; for a setting its new row, null if it was removed.';
 
 create trigger queues_audited after insert or update or delete on rota.queues
     for each row execute function rota._audit_setting();

@@ -30,10 +30,9 @@ create index effects_job_id_idx on rota.effects (job_id);
 create index effects_open_idx on rota.effects (recorded_at) where completed_at is null;
 
 comment on table rota.effects is
-    'What must happen once outside of the database: a row before it, completed after it.';
+    'Effects outside of the database that must happen once: recorded before, completed after.';
 comment on column rota.effects.scope is 'What kind of effect; a name like that of a queue.';
 comment on column rota.effects.lease_token is 'The lease that holds the row, with job_id.';
 comment on column rota.effects.queue is
-    'That of the job at that time; the record outlives the job. Null if that was gone before '
-    'this column was there.';
+    'That of the job when it recorded the effect; null if that is unknown.';
 comment on column rota.effects.completed_at is 'Null while the outcome is not known.';

@@ -115,5 +115,5 @@ create index job_errors_failed_at_idx on rota.job_errors (failed_at);
 comment on table rota.job_errors is 'One row per failed attempt, a partition a week.';
 comment on column rota.job_errors.run_at is 'The time from which the attempt could begin.';
 comment on column rota.job_errors.payload is
-    'What the attempt was given, if the payload was changed since; else null.';
+    'The payload of the attempt, if it was changed since; else null.';
 comment on table rota.job_errors_default is 'Where a week has no partition.';

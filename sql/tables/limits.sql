@@ -38,8 +38,7 @@ create table rota.limits (
 create unique index limits_queue_idx on rota.limits (queue) where queue is not null;
 create unique index limits_job_type_idx on rota.limits (job_type) where job_type is not null;
 
-comment on table rota.limits is
-    'How much may run at once or start per period, as set.';
+comment on table rota.limits is 'How many jobs may run at once or start per period, as set.';
 comment on column rota.limits.limit_key is
     'A key, or customer:* (no other colon) for each key that begins with customer: and has no '
     'row of its own.';

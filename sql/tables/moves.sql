@@ -23,7 +23,7 @@ create table rota.queue_moves (
     constraint queue_moves_state_check check (state in ('moving', 'settling', 'settled'))
 );
 
-comment on table rota.queue_moves is 'Queues that move from here, or to here, or have.';
+comment on table rota.queue_moves is 'Queues that move, or have moved, from here or to here.';
 comment on column rota.queue_moves.move_id is 'An id of the database that the queue leaves.';
 comment on column rota.queue_moves.state is
     'Settling once none of its jobs were left: later jobs move with a new id; settled when the '

@@ -57,7 +57,7 @@ create table rota.stage_runs (
 create index stage_runs_pipeline_idx on rota.stage_runs (pipeline, finished_at);
 
 comment on table rota.stage_runs is
-    'What became of each job of a pipeline in each stage that it has left.';
+    'How each job of a pipeline ended in each stage that it has left.';
 comment on column rota.stage_runs.lease_token is
     'The last lease of the job in this stage; grows from stage to stage.';
 comment on column rota.stage_runs.status is

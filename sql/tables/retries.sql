@@ -22,7 +22,7 @@ comment on column rota.retry_rules.job_type is 'A job type, or * for all.';
 comment on column rota.retry_rules.queue is 'A queue, or * for all.';
 comment on column rota.retry_rules.retry_in is 'In place of the backoff; or null.';
 comment on column rota.retry_rules.pause_for is
-    'How long its job type is paused from then on, in the queue of the rule; null means not.';
+    'How long its job type is then paused, in the queue of the rule; null means no pause.';
 
 create table rota.breakers (
     job_type text collate "C" not null,
@@ -59,9 +59,10 @@ comment on column rota.breakers.error_type is 'Only such errors count; null mean
 comment on column rota.breakers.probes is
     'This many have to succeed before all may run again.';
 comment on column rota.breakers.counts_from is 'Attempts that began before do not count.';
-comment on column rota.breakers.times_opened is 'In a row; the pause doubles each time.';
+comment on column rota.breakers.times_opened is
+    'How often it has opened in a row; the pause doubles each time.';
 comment on column rota.breakers.retry_at is
-    'When it probes, or since when it has; null while it is closed and all may run.';
+    'When its probes begin, or began; null while it is closed and all may run.';
 comment on column rota.breakers.probed_at is
     'Since when jobs run as probes; null while it is closed, or open.';
 

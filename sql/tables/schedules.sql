@@ -60,8 +60,8 @@ create index job_definitions_next_run_at_idx on rota.job_definitions (next_run_a
     where next_run_at is not null;
 
 comment on table rota.job_definitions is
-    'Schedules: jobs that are made again and again, with the time of the next; where a setting '
-    'of the jobs is null it is the queue''s.';
+    'Schedules: which job to make, and when; a null setting of the jobs means that of the '
+    'queue.';
 comment on column rota.job_definitions.source is
     'The program whose code declares it, and which removes it once it no longer does; or null.';
 comment on column rota.job_definitions.kind is
@@ -82,7 +82,7 @@ comment on column rota.job_definitions.anchored_at is
 comment on column rota.job_definitions.next_run_at is
     'The next planned time; null while disabled, after ends_at, or until the last job ends.';
 comment on column rota.job_definitions.last_run_at is
-    'The latest planned time that was dealt with; never goes back.';
+    'The latest planned time that a tick has processed; never goes back.';
 
 create table rota.occurrences (
     definition text not null,
@@ -99,7 +99,7 @@ create table rota.occurrences (
 create index occurrences_recorded_at_idx on rota.occurrences (recorded_at);
 
 comment on table rota.occurrences is
-    'Planned times that were dealt with: at most one job for each, for ever.';
+    'Planned times that a tick has processed: at most one job for each, ever.';
 comment on column rota.occurrences.outcome is
     'enqueued: it has a job; skipped: the last job was live; missed: the first of those that '
     'came too late for catch_up.';

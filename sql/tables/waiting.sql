@@ -19,7 +19,8 @@ create table rota.dependencies (
 create index dependencies_job_id_idx on rota.dependencies (job_id, parent_id);
 
 comment on table rota.dependencies is
-    'Which job waits for which that has not succeeded; kept for a retry while the job is kept.';
+    'Jobs that a job waits for and that have not succeeded; kept for a retry as long as '
+    'the job.';
 comment on column rota.dependencies.job_id is 'The job that waits, or waited when it ended.';
 
 create table rota.halted_keys (
