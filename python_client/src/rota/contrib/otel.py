@@ -3,11 +3,11 @@
     registry = rota.Registry()
     rota.contrib.otel.instrument(registry)
 
-Call it once in each process, with the registry of the worker or with none where jobs are only
-enqueued.  Names and attributes are those of the semantic conventions for messaging.  A call
-that adds jobs is a span of the kind producer, and what leads back to it travels in the
-``headers`` of the jobs, as ``traceparent``; each attempt is a span of the kind consumer.  It
-needs the API of OpenTelemetry alone, and tells nobody until your program sets up an SDK.
+Call it once in each process, with the registry of the worker, or without one in a process that
+only enqueues.  Names and attributes are those of the semantic conventions for messaging.  A
+call that adds jobs is a span of the kind producer, and its context goes into the ``headers``
+of the jobs, as ``traceparent``; each attempt is a span of the kind consumer.  It needs only the
+API of OpenTelemetry, and emits nothing until your program sets up an SDK.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def instrument(
 ) -> None:
     """Make spans of the calls that add jobs, and of the attempts of a registry's handlers.
 
-    An attempt belongs to the trace of whoever enqueued its job.  With *linked* it begins a
-    trace of its own, which has a link to that one: so where jobs run hours later or many
-    times.  What is called again for the same registry does nothing.
+    An attempt belongs to the trace of the producer.  With *linked* it begins its own trace,
+    with a link to the producer's: for jobs that run hours later or many times.  A second call
+    for the same registry does nothing.
     """
     tracer = trace.get_tracer("rota", __version__, tracer_provider)
 

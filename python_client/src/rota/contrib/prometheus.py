@@ -1,4 +1,4 @@
-"""Figures of a worker for Prometheus (extra ``prometheus``).
+"""Metrics of a worker for Prometheus (extra ``prometheus``).
 
 ``rota worker --health`` uses it by itself; elsewhere call `instrument` once and export
 prometheus_client's registry as you always do.
@@ -38,7 +38,7 @@ async def count_end(job: Job | AsyncJob, end: JobEnd) -> None:
 
 
 def instrument(registry: Registry, workers: Sequence[Worker] = ()) -> None:
-    """Count the ends of a registry's jobs, and what these workers have in hand."""
+    """Count the ends of a registry's jobs, and the running jobs of these workers."""
     if count_end not in registry.end_functions:
         registry.on_end(count_end)
     RUNNING.set_function(lambda: sum(worker.running for worker in workers))

@@ -1,8 +1,8 @@
-"""What users write tests with: run a handler, see what is enqueued, drain, have a database.
+"""Helpers for your tests: run a handler, check what is enqueued, drain, get a database.
 
-`run_job` runs one handler.  `drain` runs the jobs that are due, and `assert_enqueued` looks at
-those that wait, both on the test's own connection, within its own uncommitted transaction.
-`rota.testing.pytest` is a plugin with a throw-away server and a database for each test.
+`run_job` runs one handler.  `drain` runs the jobs that are due, and `assert_enqueued` checks
+waiting jobs, both on the test's own connection, within its own uncommitted transaction.
+`rota.testing.pytest` is a plugin with a throwaway server and a database for each test.
 """
 
 from __future__ import annotations

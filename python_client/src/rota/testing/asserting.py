@@ -29,9 +29,9 @@ def assert_enqueued(
 ) -> dict[str, Any]:
     """Assert that such a job waits, or *count* of them; return the first.
 
-    *job* is a type, a task, or what ``task.job(...)`` returns.  The job's payload has to have
-    what is in *payload*, and may have more.  *columns* are those of ``rota.job_runs``, and
-    ``delay``, the time from its creation to its first run.  With a ``status`` it need not wait.
+    *job* is a type, a task, or what ``task.job(...)`` returns.  The job's payload must contain
+    *payload*, and may have more.  *columns* are those of ``rota.job_runs``, and ``delay``, the
+    time from its creation to its first run.  With a ``status`` it checks all jobs.
     """
     __tracebackhide__ = True
     told, found, others = _search(connection, job, payload, columns)

@@ -1,13 +1,12 @@
-"""A plugin of pytest: a throw-away server with rota on it, and a database for each test.
+"""A pytest plugin: a throwaway server with rota, and a database for each test.
 
-Put ``pytest_plugins = ["rota.testing.pytest"]`` in the topmost ``conftest.py``.  A test asks
-for `rota_url`, the address of a database of its own, in which it and workers may commit, or
-for `rota_connection`, whose transaction is rolled back after it.  Override `rota_prepare` to
-have the tables of an application in both.
+Put ``pytest_plugins = ["rota.testing.pytest"]`` in the topmost ``conftest.py``.  A test uses
+`rota_url`, the URL of its own database, in which it and workers may commit, or
+`rota_connection`, whose transaction is rolled back after it.  Override `rota_prepare` to
+create the tables of your application in both.
 
-With xdist each of its processes has a server of its own.  ``--rota-url`` names one that is
-there already, with a role that may create databases; the databases have names of their own,
-and are dropped.
+With xdist each process has its own server.  ``--rota-url`` names an existing one, with a role
+that may create databases; the plugin drops those that it has created.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Databases:
 
     @contextmanager
     def copy(self) -> Iterator[str]:
-        """Lend the address of a new copy."""
+        """Lend the URL of a new copy."""
         # A drop waits for sessions that are leaving, in steps of 100 ms; those of the last
         # test have had the time of this one.
         while len(self._left) > 1:
@@ -110,7 +109,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def rota_server(pytestconfig: pytest.Config) -> Iterator[str]:
-    """Give the address of a database on the server of this run."""
+    """Return the URL of a database on the server of this run."""
     if url := pytestconfig.getoption("--rota-url"):
         yield named(url)
         return
@@ -120,7 +119,7 @@ def rota_server(pytestconfig: pytest.Config) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def rota_prepare() -> Callable[[str], None]:
-    """Override this: return what makes the tables of your application at an address."""
+    """Override this: return a function that takes a URL and creates your tables there."""
     return lambda url: None
 
 
@@ -136,14 +135,14 @@ def rota_databases(
 
 @pytest.fixture
 def rota_url(rota_databases: Databases) -> Iterator[str]:
-    """Give the address of a database of the test's own, where it may commit."""
+    """Return the URL of the test's own database, in which it may commit."""
     with rota_databases.copy() as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def rota_shared_url(rota_databases: Databases) -> Iterator[str]:
-    """Give the address of a database for all tests that roll back."""
+    """Return the URL of the database of all tests that roll back."""
     with rota_databases.copy() as url:
         yield url
 

@@ -55,7 +55,7 @@ _FIELDS = set(ClaimedJob._fields) - {"job_id", "lease_token", "job_type", "paylo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """What became of one run of a job."""
+    """How one run of a job ended."""
 
     job_id: int
     """Without a database it is 1."""
@@ -88,13 +88,13 @@ def run_job(
     raise_errors: bool = True,
     **fields: Any,
 ) -> JobOutcome:
-    """Run the handler of one job, and say what becomes of the job.
+    """Run the handler of one job, and return how the job ended.
 
     *job* is a type, a task, or what ``task.job(...)`` returns.  *fields* are further ones of
     the job, such as ``max_attempts`` or ``stage_input``.  With a *connection* the job is in
-    the database, so that ``job.transaction()`` and ``job.effect()`` work; it never meets other
-    jobs there.  *resources* stand for those of `Registry.lifespan`.  An exception of the
-    handler is raised, unless it asks for another run, or *raise_errors* is false.
+    the database, so that ``job.transaction()`` and ``job.effect()`` work; other jobs there do
+    not matter.  *resources* stand for those of `Registry.lifespan`.  It raises an exception
+    of the handler, unless that asks for another run, or *raise_errors* is false.
     """
     way = _Way(registry, resources or {}, raise_errors)
     with _one_job(way, job, payload, attempt, connection, fields) as steps:
@@ -130,11 +130,11 @@ def drain(
 ) -> list[JobOutcome]:
     """Run all jobs that are due, and those that they enqueue, if the registry has handlers.
 
-    *connection* is the test's own, in whose transaction all this is, or the address of a
-    database, where it is committed.  *with_later* runs those for later too, first what is due
-    first, and so retries a job until it has ended.  An exception of a handler is raised when
-    its job has failed, unless it asks for another run, or *raise_errors* is false.  More than
-    *max_jobs* are taken for a job that never ends.  *resources* stand for those of
+    *connection* is the test's own, and everything happens in its transaction; or it is the URL
+    of a database, where `drain` commits.  *with_later* also runs jobs that are due later, in
+    their order, and so retries a job until it has ended.  `drain` raises the exception of a
+    handler when its job has failed, unless that asks for another run, or *raise_errors* is
+    false.  After *max_jobs* runs it raises RuntimeError.  *resources* stand for those of
     `Registry.lifespan`.  Functions of `Registry.on_end` are not called.
     """
     with session_of(connection) as session:

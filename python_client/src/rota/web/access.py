@@ -36,7 +36,7 @@ MAX_KNOWN = 1000
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody who is there; *is_operator* may act where the page lets anybody act."""
+    """A user of the page; with *is_operator* he may act, if the page allows acts."""
 
     name: str
     is_operator: bool = False

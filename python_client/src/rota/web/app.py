@@ -50,14 +50,14 @@ def app(
 ) -> Starlette:
     """Return the page of a database, to be mounted under any path.
 
-    It only shows; with *allow_acts* operators may act as well.  Who is there is told by a file
-    of *passwords*, by the *trusted_header* of a proxy at one of the *trusted_proxies* (then
+    It is read-only; with *allow_acts* operators may act.  It knows its users by a file of
+    *passwords*, by the *trusted_header* of a proxy at one of the *trusted_proxies* (then
     *operators* are the names that may act, or ``*``), or by *authenticate*, which returns a
-    `User` or None.  Without any of them only this machine is answered.
+    `User` or None.  Without any of these it answers only this machine.
 
-    It reads as *observer_role* and acts as *operator_role*, where the role that connects is a
-    member of them.  *payloads* are masked by key, hidden or shown.  Several processes that
-    serve one page share a *secret*.
+    It reads as *observer_role* and acts as *operator_role*, if the role that connects is a
+    member of them.  It masks *payloads* by key, hides or shows them.  Several processes that
+    serve one page need the same *secret*.
     """
     ways = [way for way in (passwords, trusted_header, authenticate) if way is not None]
     if len(ways) > 1:

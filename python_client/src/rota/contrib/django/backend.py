@@ -1,8 +1,8 @@
 """The backend: a Task of Django is a job of rota, enqueued over Django's own connection.
 
-So it is enqueued by the commit of the transaction around it, as a row is.  All are jobs of one
-type, with the path of the function in the payload: a worker need not know beforehand which
-Tasks there are, as long as their modules belong to an installed app or are imported.
+The commit of the surrounding transaction enqueues it.  All are jobs of one type, with the path
+of the function in the payload: a worker need not know beforehand which Tasks there are, as
+long as their modules belong to an installed app or are imported.
 """
 
 from __future__ import annotations

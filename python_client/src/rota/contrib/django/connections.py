@@ -10,7 +10,7 @@ from ...job import AsyncJob, Job
 
 
 def fresh_connections(job: Job | AsyncJob) -> Iterator[None]:
-    """Let a thread keep no connection that is broken, or older than it may be.
+    """Close Django's connections in this thread that are broken or too old.
 
     As a middleware it does for a job what Django does for a request.
     """
