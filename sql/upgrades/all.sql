@@ -88,13 +88,15 @@ begin
                     raise exception using errcode = 'lock_not_available',
                         message = format('another transaction has read rota.%I and stays '
                             'open', v_view),
-                        hint = 'End it, then install again: ' || (
+                        hint = concat('End it, then install again', ': ' || (
                             select string_agg(format('select pg_terminate_backend(%s);',
                                 l.pid), ' ')
                             from pg_locks as l
+                            join pg_database as d on d.oid = l.database
+                              and d.datname = current_database()
                             where l.relation = format('rota.%I', v_view)::regclass
                               and l.granted and l.pid <> pg_backend_pid()
-                        );
+                        ));
                 end if;
                 perform pg_sleep(0.02);
         end;

@@ -277,19 +277,32 @@ def test_only_the_owner_can_install_again(
 
 
 def test_who_reads_for_too_long_is_named_to_the_install(
-    empty: str, psql: Any, copied: Path
+    empty: str, psql: Any, copied: Path, admin: psycopg.Connection[Any]
 ) -> None:
+    """And nobody who reads a copy of this database, whose tables have the same numbers."""
     psql(empty, "-f", copied / "install.sql")
     upgrade = copied / "upgrades/all.sql"
     upgrade.write_text(upgrade.read_text().replace("25", "2"))
-    with psycopg.connect(empty) as reader:
-        reader.execute("select * from rota.job_runs")
-        pid = reader.info.backend_pid
-        done = psql(empty, "-f", copied / "install.sql", check=False)
+    name = sql.Identifier(str(conninfo_to_dict(empty)["dbname"]))
+    admin.execute(sql.SQL("create database reads_too template {}").format(name))
+    try:
+        with (
+            psycopg.connect(empty) as reader,
+            psycopg.connect(
+                make_conninfo(admin.info.dsn, password=admin.info.password, dbname="reads_too")
+            ) as other,
+        ):
+            for each in (reader, other):
+                each.execute("select * from rota.job_runs")
+            pid, stays = reader.info.backend_pid, other.info.backend_pid
+            done = psql(empty, "-f", copied / "install.sql", check=False)
+    finally:
+        admin.execute("drop database reads_too with (force)")
 
     assert done.returncode == 3
     assert "another transaction has read rota.job_runs and stays open" in done.stderr
     assert f"select pg_terminate_backend({pid});" in done.stderr
+    assert f"({stays})" not in done.stderr
 
 
 def test_an_install_waits_for_no_transaction_of_a_caller(

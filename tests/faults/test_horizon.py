@@ -7,6 +7,7 @@ makes a hundred thousand in a second or two.  The remedy is what removes it, or 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from psycopg.rows import namedtuple_row
 
 from rota.testing.server import memory
-from support.server import Server
+from support.server import INSTALL, Server
 from support.waiting import wait_until
 
 Db = psycopg.Connection[Any]
@@ -152,6 +153,21 @@ def test_a_job_that_a_prepared_transaction_has_locked_is_let_go(
     assert "by the prepared transaction 'it''s locked'; claims skip it" in row.explanation
     db.execute(row.remedy)
     assert "row_locked" not in {found.reason for found in asked()}
+
+
+def test_an_install_that_a_prepared_transaction_holds_up_says_so(
+    primary: Server, db: Db
+) -> None:
+    with psycopg.connect(primary.url(), autocommit=True) as other:
+        other.execute("begin; select from rota.ticker_health; prepare transaction 'reads'")
+    try:
+        install = ["psql", "-X", "-q", "-d", primary.url(), "-f", str(INSTALL)]
+        done = subprocess.run(install, capture_output=True, text=True, check=False)
+    finally:
+        db.execute("rollback prepared 'reads'")
+
+    assert "another transaction has read rota.ticker_health and stays open" in done.stderr
+    assert "End it, then install again" in done.stderr
 
 
 def test_autovacuum_that_is_off_is_put_on_by_two_statements(primary: Server, db: Db) -> None:
