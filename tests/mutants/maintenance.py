@@ -872,9 +872,27 @@ MAINTENANCE = (
         "releases/test_restore.py",
         sql(
             "tables/rows",
-            "from rota._unlisted() as u on",
-            "from rota._unlisted() as u where false on",
+            "from rota._unlisted() as n\n",
+            "from rota._unlisted() as n where false\n",
         ),
+    ),
+    mutant(
+        "all-grants-in-the-list",
+        "After an install over a restore each call reads a row for each of many grants.",
+        "sql/base/test_configured.py",
+        sql("tables/rows", "where u.role is null or u.number <= 16 on", "on"),
+    ),
+    mutant(
+        "no-grant-for-the-others",
+        "After an install over a restore roles that are not listed are not confined.",
+        "sql/base/test_configured.py",
+        sql("tables/rows", "case when u.number <= 15 then u.role end", "u.role"),
+    ),
+    mutant(
+        "stranger-named-to-the-install",
+        "An install tells to end a session that reads a copy of the database.",
+        "contract/test_install.py",
+        sql("upgrades/all", "and d.datname = current_database()", ""),
     ),
     mutant(
         "views-of-another-version",

@@ -46,7 +46,9 @@ def test_what_is_set_is_listed_until_it_is_not_set_any_more(db):
     assert lengths[-1] == 3
 
 
-def test_of_many_grants_some_are_listed_and_one_that_stands_for_the_others(db):
+def test_of_many_grants_some_are_listed_and_one_that_stands_for_the_others(
+    db, dsn, psql, sql_dir
+):
     one(db, "pause_all")
     for number in range(20):
         one(db, "grant_queue", role="postgres", queue=f"q{number}", access="worker")
@@ -57,6 +59,10 @@ def test_of_many_grants_some_are_listed_and_one_that_stands_for_the_others(db):
     one(db, "resume_all")
     assert rows(db, listed) == [(16, 1)]
     assert len(rows(db, LISTED)) == 16
+    db.execute("delete from rota.configured_names")
+    psql(dsn, "-f", sql_dir / "tables/rows.sql")
+    assert rows(db, listed) == [(16, 1)]
+    assert rows(db, "select from rota._unlisted()") == []
 
 
 def test_a_setting_that_is_rolled_back_is_not_listed(db):
