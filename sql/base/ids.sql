@@ -10,7 +10,8 @@
  * were given to jobs that workers or callers know.  So on a new timeline, or in a new copy, the
  * sequence skips more ids than can have been lost before it gives the first one.  A session
  * stays on one timeline from its first write on, so each checks once for each sequence and
- * remembers that; the session may lose that memory.
+ * remembers that; the session may lose that memory.  A copy of the disk, or of a database that
+ * is a template, is the same in all that could tell.
  *
  * No transaction can undo a change of a sequence.  So a sequence keeps the timeline of the last
  * skip, and the skip releases its lock at once and not at the commit: the first session after
@@ -125,7 +126,7 @@ begin
     exception when insufficient_privilege then
         null;
     end;
-    return (1 + hashtextextended(concat_ws(' ',
+    return 1 + (hashtextextended(concat_ws(' ',
         left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), v_server,
         'rota.jobs_id_seq'::regclass::oid), 0) & 536870911)::integer;
 end $$;
