@@ -501,3 +501,16 @@ def test_a_middleware_that_ends_before_its_yield_is_named() -> None:
 
     with pytest.raises(RuntimeError, match=r"the middleware .*only_async has not yielded"):
         run_job(registry, "a")
+
+
+def test_an_error_before_the_yield_of_a_middleware_stays_what_it_is() -> None:
+    registry = Registry()
+    registry.add("a", lambda job: None)
+
+    @registry.middleware
+    def takes_none(job: AnyJob) -> Iterator[None]:
+        next(iter(()))
+        yield
+
+    with pytest.raises(RuntimeError, match="generator raised StopIteration"):
+        run_job(registry, "a")

@@ -340,7 +340,7 @@ class Registry:
                 try:
                     stack.enter_context(middleware(job))
                 except RuntimeError as error:
-                    if isinstance(error.__context__, StopIteration):
+                    if str(error) == "generator didn't yield":  # what contextlib says
                         name = getattr(middleware, "__qualname__", repr(middleware))
                         raise RuntimeError(f"the middleware {name} has not yielded") from None
                     raise
