@@ -430,19 +430,23 @@ async def schedules(request: Request, site: Site) -> Response:
 
 async def _describe(site: Site, rows: list[Row]) -> None:
     """Give each of these schedules its words, or what is wrong with its text."""
-    texts = {row["schedule"] for row in rows}
-    try:
-        answer = await site.ask(queries.DESCRIBED, {"schedules": list(texts)})
-    except psycopg.DatabaseError as error:
-        for row in rows:
-            if len(texts) == 1:
-                row["description"] = one_line(error)
-            else:
-                await _describe(site, [row])
-        return
-    words = {row["schedule"]: row["description"] for row in answer.rows}
+    words = await _words_of(site, list({row["schedule"] for row in rows}))
     for row in rows:
         row["description"] = words.get(row["schedule"], row["schedule"])
+
+
+async def _words_of(site: Site, schedules: list[str]) -> dict[str, str]:
+    try:
+        answer = await site.ask(queries.DESCRIBED, {"schedules": schedules})
+    except psycopg.DatabaseError as error:
+        if error.sqlstate != "RT006":
+            raise
+        if len(schedules) == 1:
+            return {schedules[0]: one_line(error)}
+        half = len(schedules) // 2  # of many few are broken
+        first = await _words_of(site, schedules[:half])
+        return first | await _words_of(site, schedules[half:])
+    return {row["schedule"]: row["description"] for row in answer.rows}
 
 
 @screen
