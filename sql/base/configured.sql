@@ -1,10 +1,10 @@
 /*
  * base/configured.sql -- whether anything is set for a queue, a job type or for roles.
  *
- * Most jobs are plain: no setting exists for their queue and their type.  Settings are in six
- * tables (queues, job_types, limits, fair_queues, pauses, queue_grants), and reading all of
- * them costs more than writing a job.  So triggers of these tables keep a list of the names
- * that have settings, and a call reads the tables only for names in that list.
+ * Most jobs are plain: no setting exists for their queue and their type.  Settings are in seven
+ * tables (queues, job_types, limits, fair_queues, pauses, queue_moves, queue_grants), and
+ * reading all of them costs more than writing a job.  So triggers of these tables keep a list
+ * of the names that have settings, and a call reads the tables only for names in that list.
  *
  * The name of a grant comes with its role, so that the calls of all who are not members of it
  * skip the name (base/queue_rights.sql).  Where there are very many, asking that of each role

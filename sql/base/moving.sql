@@ -46,8 +46,8 @@ begin
     );
 end $$;
 
-/* Whether a waiting job can leave: nothing here depends on it, and it on nothing.  What it is
- * to run with, if it was locked when that was asked for, it gets by a check. */
+/* Whether a waiting job can leave: nothing here depends on it, it depends on nothing, and no
+ * rerun of its key is still to be given to it by a check. */
 create or replace function rota._may_go(job rota.jobs)
     returns boolean language plpgsql stable as $$
 begin

@@ -355,7 +355,7 @@ begin
     from rota.pauses as p where p.until is null or p.until > c_now
     order by p.paused_at limit 1000;
 
-    -- Those with a delay of their own wait for what nobody knows any more.
+    -- Not those with a delay of their own, which is not kept.
     return query
     select 'critical', format('%s enqueued while the clock of the server was ahead, such as '
             'job %s, and %s due only when it shows %s again', case count(*)
