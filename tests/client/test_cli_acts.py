@@ -211,7 +211,7 @@ def test_pause_and_resume_a_type_and_all(run: Run, client: Client) -> None:
     mail = ["--type", "mail", "--dry-run", "--json"]
     assert json.loads(run("resume", *mail)) == {"job_type": "mail", **counted}
     for verb in ("pause", "resume"):
-        assert f"this would {verb} everything: confirm it with --yes" in run(
+        assert f"{verb} everything, with 1 due jobs and 1 for later: confirm" in run(
             verb, "--all", code=2
         )
     run("pause", "--all", "--reason", "restored", "--yes")

@@ -379,7 +379,9 @@ def test_list_tells_the_last_job_not_a_skipped_time(run: Run, db: Db, clock: Clo
     assert (forgotten[0]["last_run"], forgotten[0]["last_status"]) == (None, None)
 
 
-def test_disable_enable_remove(run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disable_enable_remove(
+    run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", *NIGHTLY)
 
@@ -391,10 +393,16 @@ def test_disable_enable_remove(run: Run, clock: Clock, monkeypatch: pytest.Monke
     )
     assert "--yes" in run("schedule", "remove", "nightly", code=2)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("rota.cli.schedules.agreed", lambda _: False)
-    assert "nothing was done" in run("schedule", "remove", "nightly", code=1)
-    monkeypatch.setattr("rota.cli.schedules.agreed", lambda _: True)
-    assert "nightly is removed" in run("schedule", "remove", "nightly")
+    monkeypatch.setattr("builtins.input", lambda: "n")
+    assert main(["schedule", "remove", "nightly"]) == 1
+    asked = "remove the schedule nightly? [y/N] "
+    assert capsys.readouterr().err == f"{asked}rota: nothing was done\n"
+    monkeypatch.setattr("builtins.input", lambda: "y")
+    assert main(["schedule", "remove", "nightly"]) == 0
+    assert capsys.readouterr() == (
+        "schedule nightly is removed; the jobs that it has made stay\n",
+        asked,
+    )
     assert run("schedule", "list").endswith("(none)\n")
     for words in (["remove", "x", "--yes"], ["enable", "x"], ["run", "x"], ["show", "x"]):
         assert "schedule 'x' not found" in run("schedule", *words, code=1)
@@ -422,21 +430,23 @@ def test_disable_and_enable_take_several_or_all(run: Run, capsys: Capsys) -> Non
 
 @pytest.mark.parametrize(("verb", "others"), [("disable", "a, b"), ("enable", "c")])
 def test_all_schedules_are_switched_only_after_a_question(
-    run: Run, db: Db, monkeypatch: pytest.MonkeyPatch, verb: str, others: str
+    run: Run, db: Db, monkeypatch: pytest.MonkeyPatch, capsys: Capsys, verb: str, others: str
 ) -> None:
     for name in ("a", "b", "c"):
         run("schedule", "add", name, "@daily", "x")
     run("schedule", "disable", "c")
     before = db.execute("select name, is_enabled from rota.job_definitions").fetchall()
 
-    told = run("schedule", verb, "--all", code=2)
-    assert f"this would {verb} {len(others.split())} schedules ({others}): confirm" in told
+    what = f"{verb} {len(others.split())} schedules ({others})"
+    assert f"this would {what}: confirm" in run("schedule", verb, "--all", code=2)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("rota.cli.schedules.agreed", lambda _: False)
-    assert "nothing was done" in run("schedule", verb, "--all", code=1)
+    monkeypatch.setattr("builtins.input", lambda: "n")
+    assert main(["schedule", verb, "--all"]) == 1
+    assert capsys.readouterr().err == f"{what}? [y/N] rota: nothing was done\n"
     assert db.execute("select name, is_enabled from rota.job_definitions").fetchall() == before
-    monkeypatch.setattr("rota.cli.schedules.agreed", lambda _: True)
-    assert f"schedule {others[0]} is {verb}d" in run("schedule", verb, "--all")
+    monkeypatch.setattr("builtins.input", lambda: "y")
+    assert main(["schedule", verb, "--all"]) == 0
+    assert f"schedule {others[0]} is {verb}d" in capsys.readouterr().out
 
 
 def test_what_switches_and_removes_answers_in_json(run: Run, capsys: Capsys) -> None:

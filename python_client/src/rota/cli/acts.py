@@ -23,8 +23,8 @@ from .output import (
     UnknownOutcomeError,
     UsageError,
     acting,
-    agreed,
     asking,
+    confirm,
     connected,
     print_json,
     print_list,
@@ -203,10 +203,7 @@ def _jobs(number: int) -> str:
 
 def _confirm(what: str, found: int) -> None:
     what = "set the priority of" if what == "set_priority" else what
-    if not sys.stdin.isatty():
-        raise UsageError(f"this would {what} {_jobs(found)}: confirm it with --yes")
-    if not agreed(f"{what} {_jobs(found)}?"):
-        raise CommandError("nothing was done")
+    confirm(f"{what} {_jobs(found)}")
 
 
 def _tell_count(

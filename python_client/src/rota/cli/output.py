@@ -266,10 +266,13 @@ def acting(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator
         yield Client(connection)
 
 
-def agreed(question: str) -> bool:
-    """Ask on stderr, which is no document and not kept back, and return whether it is a yes."""
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return input().strip().lower() in ("y", "yes")
+def confirm(what: str) -> None:
+    """Ask whether to do it, on stderr, which is no document and not kept back."""
+    if not sys.stdin.isatty():
+        raise UsageError(f"this would {what}: confirm it with --yes")
+    print(f"{what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if input().strip().lower() not in ("y", "yes"):
+        raise CommandError("nothing was done")
 
 
 def set_up_log(log_format: str = "text", log_level: str = "info") -> None:

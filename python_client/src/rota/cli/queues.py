@@ -7,11 +7,10 @@ import sys
 from typing import LiteralString
 
 from .output import (
-    CommandError,
     UsageError,
     acting,
-    agreed,
     asking,
+    confirm,
     connected,
     print_json,
     print_list,
@@ -105,15 +104,15 @@ def _confirmed(arguments: argparse.Namespace, what: str) -> dict[str, int]:
 
     A dry run does it, and takes it back, so that it tells what would be refused.
     """
-    is_asked = not (arguments.yes or arguments.dry_run) and sys.stdin.isatty()
-    if arguments.all and not (arguments.yes or arguments.dry_run or is_asked):
-        raise UsageError(f"this would {what}: confirm it with --yes")
+    is_asked = not (arguments.yes or arguments.dry_run) and (
+        arguments.all or sys.stdin.isatty()
+    )
     if not (arguments.dry_run or is_asked):
         return {}
     with asking(arguments) as connection:
         jobs: dict[str, int] = connection.execute(COUNTS, vars(arguments)).fetchall()[0]
-    if is_asked and not agreed(f"{what}, with {_words(jobs)}?"):
-        raise CommandError("nothing was done")
+    if is_asked:
+        confirm(f"{what}, with {_words(jobs)}")
     return jobs
 
 

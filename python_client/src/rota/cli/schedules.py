@@ -33,10 +33,10 @@ from .output import (
     CommandError,
     UsageError,
     acting,
-    agreed,
     aligned,
     asking,
     committing,
+    confirm,
     connected,
     hint_for,
     print_json,
@@ -112,7 +112,7 @@ def remove(arguments: argparse.Namespace) -> int:
     with connected(arguments) as connection:
         definition(connection, name)
         if not arguments.yes:
-            _confirm(f"remove the schedule {name}")
+            confirm(f"remove the schedule {name}")
         with acting(connection) as client:
             client.unschedule_job(name)
     if arguments.json:
@@ -162,7 +162,7 @@ def _switch(
         names = others if arguments.all else arguments.names
         if arguments.all and names and not arguments.yes:
             verb = "enable" if is_enabled else "disable"
-            _confirm(f"{verb} {len(names)} schedules ({', '.join(names)})")
+            confirm(f"{verb} {len(names)} schedules ({', '.join(names)})")
         for arguments.name in names:
             try:
                 done = do(connection, arguments.name)
@@ -182,13 +182,6 @@ def _switch(
     elif not names:
         print(f"all schedules are {'enabled' if is_enabled else 'disabled'} already")
     return code
-
-
-def _confirm(what: str) -> None:
-    if not sys.stdin.isatty():
-        raise UsageError(f"this would {what}: confirm it with --yes")
-    if not agreed(f"{what}?"):
-        raise CommandError("nothing was done")
 
 
 def run(arguments: argparse.Namespace) -> None:

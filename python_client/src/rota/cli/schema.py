@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from ..client.sync_client import Client
 from ..schema import run_script, script_text
-from .output import CommandError, UsageError, agreed, connected, print_json
+from .output import CommandError, confirm, connected, print_json
 
 
 def install(arguments: argparse.Namespace) -> None:
@@ -30,7 +29,7 @@ def install(arguments: argparse.Namespace) -> None:
         print(f"rota {version} is installed in {database}")
 
 
-def uninstall(arguments: argparse.Namespace) -> int:
+def uninstall(arguments: argparse.Namespace) -> None:
     """Remove the schema with everything in it, after a question."""
     with connected(arguments) as connection:
         database = connection.info.dbname
@@ -38,14 +37,9 @@ def uninstall(arguments: argparse.Namespace) -> int:
         if not row or row["schema"] is None:
             raise CommandError(f"rota is not installed in {database}")
         if not arguments.yes:
-            if not sys.stdin.isatty():
-                raise UsageError("uninstall deletes all jobs: confirm it with --yes")
-            if not agreed(f"Delete rota and all its jobs from {database}?"):
-                print("nothing was done")
-                return 1
+            confirm(f"delete rota and all its jobs from {database}")
         run_script(connection, "uninstall.sql", {})
     if arguments.json:
         print_json({"database": database, "version": None})
     else:
         print(f"rota is removed from {database}")
-    return 0
