@@ -277,6 +277,7 @@ def test_after_the_payload_arguments_have_names(client: Client, arguments: Any) 
         ({"id": uuid.UUID(int=5)}, r"payload\['id'\] is of type UUID, .* str\(value\)"),
         ({"price": Decimal("1.5")}, r"payload\['price'\] is of type Decimal"),
         ({"icon": b"\x01"}, r"payload\['icon'\] is of type bytes, .* base64"),
+        ({"icon": bytearray(b"\x01")}, r"payload\['icon'\] is of type bytearray, .* base64"),
         (b'{"n": 1}', r"payload is of type bytes"),
         ({"ids": {1}}, r"payload\['ids'\] is of type set, .* as a list"),
         ({1: 2, "1": 3}, r"payload has the keys 1 and '1', which are one key in JSON"),

@@ -437,7 +437,7 @@ def test_all_schedules_are_switched_only_after_a_question(
     run("schedule", "disable", "c")
     before = db.execute("select name, is_enabled from rota.job_definitions").fetchall()
 
-    what = f"{verb} {len(others.split())} schedules ({others})"
+    what = f"{verb} all schedules ({len(others.split())}: {others})"
     assert f"this would {what}: confirm" in run("schedule", verb, "--all", code=2)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda: "n")

@@ -162,7 +162,7 @@ def _switch(
         names = others if arguments.all else arguments.names
         if arguments.all and names and not arguments.yes:
             verb = "enable" if is_enabled else "disable"
-            confirm(f"{verb} {len(names)} schedules ({', '.join(names)})")
+            confirm(f"{verb} all schedules ({len(names)}: {', '.join(names)})")
         for arguments.name in names:
             try:
                 done = do(connection, arguments.name)

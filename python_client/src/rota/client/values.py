@@ -176,7 +176,7 @@ def _check_known(path: str, value: Any) -> None:
             remedy = "send its value.total_seconds()"
         elif isinstance(value, Set):
             remedy = "send it as a list"
-        elif isinstance(value, bytes):
+        elif isinstance(value, bytes | bytearray | memoryview):
             remedy = "send it as text, decoded or as base64"
         else:
             remedy = "send it as text, such as str(value), or a mapping of what it holds"
