@@ -146,6 +146,12 @@ begin
             select r.job_id from rota.reruns as r
             where r.idempotency_key = v_key and r.job_type = v_scope
         ));
+        -- So is what a tick has locked: a check finds it by the snapshot.
+        insert into rota.reruns (job_id, run_at, job, seen)
+        select r.job_id, r.run_at, jsonb_build_object('idempotency_key', v_key,
+            'job_type', v_scope), pg_current_snapshot()
+        from rota.reruns as r
+        where r.idempotency_key = v_key and r.job_type = v_scope and r.seen is null limit 1;
         if not is_new then
             perform rota._update_keyed(job_id, new_job, on_conflict = 'rerun', max_wait);
         end if;

@@ -837,6 +837,16 @@ array(
         sql("jobs/keys", "r.seen is null and r.id < n.id", "r.job_id = n.job_id"),
     ),
     mutant(
+        "rerun-that-a-tick-has-locked-comes-later",
+        "A run that a tick has locked comes after what was asked for later.",
+        "races/test_racing_keys.py",
+        sql(
+            "jobs/keys",
+            "where r.idempotency_key = v_key and r.job_type = v_scope and r.seen is null limit",
+            "where false limit",
+        ),
+    ),
+    mutant(
         "rerun-over-a-newer-job",
         "A run whose job has ended replaces what was asked for later, as another job.",
         "races/test_racing_keys.py",

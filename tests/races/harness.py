@@ -21,6 +21,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.abc import QueryNoTemplate
+from psycopg.pq import ExecStatus
 
 Params = Sequence[Any] | Mapping[str, Any] | None
 
@@ -71,7 +72,9 @@ class Session:
         # What has no values goes in one message, so that a tick is alone in its transaction.
         prepare = None if params else False
         cursor = self.connection.execute(query, params or None, prepare=prepare)
-        return cursor.fetchall() if cursor.description else []
+        # Rows without a column have no description, and are rows.
+        is_query = cursor.pgresult and cursor.pgresult.status == ExecStatus.TUPLES_OK
+        return cursor.fetchall() if is_query else []
 
     def start(self, query: QueryNoTemplate, params: Params = None) -> Pending:
         """Begin a statement and return at once."""

@@ -184,6 +184,31 @@ def test_a_rerun_that_is_committed_after_a_newer_one_was_taken_is_not_lost(
     assert b.fetch("select from rota.jobs union all select from rota.reruns") == []
 
 
+@pytest.mark.parametrize("has_job", [False, True])
+def test_a_rerun_that_a_tick_has_locked_never_comes_after_a_newer_call(
+    a: Session, b: Session, has_job: bool
+) -> None:
+    """A asks for another run and stays open; the job ends; A commits; a tick meets B."""
+    a.fetch(*rerun(1))
+    (job,) = claimed(b)
+    with a.transaction():
+        a.fetch(*rerun(2))
+        b.fetch(*finish(job))
+    if has_job:
+        b.fetch(*call("enqueue", job_type="t", idempotency_key="k"))
+    with a.transaction():
+        a.fetch("select from rota.reruns for update")
+        b.fetch(*rerun(3))
+
+    do_checks(b)
+    (job,) = claimed(b)
+    assert job[2] == 3
+    b.fetch(*finish(job))
+    for _ in range(2):
+        do_checks(b)
+    assert b.fetch("select from rota.jobs union all select from rota.reruns") == []
+
+
 def test_of_reruns_that_come_late_the_newest_runs_once_though_an_older_one_is_locked(
     a: Session, b: Session
 ) -> None:
