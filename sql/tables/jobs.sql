@@ -210,8 +210,8 @@ comment on column rota.reruns.job_id is 'The job of the key at that time.';
 comment on column rota.reruns.job is
     'What the producer enqueued, as a row of jobs; only the key where seen is not null.';
 comment on column rota.reruns.seen is
-    'Of those of the key before this row, all that this snapshot shows were overtaken: the '
-    'newest was taken, and others could not be.';
+    'Of those of the key before this row, all that this snapshot shows were locked, and '
+    'overtaken by a newer one that was taken, or by a newer call.';
 
 -- No row: a sequence keeps its value also where the transaction that sets it rolls back.
 create sequence rota.id_timeline as integer;
