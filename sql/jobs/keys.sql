@@ -134,11 +134,11 @@ begin
     elsif on_conflict = 'keep' then
         null;
     elsif v_is_requested and not is_new then
-        insert into rota.reruns (job_id, run_at, job, max_wait, source_updated_at)
+        insert into rota.reruns (job_id, run_at, job, max_wait)
         values (_enqueue_keyed.job_id, coalesce(new_job.run_at, rota.now()),
             to_jsonb(_enqueue_keyed.new_job)
                 || jsonb_build_object('payload', coalesce(new_job.payload, '{}')),
-            _enqueue_keyed.max_wait, _enqueue_keyed.updated_at);
+            _enqueue_keyed.max_wait);
         perform rota._add_checks('rerun', array[job_id::text]);
     else
         -- Whatever was to follow is older than this, also what was to follow a job before.
@@ -236,10 +236,10 @@ begin
 end $$;
 
 /* Take what was to follow these jobs, which the caller has locked or ended, and return the
- * newest of each, unless its key has seen a newer version.  What another session has locked
- * stays, so does what was to follow an earlier job of the key, and what an older snapshot may
- * not show: a check comes back to it.  A row with the snapshot of this transaction tells it
- * what was there by now, and so was overtaken. */
+ * newest of each, unless it was overtaken.  What another session has locked stays, so does what
+ * was to follow an earlier job of the key, and what an older snapshot may not show: a check
+ * comes back to it.  A row with the snapshot of this transaction tells it what was there by
+ * now, and so was overtaken. */
 create or replace function rota._take_reruns(job_ids bigint[])
     returns setof rota.reruns language plpgsql rows 1 as $$
 declare
@@ -287,7 +287,7 @@ begin
         select i.id::text from unnest(_take_reruns.job_ids) as i (id)
         where current_setting('transaction_isolation') <> 'read committed'
           or exists (select from rota.reruns as r where r.job_id = i.id)));
-    return query select n.* from unnest(v_newest) as n where not rota._is_outdated(n);
+    return query select n.* from unnest(v_newest) as n;
 end $$;
 
 /* Whether a run was asked for after one of these jobs, as far as this transaction can tell. */
@@ -298,14 +298,15 @@ begin
       or current_setting('transaction_isolation') <> 'read committed';
 end $$;
 
-/* Whether the key has seen a newer version than that of a run which is to follow. */
-create or replace function rota._is_outdated(rerun rota.reruns)
+/* Whether a newer call of the key has overtaken a run that is to follow. */
+create or replace function rota._is_overtaken(rerun rota.reruns)
     returns boolean language plpgsql stable as $$
 begin
-    return rerun.source_updated_at is not null and exists (
-        select from rota.idempotency_keys as k
-        where k.idempotency_key = rerun.idempotency_key and k.key_scope = rerun.job_type
-          and k.source_updated_at > rerun.source_updated_at
+    return exists (
+        select from rota.reruns as m
+        where m.idempotency_key = rerun.idempotency_key and m.job_type = rerun.job_type
+          and m.seen is not null and m.id > rerun.id
+          and pg_visible_in_snapshot(rerun.made_by, m.seen)
     );
 end $$;
 
@@ -421,9 +422,7 @@ begin
         v_rerun.job || '{"created_at": null, "status": null}');
     if v_job.status is not null then
         v_ids := array[job_id];
-        if not rota._is_outdated(v_rerun) then
-            perform rota._update_keyed(job_id, v_new_job, true, v_rerun.max_wait);
-        end if;
+        perform rota._update_keyed(job_id, v_new_job, true, v_rerun.max_wait);
     else
         v_next_id := rota._find_keyed(v_new_job.idempotency_key, v_new_job.job_type);
         if v_next_id is not null then
@@ -435,7 +434,7 @@ begin
         v_ids := rota._insert_at_once(v_new_job);
         if v_ids = '{}' then return false; end if;
         -- Asked while this job has the key, so that no newer one can come and go meanwhile.
-        if rota._is_outdated(v_rerun) then
+        if rota._is_overtaken(v_rerun) then
             delete from rota.jobs as j where j.id = any(v_ids) and j.lease_token = 0;
         else
             perform rota._jobs_came_in(v_ids);

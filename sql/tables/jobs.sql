@@ -193,7 +193,6 @@ create table rota.reruns (
     run_at timestamptz not null,
     job jsonb not null,
     max_wait interval,
-    source_updated_at timestamptz,
     made_by xid8 not null default pg_current_xact_id(),
     seen pg_snapshot,
     idempotency_key text not null generated always as (job ->> 'idempotency_key') stored,

@@ -749,10 +749,10 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
-        "rerun-of-an-old-version",
-        "An old version of a key runs after a newer one.",
+        "rerun-after-a-newer-job-that-is-gone",
+        "A late run comes after a newer job of its key that has come and gone.",
         "races/test_racing_keys.py",
-        sql("jobs/keys", "and k.source_updated_at > rerun.source_updated_at", "and false"),
+        sql("jobs/keys", "if rota._is_overtaken(v_rerun) then", "if false then"),
     ),
     mutant(
         "rerun-over-a-newer-call",

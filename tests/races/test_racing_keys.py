@@ -17,6 +17,8 @@ from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
+from races.instrument import ARM, GATE, PAUSE
+from support.mutation import mutate
 
 SECONDS = 5.0
 KEYS = [f"k{n}" for n in range(6)]
@@ -204,6 +206,35 @@ def test_a_rerun_that_a_tick_has_locked_never_comes_after_a_newer_call(
     (job,) = claimed(b)
     assert job[2] == 3
     b.fetch(*finish(job))
+    for _ in range(2):
+        do_checks(b)
+    assert b.fetch("select from rota.jobs union all select from rota.reruns") == []
+
+
+def test_a_rerun_does_not_come_after_a_newer_job_that_has_come_and_gone(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """A tick is about to make the job of a late rerun; B makes a newer one, and ends it."""
+    a.fetch(*rerun(1))
+    (job,) = claimed(b)
+    with a.transaction():
+        a.fetch(*rerun(2))
+        b.fetch(*finish(job))
+    db.execute(PAUSE)
+    insert = "v_ids := rota._insert_at_once(v_new_job);"
+    mutate(db, "_check_reruns", insert, f"assert race.pause(''); {insert}")
+    a.fetch("update rota.pending_checks set due_at = '-infinity' returning id")
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [1])
+    pending = a.start(*call("tick"))
+    pending.wait_blocked()
+    b.fetch(*rerun(3))
+    (job,) = claimed(b)
+    b.fetch(*finish(job))
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    pending.result()
+
     for _ in range(2):
         do_checks(b)
     assert b.fetch("select from rota.jobs union all select from rota.reruns") == []
