@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp
 
-from rota.web import acts, app
+from rota.web import acts, app, pages
 from web.sample_jobs import Scene, set_scene
 
 PATIENCE = 60.0
@@ -91,7 +91,7 @@ def make_page(login_url: str) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def page(make_page: Callable[..., Any], scene: Scene) -> Iterator[str]:
     """The address of a page on which the operator may act, and which is in no hurry."""
-    acts.FIRST_TIME = acts.STEP_TIME = PATIENCE
+    acts.FIRST_TIME = acts.STEP_TIME = pages.FIRST_TIME = PATIENCE
     with serving(make_page(allow_acts=True, read_time=PATIENCE)) as address:
         yield address
 
