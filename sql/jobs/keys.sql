@@ -146,7 +146,8 @@ begin
             select r.job_id from rota.reruns as r
             where r.idempotency_key = v_key and r.job_type = v_scope
         ));
-        -- So is what a tick has locked: a check finds it by the snapshot.
+        -- So is what a tick has locked, which a check finds by the snapshot; that may not show
+        -- what this transaction itself has asked for, and has just taken.
         insert into rota.reruns (job_id, run_at, job, seen)
         select r.job_id, r.run_at, jsonb_build_object('idempotency_key', v_key,
             'job_type', v_scope), pg_current_snapshot()
@@ -247,32 +248,19 @@ declare
     v_seen pg_snapshot;
 begin
     if not rota._may_have_reruns(job_ids) then return; end if;
-    with marks as materialized (
-        select m.id, m.seen, m.idempotency_key, m.job_type
-        from (
-            select distinct r.idempotency_key, r.job_type from rota.reruns as r
-            where r.job_id = any(_take_reruns.job_ids)
-        ) as k
-        join rota.reruns as m using (idempotency_key, job_type)
-        where m.seen is not null
-    ), taken as (
+    with taken as (
         delete from rota.reruns as r
         where r.id = any(array(
             select n.id from rota.reruns as n
             where n.job_id = any(_take_reruns.job_ids) and n.seen is null
             order by n.id desc limit 10000 for update skip locked
         ))
-        returning r.*
+        returning r as rerun
     )
-    select array_agg(row(n.*)::rota.reruns), pg_current_snapshot() into v_newest, v_seen
+    select array_agg(n.rerun), pg_current_snapshot() into v_newest, v_seen
     from (
-        select distinct on (t.job_id) t.* from taken as t
-        where not exists (
-            select from marks as m
-            where m.idempotency_key = t.idempotency_key and m.job_type = t.job_type
-              and m.id > t.id and pg_visible_in_snapshot(t.made_by, m.seen)
-        )
-        order by t.job_id, t.id desc
+        select distinct on ((t.rerun).job_id) t.rerun from taken as t
+        where not rota._is_overtaken(t.rerun) order by (t.rerun).job_id, (t.rerun).id desc
     ) as n;
     insert into rota.reruns (job_id, run_at, job, seen)
     select n.job_id, n.run_at, jsonb_build_object('idempotency_key', n.idempotency_key,
@@ -377,16 +365,8 @@ begin
     if not found then return true; end if;
     -- Only the newest of the key counts.  One snapshot tells: if the job ends just now, the run
     -- of what is newest here begins after the commit of what is deleted.
-    with marks as materialized (
-        select m.id, m.seen from rota.reruns as m
-        where m.idempotency_key = v_rerun.idempotency_key and m.job_type = v_rerun.job_type
-          and m.seen is not null
-    ), asked as materialized (
-        select r.id, exists (
-            select from marks as m
-            where m.id > r.id and pg_visible_in_snapshot(r.made_by, m.seen)
-        ) as is_overtaken
-        from rota.reruns as r
+    with asked as materialized (
+        select r.id, rota._is_overtaken(r) as is_overtaken from rota.reruns as r
         where r.idempotency_key = v_rerun.idempotency_key and r.job_type = v_rerun.job_type
           and r.seen is null
     ), passed as (
@@ -403,8 +383,8 @@ begin
         ))
     )
     delete from rota.reruns as r
-    where r.id = any(array(select m.id from marks as m))
-      and not exists (select from asked as a where a.is_overtaken);
+    where r.idempotency_key = v_rerun.idempotency_key and r.job_type = v_rerun.job_type
+      and r.seen is not null and not exists (select from asked as a where a.is_overtaken);
     if v_job.status = 'running' then return true; end if;
 
     select r.* into v_rerun from rota.reruns as r where r.job_id = _check_reruns.job_id

@@ -786,8 +786,8 @@ setting ->> 'pause_name',
         "races/test_racing_keys.py",
         sql(
             "jobs/keys",
-            "where m.id > r.id and pg_visible_in_snapshot(r.made_by, m.seen)",
-            "where m.id > r.id",
+            "and m.id > rerun.id and pg_visible_in_snapshot(rerun.made_by, m.seen)",
+            "and m.id > rerun.id",
         ),
     ),
     mutant(

@@ -46,6 +46,24 @@ def finish(job: Any) -> tuple[Any, Any]:
     return call("finish_job", job_id=job[0], lease_token=job[1])
 
 
+def late_rerun(a: Session, b: Session) -> Any:
+    """A asks for another run and stays open; B ends the job; A commits; return the job."""
+    a.fetch(*rerun(1))
+    (job,) = claimed(b)
+    with a.transaction():
+        a.fetch(*rerun(2))
+        b.fetch(*finish(job))
+    return job
+
+
+def ends_for_good(session: Session, job: Any) -> None:
+    """End a job, which nothing follows."""
+    session.fetch(*finish(job))
+    for _ in range(2):
+        do_checks(session)
+    assert session.fetch("select from rota.jobs union all select from rota.reruns") == []
+
+
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_rerun_that_meets_an_open_finish(a: Session, b: Session, is_committed: bool) -> None:
     """A finishes the job and stays open; B asks for another run at once; A ends."""
@@ -181,9 +199,7 @@ def test_a_rerun_that_is_committed_after_a_newer_one_was_taken_is_not_lost(
     do_checks(b)
     (job,) = claimed(b)
     assert job[2] == 3
-    b.fetch(*finish(job))
-    do_checks(b)
-    assert b.fetch("select from rota.jobs union all select from rota.reruns") == []
+    ends_for_good(b, job)
 
 
 @pytest.mark.parametrize("has_job", [False, True])
@@ -191,11 +207,7 @@ def test_a_rerun_that_a_tick_has_locked_never_comes_after_a_newer_call(
     a: Session, b: Session, has_job: bool
 ) -> None:
     """A asks for another run and stays open; the job ends; A commits; a tick meets B."""
-    a.fetch(*rerun(1))
-    (job,) = claimed(b)
-    with a.transaction():
-        a.fetch(*rerun(2))
-        b.fetch(*finish(job))
+    late_rerun(a, b)
     if has_job:
         b.fetch(*call("enqueue", job_type="t", idempotency_key="k"))
     with a.transaction():
@@ -205,21 +217,31 @@ def test_a_rerun_that_a_tick_has_locked_never_comes_after_a_newer_call(
     do_checks(b)
     (job,) = claimed(b)
     assert job[2] == 3
-    b.fetch(*finish(job))
-    for _ in range(2):
-        do_checks(b)
-    assert b.fetch("select from rota.jobs union all select from rota.reruns") == []
+    ends_for_good(b, job)
+
+
+def test_a_rerun_never_comes_after_a_newer_call_of_its_own_transaction(
+    a: Session, b: Session
+) -> None:
+    """A asks for another run; B ends the job; A asks once more, which makes a new one."""
+    a.fetch(*rerun(1))
+    (job,) = claimed(b)
+    with a.transaction():
+        a.fetch(*rerun(2))
+        b.fetch(*finish(job))
+        a.fetch(*rerun(3))
+
+    do_checks(b)
+    (job,) = claimed(b)
+    assert job[2] == 3
+    ends_for_good(b, job)
 
 
 def test_a_rerun_does_not_come_after_a_newer_job_that_has_come_and_gone(
     a: Session, b: Session, db: psycopg.Connection[Any]
 ) -> None:
     """A tick is about to make the job of a late rerun; B makes a newer one, and ends it."""
-    a.fetch(*rerun(1))
-    (job,) = claimed(b)
-    with a.transaction():
-        a.fetch(*rerun(2))
-        b.fetch(*finish(job))
+    late_rerun(a, b)
     db.execute(PAUSE)
     insert = "v_ids := rota._insert_at_once(v_new_job);"
     mutate(db, "_check_reruns", insert, f"assert race.pause(''); {insert}")
@@ -259,9 +281,7 @@ def test_of_reruns_that_come_late_the_newest_runs_once_though_an_older_one_is_lo
     (job,) = claimed(b)
     assert job[2] == 4
     do_checks(b)
-    b.fetch(*finish(job))
-    do_checks(b)
-    assert b.fetch("select from rota.jobs union all select from rota.reruns") == []
+    ends_for_good(b, job)
 
 
 def test_a_rerun_does_not_expire_with_the_job_that_was_locked(a: Session, b: Session) -> None:
@@ -286,11 +306,7 @@ def test_a_call_after_a_rerun_whose_job_has_ended_has_the_last_word(
     a: Session, b: Session, how: str
 ) -> None:
     """A asks and stays open; B ends the job; A commits; B asks once more before a tick."""
-    a.fetch(*rerun(1))
-    (job,) = claimed(b)
-    with a.transaction():
-        a.fetch(*rerun(2))
-        b.fetch(*finish(job))
+    late_rerun(a, b)
     if how in ("waiting", "running"):
         b.fetch(*call("enqueue", job_type="t", idempotency_key="k"))
     if how == "running":
@@ -305,19 +321,13 @@ def test_a_call_after_a_rerun_whose_job_has_ended_has_the_last_word(
     (job,) = claimed(b)
     assert job[2] == 3
     do_checks(b)
-    b.fetch(*finish(job))
-    do_checks(b)
-    assert b.fetch("select from rota.jobs union all select from rota.reruns") == []
+    ends_for_good(b, job)
 
 
 @pytest.mark.parametrize("act", ["erase", "purge"])
 def test_a_rerun_outlives_the_job_that_has_ended(a: Session, b: Session, act: str) -> None:
     """A asks for another run and stays open; B ends the job; A commits; B acts on the job."""
-    a.fetch(*rerun(1))
-    (job,) = claimed(b)
-    with a.transaction():
-        a.fetch(*rerun(2))
-        b.fetch(*finish(job))
+    job = late_rerun(a, b)
     filter_ = Jsonb({"ids": [job[0]]})
     ((changed,),) = b.fetch("select changed from rota.act_on_jobs(%s, %s)", (act, filter_))
     assert changed == 1

@@ -31,6 +31,21 @@ select rota.pause_type('pdf', reason => 'printer on fire');
 
 
 @pytest.fixture
+def install_as_owner(
+    psql: Any, sql_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], None]:
+    """Install once more, as the role that owns a restored schema."""
+
+    def install(dsn: str) -> None:
+        owner = "select nspowner::regrole from pg_namespace where nspname = 'rota'"
+        role = psql(dsn, "-At", "-c", owner).stdout.strip()
+        monkeypatch.setenv("PGOPTIONS", f"-c role={role}")
+        psql(dsn, "-f", sql_dir / "install.sql")
+
+    return install
+
+
+@pytest.fixture
 def live(make: Make, sql_dir: Path) -> str:
     """A database with jobs in every state."""
     dsn = make(sql_dir / "install.sql")
@@ -180,7 +195,7 @@ def test_a_copy_of_production_does_nothing_before_it_is_resumed(
 
 
 def test_a_copy_of_the_schema_alone_says_that_it_needs_the_install(
-    live: str, make: Make, tool: Any, psql: Any, sql_dir: Path, monkeypatch: pytest.MonkeyPatch
+    live: str, make: Make, tool: Any, psql: Any, install_as_owner: Callable[[str], None]
 ) -> None:
     copy = make(None)
     schema = tool("pg_dump", live, "--schema-only").stdout
@@ -189,12 +204,7 @@ def test_a_copy_of_the_schema_alone_says_that_it_needs_the_install(
 
     with psycopg.connect(copy, autocommit=True) as db:
         told = db.execute(drift).fetchall()
-        owner = db.execute(
-            "select nspowner::regrole::text from pg_namespace where nspname = 'rota'"
-        ).fetchone()
-        assert owner is not None
-        monkeypatch.setenv("PGOPTIONS", f"-c role={owner[0]}")
-        psql(copy, "-f", sql_dir / "install.sql")
+        install_as_owner(copy)
         db.execute("select rota.tick()")
         ticked = db.execute(
             "select last_tick_at is not null, (select sampled_at > 'epoch' from"
@@ -210,8 +220,8 @@ def test_a_copy_of_the_schema_alone_says_that_it_needs_the_install(
 
 
 def test_settings_are_in_force_after_an_install_where_a_restore_left_out_their_list(
-    live: str, make: Make, tool: Any, psql: Any, sql_dir: Path, admin: psycopg.Connection[Any],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    live: str, make: Make, tool: Any, admin: psycopg.Connection[Any], tmp_path: Path,
+    install_as_owner: Callable[[str], None],
 ) -> None:  # fmt: skip
     """The list names a role that the other server has not, and so it has none of the rows."""
     admin.execute("create role billing")
@@ -233,12 +243,7 @@ def test_settings_are_in_force_after_an_install_where_a_restore_left_out_their_l
 
     with psycopg.connect(copy, autocommit=True) as db:
         ((severity, evidence),) = db.execute(drift).fetchall()
-        owner = db.execute(
-            "select nspowner::regrole::text from pg_namespace where nspname = 'rota'"
-        ).fetchone()
-        assert owner is not None
-        monkeypatch.setenv("PGOPTIONS", f"-c role={owner[0]}")
-        psql(copy, "-f", sql_dir / "install.sql")
+        install_as_owner(copy)
         listed = db.execute("select name from rota.configured_names order by 1").fetchall()
 
         assert severity == "critical"
