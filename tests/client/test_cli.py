@@ -1,6 +1,7 @@
 """The command line: what it prints, and what it returns."""
 
 import argparse
+import io
 import json
 import os
 import pty
@@ -748,6 +749,45 @@ def test_texts_of_jobs_cannot_command_the_terminal(
 
     assert not any(line.startswith("rota; all is well") for line in shown.out.splitlines())
     assert (shown.out + shown.err).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_what_the_terminal_has_no_letter_for_is_shown_as_an_escape(
+    dsn: str, client: Client, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.enqueue("a", ordering_key="\u0141\u00f3d\u017a", max_attempts=1)
+    (claim,) = client.claim_jobs("w")
+    client.fail_job(claim.job_id, claim.lease_token, "\u0142" * 200)
+
+    for words in (["jobs"], ["job", str(claim.job_id)]):
+        written = io.BytesIO()
+        stream = io.TextIOWrapper(written, encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main([*words, "-d", dsn]) == 0
+        stream.flush()
+        assert b"\\u0142" in written.getvalue()
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])
+def test_json_that_is_too_deep_is_said_in_one_line(
+    dsn: str, client: Client, db: psycopg.Connection[Any],
+    capsys: pytest.CaptureFixture[str], more: list[str],
+) -> None:  # fmt: skip
+    deep = '{"a":' * 4000 + "1" + "}" * 4000
+    job_id = db.execute("select rota.enqueue('a', %s::jsonb)", [deep]).fetchall()[0][0]
+
+    for words, code in (
+        (["jobs", "--payload", deep], 2),
+        (["enqueue", "a", deep], 2),
+        (["retry", str(job_id), "--set", f"a={deep}"], 2),
+        (["job", str(job_id)], 1),
+    ):
+        assert main([*words, *more, "-d", dsn]) == code
+        (said,) = capsys.readouterr().err.splitlines()
+        assert "deep" in said
+        assert len(said) < 200
 
 
 def test_who_acts_on_a_standby_is_told_of_the_primary(

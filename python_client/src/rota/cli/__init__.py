@@ -129,6 +129,8 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
         return OK
     except (OSError, ValueError) as error:
         return complain(error, None)
+    except RecursionError:
+        return complain(CommandError("JSON is nested too deeply for Python"), None)
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -153,6 +153,8 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+    except RecursionError:
+        raise UsageError("--set: the value is nested too deeply") from None
 
 
 def _calls(

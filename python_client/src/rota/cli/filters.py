@@ -118,6 +118,8 @@ def parse_payload(text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise UsageError(f"the payload is not JSON: {error}") from None
+    except RecursionError:
+        raise UsageError("the payload is nested too deeply") from None
 
 
 def pair(text: str, option: str) -> tuple[str, str]:

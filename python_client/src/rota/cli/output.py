@@ -98,8 +98,9 @@ class PlainText(InFront):
     """A stream that a terminal shows and does not obey, whatever texts come from jobs."""
 
     def write(self, text: str) -> int:
-        """Write it with escapes."""
-        self.raw.write(printable(text))
+        """Write it with escapes, also of what the encoding of the terminal lacks."""
+        encoding = self.encoding or "utf-8"
+        self.raw.write(printable(text).encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
     def fileno(self) -> int:
