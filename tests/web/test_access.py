@@ -54,13 +54,16 @@ def asked(
         ("192.0.2.7", "localhost", 403),
         ("127.0.0.1", "evil.example", 403),
         ("127.0.0.1", "localhost.evil.example", 403),
+        ("127.0.0.1", "evil.example:99999", 403),
+        ("127.0.0.1", "evil.example/", 403),
+        ("127.0.0.1", "", 403),
     ],
 )
 def test_without_passwords_only_this_machine_is_answered(
     make_page: Make, scene: Scene, peer: str, host: str, status: int
 ) -> None:
     for path in ("/static/rota.css", "/static/htmx.min.js", "/static/uplot.min.js"):
-        assert asked(make_page(), path, peer=peer, host=host).status_code == status
+        assert asked(make_page(), path, peer=peer, Host=host).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -260,7 +263,10 @@ def test_several_databases_have_a_site_each_and_a_silent_one_is_named(
         assert http.get("/ops/static/rota.css").status_code == 200
         for number in (0, 2):
             job = f"/ops/{number}/jobs/{scene.jobs['dead']}"
-            shown = http.get(job).text
+            answer = http.get(job)
+            policies = answer.headers.get_list("cross-origin-opener-policy")
+            assert policies == ["same-origin"]  # twice it would count for nothing
+            shown = answer.text
             assert 'class="place" href="/ops/"' in shown
             assert f'href="/ops/{number}/act/retry_job' in shown
         assert http.get("/ops/1/").status_code == 503

@@ -15,6 +15,7 @@ import base64
 import hashlib
 import hmac
 import ipaddress
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
@@ -147,7 +148,8 @@ class TrustedHeader:
 async def only_this_machine(request: Request) -> User | None:
     """Let in who is on this machine and asks for it by its own name."""
     address = _address(request)
-    name = (request.url.hostname or "").lower()
+    # Not the host of the URL: for a name that is none, that is the address of this server.
+    name = re.sub(r":\d+$", "", request.headers.get("host", "").lower()).strip("[]")
     if address is None or not address.is_loopback or name not in LOOPBACK_NAMES:
         raise RefusedError("without passwords this page serves only its own machine: localhost")
     if any(header in request.headers for header in FORWARDED):

@@ -240,8 +240,10 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
+                had = list(message.get("headers", ()))
+                names = {name for name, _ in had}  # those of a page that is mounted in this one
                 own = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
-                message["headers"] = [*message.get("headers", ()), *own]
+                message["headers"] = had + [one for one in own if one[0] not in names]
             await send(message)
 
         request = Request(scope, receive)
