@@ -25,6 +25,7 @@ from rota.web.site import Answer, Site
 from web.conftest import OPERATOR, serving
 from web.sample_jobs import BIG, HOSTILE, Scene
 
+MANY_DIGITS = "9" * 5000
 SCREENS = (
     "/",
     "/jobs",
@@ -456,6 +457,44 @@ def test_what_ended_is_plotted_with_what_each_bar_stands_for() -> None:
 )
 def test_what_is_not_there_is_said_so(http: httpx.Client, path: str) -> None:
     assert "Not found" in told(http, path, 404)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/jobs/{MANY_DIGITS}",
+        f"/jobs?before={MANY_DIGITS}",
+        f"/audit?job={MANY_DIGITS}",
+        f"/audit?before={MANY_DIGITS}",
+        f"/undo?audit={MANY_DIGITS}",
+    ],
+    ids=lambda path: path[:14],
+)
+def test_a_number_of_thousands_of_digits_is_no_id(http: httpx.Client, path: str) -> None:
+    assert http.get(path).status_code == (404 if path.startswith("/jobs/") else 200)
+
+
+def test_a_payload_that_is_too_deep_hides_no_screen(
+    http: httpx.Client, db_of_page: Any
+) -> None:
+    deep = '{"a":' * 700 + "1" + "}" * 700
+    (job_id,) = db_of_page.execute(
+        "select rota.enqueue('deep', %s::jsonb, run_at => rota.now() + interval '1 day')",
+        [deep],
+    ).fetchone()
+    try:
+        for path in (
+            "/jobs?type=deep&col=payload.a",
+            f"/jobs/{job_id}",
+            f"/all/retry?id={job_id}",
+        ):
+            assert http.get(path).status_code == 200
+    finally:
+        db_of_page.execute("select rota.cancel_job(%s)", [job_id])
+        db_of_page.execute(
+            "select rota.act_on_jobs('purge', jsonb_build_object('ids', array[%s::bigint]))",
+            [job_id],
+        )
 
 
 @pytest.mark.parametrize("path", ["/jobs/%00", "/schedules/a%00b", "/jobs?queue=%00", "/%00"])

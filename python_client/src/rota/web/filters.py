@@ -269,7 +269,13 @@ def age(text: str) -> str:
     return f"{match[1]} {_UNITS[match[2][0]]}"
 
 
+def row_id(text: str) -> int | None:
+    """Return the id that a text is, if it is one; of thousands of digits Python makes none."""
+    found = int(text) if re.fullmatch(r"\d{1,19}", text) else 0
+    return found if 0 < found < 1 << 63 else None
+
+
 def _job_id(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 1 << 63:
+    if (found := row_id(text)) is None:
         raise BadFilterError(f"there is no job {text}")
-    return int(text)
+    return found

@@ -30,6 +30,7 @@ from .filters import (
     BadFilterError,
     Filter,
     check_masked,
+    row_id,
 )
 from .graphs import dependencies
 from .plots import STEPS, TIMES, ended, times
@@ -180,9 +181,8 @@ async def _listed(
     request: Request, site: Site, wanted: Filter, columns: list[str], size: int
 ) -> Answer:
     values = wanted.asked()
-    before = request.query_params.get("before", "")
-    if before.isdecimal() and int(before) < 1 << 63:
-        values["before"] = int(before)
+    if (before := row_id(request.query_params.get("before", ""))) is not None:
+        values["before"] = before
     check_masked(site.json, wanted)
     has_payload = any(column.startswith("payload.") for column in columns)
     answer = await _searched(site, values, size + 1, payload=has_payload)
@@ -508,9 +508,7 @@ async def waiting(request: Request, site: Site) -> Response:
 async def audit(request: Request, site: Site) -> Response:
     """Tell who did what."""
     asked: dict[str, Any] = {
-        name: int(text) if text.isdecimal() and int(text) < 1 << 63 else None
-        for name in ("before", "job")
-        for text in [request.query_params.get(name, "")]
+        name: row_id(request.query_params.get(name, "")) for name in ("before", "job")
     }
     wanted = {
         name: text
@@ -564,9 +562,9 @@ async def health(request: Request) -> Response:
 
 def _id(request: Request) -> int:
     text = str(request.path_params["job_id"])
-    if not text.isdecimal() or not 0 < int(text) < 1 << 63:
+    if (found := row_id(text)) is None:
         raise HTTPException(404, WORDS["no_job"].format(text[:40]))
-    return int(text)
+    return found
 
 
 def _base(request: Request) -> str:

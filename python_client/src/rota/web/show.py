@@ -123,13 +123,13 @@ class Json:
 
     def editable(self, text: str) -> str | None:
         """Return JSON to be edited, each number as it is; None where not all may be seen."""
+        if self.payloads == "hide" or len(text) > MAX_JSON:
+            return None
         try:
             value = self.parsed(text)
+            return None if self._has_masked(value) else "".join(self._edited(value, "\n"))
         except (RecursionError, ValueError):
             return None
-        if self.payloads == "hide" or len(text) > MAX_JSON or self._has_masked(value):
-            return None
-        return "".join(self._edited(value, "\n"))
 
     def _has_masked(self, value: Any) -> bool:
         if isinstance(value, dict):
@@ -165,7 +165,10 @@ class Json:
 
     def told(self, value: Any, length: int = 60) -> str:
         """Return a value in a few words."""
-        text = value if isinstance(value, str) else "".join(self._plain(value))
+        try:
+            text = value if isinstance(value, str) else "".join(self._plain(value))
+        except RecursionError:
+            return "…"
         return text if len(text) <= length else f"{text[: length - 1]}…"
 
     def changes(self, before: str | None, after: str | None) -> list[tuple[str, str, str]]:

@@ -14,6 +14,7 @@ from typing import Any
 from psycopg import sql
 
 from .database import Row
+from .filters import row_id
 from .show import Json
 
 MAX_ROWS = 500
@@ -177,5 +178,5 @@ def _parsed(text: str | None) -> dict[str, Any]:
 def numbers(pairs: Iterable[tuple[str, str]], name: str = "audit") -> list[int]:
     """Return the rows of the audit that are named in an address or a form."""
     told = [part for key, value in pairs if key == name for part in value.split(",")]
-    good = [int(part) for part in told if part.isdecimal() and int(part) < 1 << 63]
+    good = [found for part in told if (found := row_id(part)) is not None]
     return list(dict.fromkeys(good))[:MAX_ROWS]
