@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -15,6 +16,7 @@ import pytest
 
 from rota.web import User
 from rota.web.acts import ACTS, address_of
+from support.waiting import wait_until
 from web.conftest import serving
 from web.sample_jobs import BIG, HOSTILE, Scene
 
@@ -781,3 +783,26 @@ def test_what_the_list_finds_is_what_is_acted_on(
     assert matched[0]
     assert ids >= set(matched[0])
     assert re.search(rf'id="count"[^>]*><b>{len(ids)} job', page)
+
+
+def test_undo_is_of_the_own_acts_where_others_act_at_the_same_time(
+    http: httpx.Client, web_url: str, db_of_page: Db
+) -> None:
+    """Two who act under one name, or none, at once: each takes back what he has done."""
+    mine, theirs = enqueue(db_of_page), enqueue(db_of_page)
+    form = http.get(f"/act/cancel_job?job_id={mine}").text
+    given = dict(re.findall(r'<input type="hidden" name="([\w.]+)" value="([^"]*)"', form))
+    with (
+        ThreadPoolExecutor(1) as pool,
+        psycopg.connect(web_url) as holder,
+    ):
+        holder.execute("select from rota.jobs where id = %s for update", [mine])
+        answer = pool.submit(http.post, "/act/cancel_job", data=given, follow_redirects=True)
+        wait_until(
+            lambda: db_of_page.execute("select 1 from pg_locks where not granted").fetchone()
+        )
+        db_of_page.execute("select rota.cancel_job(%s)", [theirs])
+        holder.rollback()
+    undo = re.findall(r'href="(/undo[^"]*)"', answer.result().text)
+    assert len(undo) == 1
+    assert undo[0].count(",") == 0

@@ -280,8 +280,7 @@ async def act(request: Request) -> Response:
     rows: list[int] = []
     if is_done:
         last = await _last_of_audit(site)
-        done, failed = await _do(site, request, call)
-        rows = await _audited_since(site, request, last)
+        done, failed = await _do(site, request, call, last, rows)
     jobs = Answer()
     if wanted.about == JOB and call.about:
         ids = {"id": [one["job_id"] for one in call.about[:SAMPLES]], "limit": SAMPLES}
@@ -375,16 +374,22 @@ def _call(act: Act, pairs: Sequence[tuple[str, str]]) -> tuple[Call, str | None]
 
 
 async def _do(
-    site: Site, request: Request, call: Call
+    site: Site, request: Request, call: Call, last: int | None, rows: list[int]
 ) -> tuple[list[Row], list[tuple[dict[str, Any], str]]]:
-    """Do it; return the rows that came back, and what could not be done with the reason."""
+    """Do it; return the rows that came back, and what could not be done with the reason.
+
+    To *rows* come those of the audit that it leaves.
+    """
     done: list[Row] = []
     failed: list[tuple[dict[str, Any], str]] = []
     for about, each in zip(call.about, call.statements(), strict=True):
         try:
             async with site.database.acting(request.state.user.name) as connection:
                 found = await connection.execute(each)
-                done.extend(await found.fetchall())
+                returned = await found.fetchall()
+                left = await _audited(connection, last)
+            done += returned
+            rows += left
         except psycopg.errors.LockNotAvailable:
             failed.append((about, WORDS["act_locked"]))
         except (psycopg.errors.RaiseException, psycopg.DatabaseError) as error:
@@ -477,9 +482,7 @@ async def act_on_all(request: Request) -> Response:
         last = await _last_of_audit(site) if is_step else None
         seconds = STEP_TIME if is_step or is_counting else FIRST_TIME
         call = (name, asked, arguments)
-        problem = await _run(site, request, progress, call, seconds, is_step=is_step)
-        if is_step:
-            progress.rows += await _audited_since(site, request, last)
+        problem = await _run(site, request, progress, call, seconds, last, is_step=is_step)
     is_over = is_step and progress.after_id is None and problem is None
     total = _number(pairs, "total") or progress.matched
     fields = BULK[name]
@@ -588,6 +591,7 @@ async def _run(
     progress: Progress,
     call: tuple[str, str, str],
     seconds: float,
+    last: int | None,
     *,
     is_step: bool,
 ) -> str | None:
@@ -602,9 +606,11 @@ async def _run(
             query = _bulk(act, asked, arguments, progress.after_id, not is_step)
             async with site.database.acting(request.state.user.name) as connection:
                 found = await (await connection.execute(query)).fetchone()
+                left = await _audited(connection, last)
             if found is None:
                 break
             progress.add(found)
+            progress.rows += left
     except psycopg.errors.LockNotAvailable:
         return WORDS["act_locked"]
     except TooSlowError:
@@ -668,12 +674,12 @@ async def _last_of_audit(site: Site) -> int | None:
     return found.rows[0]["id"] if found.rows else None
 
 
-async def _audited_since(site: Site, request: Request, last: int | None) -> list[int]:
-    """Return the rows of the audit that this user has left since."""
+async def _audited(connection: psycopg.AsyncConnection[Row], last: int | None) -> list[int]:
+    """Return the rows of the audit, after the *last* before it, that this act has left."""
     if last is None:
         return []
-    given = {"since": last, "actor": request.state.user.name}
-    return [row["id"] for row in (await site.ask(queries.AUDIT_SINCE, given)).rows]
+    found = await connection.execute(queries.AUDIT_OF_ACT, {"since": last})
+    return [row["id"] for row in await found.fetchall()]
 
 
 async def _undo(site: Site, rows: Sequence[int]) -> str | None:

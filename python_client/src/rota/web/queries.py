@@ -372,9 +372,10 @@ LAST_OF_AUDIT: LiteralString = """
     from (select i.id from rota.audit_log as i order by i.id desc limit 1) as n
     """
 
-AUDIT_SINCE: LiteralString = """
+# Those of this transaction: others act at the same time, and under the same name.
+AUDIT_OF_ACT: LiteralString = """
     select i.id from rota.audit_log as i
-    where i.id > %(since)s and i.actor is not distinct from nullif(left(%(actor)s, 255), '')
+    where i.id > %(since)s and i.xmin = pg_current_xact_id()::xid
     order by i.id limit 1000
     """
 
