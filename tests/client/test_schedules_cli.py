@@ -569,6 +569,16 @@ def test_import_refuses_all_for_one_bad_line(put: Run, run: Run) -> None:
     assert run("schedule", "list") == "(none)\n"
 
 
+def test_bad_lines_cannot_command_the_terminal(put: Run, run: Run) -> None:
+    evil = "\x1b]0;x\x07\u202e"
+
+    printed = put(f"@daily a{evil}\n@daily b\n@daily c name=b{evil}\nTZ={evil}\n", code=1)
+    printed += run("schedule", "enable", f"no{evil}", code=1)
+
+    assert "\\x1b]0;x" in printed
+    assert printed.replace("\n", "").isprintable()
+
+
 def test_import_tells_of_all_bad_lines_at_once(put: Run, run: Run) -> None:
     text = "TZ=Mars/Base\n@daily a\n@daily\n@daily b\n@daily b\n61 2 * * * c\n"
 

@@ -271,7 +271,7 @@ def confirm(what: str) -> None:
     """Ask whether to do it, on stderr, which is no document and not kept back."""
     if not sys.stdin.isatty():
         raise UsageError(f"this would {what}: confirm it with --yes")
-    print(f"{what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{printable(what)}? [y/N] ", end="", file=sys.stderr, flush=True)
     if input().strip().lower() not in ("y", "yes"):
         raise CommandError("nothing was done")
 

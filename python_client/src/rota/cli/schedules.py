@@ -42,6 +42,7 @@ from .output import (
     print_json,
     print_record,
     print_table,
+    printable,
     span,
     table_lines,
     text_of,
@@ -176,7 +177,7 @@ def _switch(
                 told.append({"name": arguments.name, "error": one_line(error), "hint": hint})
                 if not arguments.json:
                     told_hint = f" ({hint})" if hint else ""
-                    print(f"rota: {one_line(error)}{told_hint}", file=sys.stderr)
+                    print(printable(f"rota: {one_line(error)}{told_hint}"), file=sys.stderr)
     if arguments.json:
         print_json(told)
     elif not names:
@@ -461,7 +462,7 @@ def _all_of(told: Sequence[str], what: str = "schedules") -> CommandError:
     if len(told) == 1:
         return CommandError(told[0])
     for text in told:
-        print(f"rota: {text}", file=sys.stderr)
+        print(f"rota: {printable(text)}", file=sys.stderr)
     return CommandError(f"{len(told)} {what} are wrong: no schedule was added")
 
 
