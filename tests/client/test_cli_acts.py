@@ -232,7 +232,9 @@ def test_pause_and_resume_a_type_and_all(run: Run, client: Client) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("answer", "is_paused"), [("n\n", False), ("yes\n", True)])
+@pytest.mark.parametrize(
+    ("answer", "is_paused"), [("n\n", False), ("yes\n", True), ("\x04", False)]
+)
 def test_a_pause_on_a_terminal_asks_with_the_number(
     client: Client, db: Db, dsn: str, answer: str, is_paused: bool
 ) -> None:
@@ -252,6 +254,7 @@ def test_a_pause_on_a_terminal_asks_with_the_number(
     os.close(theirs)
     os.close(ours)
     assert "pause queue default, with 3 due jobs and 0 for later? [y/N]" in said + complained
+    assert is_paused or complained.endswith("rota: nothing was done\n")
     assert db.execute("select count(*) from rota.pauses").fetchone() == (is_paused,)
 
 

@@ -131,6 +131,8 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
         return complain(error, None)
     except RecursionError:
         return complain(CommandError("JSON is nested too deeply for Python"), None)
+    except EOFError:  # Ctrl-D where a question was asked
+        return complain(CommandError("nothing was done"), None)
     except KeyboardInterrupt:
         return INTERRUPTED
 
