@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import rota.web
 from rota.web.database import NOTHING
 from rota.web.filters import BadFilterError, Filter, age, contained
 from rota.web.plots import TIMES, ended, times
+from rota.web.show import Json
 from rota.web.site import Answer, Site
 from web.conftest import OPERATOR, serving
 from web.sample_jobs import BIG, HOSTILE, Scene
@@ -495,6 +497,15 @@ def test_a_payload_that_is_too_deep_hides_no_screen(
             "select rota.act_on_jobs('purge', jsonb_build_object('ids', array[%s::bigint]))",
             [job_id],
         )
+
+
+def test_deep_json_is_not_a_page_of_blanks() -> None:
+    shown = Json("mask", ())
+    text = '{"a": ' * 150 + f"[{', '.join('1' * 10_000)}]" + "}" * 150
+
+    for told in (str(shown.pretty(text)), shown.editable(text) or ""):
+        assert len(text) < len(told) < 1_000_000
+        assert json.loads(unescape(re.sub("<[^>]*>", "", told))) == json.loads(text)
 
 
 @pytest.mark.parametrize("path", ["/jobs/%00", "/schedules/a%00b", "/jobs?queue=%00", "/%00"])

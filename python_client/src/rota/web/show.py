@@ -31,6 +31,8 @@ NOISE = frozenset((
 """What the database notes with each change of a setting, and is no news."""
 MASK = "••••••"
 MAX_JSON = 200_000
+MAX_INDENT = 20
+"""Deeper, a line for each of very many values would be nothing but blanks, in megabytes."""
 
 
 def span(length: timedelta | None) -> str:
@@ -137,7 +139,7 @@ class Json:
         return isinstance(value, list) and any(map(self._has_masked, value))
 
     def _edited(self, value: Any, newline: str) -> Iterator[str]:
-        inner = newline + "  "
+        inner = newline + "  " if len(newline) < 2 * MAX_INDENT else newline
         if isinstance(value, dict) and value:
             for place, (key, one) in enumerate(value.items()):
                 yield f"{',' if place else '{'}{inner}{json.dumps(key, ensure_ascii=False)}: "
@@ -211,7 +213,7 @@ class Json:
             yield _scalar(value)
 
     def _lines(self, value: Any, depth: int) -> Iterator[Markup]:
-        inside, outside = "\n" + "  " * (depth + 1), "\n" + "  " * depth
+        inside, outside = ("\n" + "  " * min(n, MAX_INDENT) for n in (depth + 1, depth))
         if isinstance(value, dict) and value:
             yield Markup("{")
             for place, (key, inner) in enumerate(value.items()):
