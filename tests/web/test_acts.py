@@ -596,6 +596,17 @@ def test_an_unknown_act_or_a_body_that_is_too_large_is_refused(http: httpx.Clien
 
 
 @pytest.mark.slow
+def test_a_nul_in_a_form_is_left_out(http: httpx.Client, db_of_page: Db) -> None:
+    job_id = enqueue(db_of_page)
+    form = http.get(f"/act/cancel_job?job_id={job_id}").text
+    token = re.findall('name="token" value="([^"]*)"', form)[0]
+
+    for reason in ("%00a", "%0%000a"):  # of the second a filter of texts makes the first
+        sent = f"token={token}&job_id={job_id}&reason={reason}"
+        assert http.post("/act/cancel_job", content=sent).status_code in (200, 303)
+    assert status_of(db_of_page, job_id)[0] == "cancelled"
+
+
 def test_a_locked_job_is_told_as_locked(http: httpx.Client, db_of_page: Db) -> None:
     job_id = enqueue(db_of_page)
     with db_of_page.transaction():

@@ -662,10 +662,10 @@ async def _form(request: Request) -> list[tuple[str, str]]:
         if len(body) > MAX_BODY:
             raise HTTPException(413, WORDS["act_too_large"])
     try:
-        text = body.decode().replace("%00", "").replace("\0", "")
-        return parse_qsl(text, keep_blank_values=True, max_num_fields=5000)
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=5000)
     except ValueError:
         raise HTTPException(400, WORDS["act_nothing"]) from None
+    return [(name.replace("\0", ""), value.replace("\0", "")) for name, value in pairs]
 
 
 async def _last_of_audit(site: Site) -> int | None:
