@@ -220,15 +220,23 @@ def test_a_rerun_that_a_tick_has_locked_never_comes_after_a_newer_call(
     ends_for_good(b, job)
 
 
+@pytest.mark.parametrize("is_begun_later", [False, True])
 def test_a_rerun_never_comes_after_a_newer_call_of_its_own_transaction(
-    a: Session, b: Session
+    a: Session, b: Session, is_begun_later: bool
 ) -> None:
-    """A asks for another run; B ends the job; A asks once more, which makes a new one."""
+    """A asks for another run; B ends the job; A asks once more, which makes a new one.
+
+    A snapshot shows nothing from the number on that follows the last one to end: not A, either,
+    if the number of B is the lower.
+    """
     a.fetch(*rerun(1))
     (job,) = claimed(b)
     with a.transaction():
-        a.fetch(*rerun(2))
-        b.fetch(*finish(job))
+        with b.transaction():
+            for session in [b, a] if is_begun_later else [a, b]:
+                session.fetch("select pg_current_xact_id()")
+            a.fetch(*rerun(2))
+            b.fetch(*finish(job))
         a.fetch(*rerun(3))
 
     do_checks(b)
