@@ -188,6 +188,10 @@ begin;
 set local client_min_messages = warning;
 set local lock_timeout = '1min';
 set local statement_timeout = 0;
+do $$ begin
+    perform set_config(s.name, '0', true) from pg_settings as s
+    where s.name = 'transaction_timeout';
+end $$;
 drop schema rota_0_1_0 cascade;
 commit;
 \endif
