@@ -35,6 +35,15 @@ create or replace function rota._listed_as(
             (setting ->> 'role') || ' ' || (setting ->> 'queue'));
 $$;
 
+/* Whether a new job of this queue may have to do with a setting of that name beyond its plain
+ * defaults: it gets a place by its key, waits for a limit of its type, or goes elsewhere.  A
+ * limit of the queue itself holds no new job; ageing stands in the settings of the queue.  The
+ * planner puts the expression into the statement. */
+create or replace function rota._gives_place(source text, name text, queue text)
+    returns boolean language sql immutable as $$
+select source in ('fair_queues', 'queue_moves') or source = 'limits' and name <> queue
+$$;
+
 /* The settings that the list lacks, because a restore has left it out. */
 create or replace function rota._unlisted()
     returns table (name text, source text, role regrole) language sql stable as $$

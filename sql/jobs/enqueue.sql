@@ -127,8 +127,7 @@ begin
 
     select bool_or(rota._may_confine(c.role)) filter (where c.name = 'access producer'),
         bool_or(c.source in ('queues', 'job_types')),
-        bool_or(c.source in ('fair_queues', 'queue_moves')
-            or c.source = 'limits' and c.name <> enqueue.queue)
+        bool_or(rota._gives_place(c.source, c.name, enqueue.queue))
     into v_is_confined, v_has_settings, v_takes_place from rota.configured_names as c
     where c.name = any(array['access producer', enqueue.queue, 'type ' || enqueue.job_type]);
     if v_is_confined then perform rota._check_queues('producer', array[queue]); end if;
@@ -293,12 +292,9 @@ begin
     if v_are_plain and exists (select from rota.configured_names) then
         -- As in enqueue(): what is set may have to do with the place of a job, or not.
         select coalesce(bool_or(c.source in ('queues', 'job_types')), false),
-            bool_or(c.source in ('fair_queues', 'queue_moves')
-                or c.source = 'limits' and c.name <> k.queue
-                or exists (
-                    select from rota.queues as q
-                    where q.queue = k.queue and q.ageing is not null
-                )) is not true
+            bool_or(rota._gives_place(c.source, c.name, k.queue) or exists (
+                select from rota.queues as q where q.queue = k.queue and q.ageing is not null
+            )) is not true
         into v_have_settings, v_are_plain
         from (
             select distinct coalesce(e.job ->> 'queue', 'default') as queue,

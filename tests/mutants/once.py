@@ -1052,9 +1052,8 @@ any(array['access producer', enqueue.queue])
         "sql/waiting/test_fairness.py",
         sql(
             "jobs/enqueue",
-            "c.source in ('fair_queues', 'queue_moves')\n"
-            "or c.source = 'limits' and c.name <> enqueue.queue",
-            "c.source = 'queue_moves' or c.source = 'limits' and c.name <> enqueue.queue",
+            "rota._gives_place(c.source, c.name, enqueue.queue)",
+            "c.source <> 'fair_queues' and rota._gives_place(c.source, c.name, enqueue.queue)",
         ),
     ),
     mutant(
@@ -1063,16 +1062,19 @@ any(array['access producer', enqueue.queue])
         "sql/maintenance/test_moves.py",
         sql(
             "jobs/enqueue",
-            "c.source in ('fair_queues', 'queue_moves')\n"
-            "or c.source = 'limits' and c.name <> enqueue.queue",
-            "c.source = 'fair_queues' or c.source = 'limits' and c.name <> enqueue.queue",
+            "rota._gives_place(c.source, c.name, enqueue.queue)",
+            "c.source <> 'queue_moves' and rota._gives_place(c.source, c.name, enqueue.queue)",
         ),
     ),
     mutant(
         "single-job-past-the-limit-of-its-type",
         "Single jobs of a type whose limit is full fill the lane.",
         "sql/waiting/test_limits.py",
-        sql("jobs/enqueue", "or c.source = 'limits' and c.name <> enqueue.queue", ""),
+        sql(
+            "jobs/enqueue",
+            "rota._gives_place(c.source, c.name, enqueue.queue)",
+            "c.source <> 'limits' and rota._gives_place(c.source, c.name, enqueue.queue)",
+        ),
     ),
     mutant(
         "single-job-does-not-age",
@@ -1094,7 +1096,11 @@ any(array['access producer', enqueue.queue])
         "batch-past-the-limit-of-its-type",
         "Batches of a type whose limit is full fill the lane.",
         "sql/waiting/test_limits.py",
-        sql("jobs/enqueue", "or c.source = 'limits' and c.name <> k.queue", ""),
+        sql(
+            "jobs/enqueue",
+            "rota._gives_place(c.source, c.name, k.queue)",
+            "c.source <> 'limits' and rota._gives_place(c.source, c.name, k.queue)",
+        ),
     ),
     mutant(
         "batch-does-not-age",
@@ -1112,9 +1118,8 @@ any(array['access producer', enqueue.queue])
         "sql/jobs/test_enqueue.py sql/waiting/test_fairness.py",
         sql(
             "jobs/enqueue",
-            "c.source in ('fair_queues', 'queue_moves')\n"
-            "or c.source = 'limits' and c.name <> k.queue",
-            "c.source = 'limits' and c.name <> k.queue",
+            "rota._gives_place(c.source, c.name, k.queue)",
+            "c.source <> 'fair_queues' and rota._gives_place(c.source, c.name, k.queue)",
         ),
     ),
     mutant(
