@@ -79,31 +79,16 @@ create or replace function rota.complete_effect(
     scope text, key text, job_id bigint, lease_token bigint, result jsonb default null
 ) returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
-declare
-    v_is_leased boolean;
 begin
-    perform rota._check_effect(scope, key);
-    perform rota._check_job_ref(job_id, lease_token);
     perform rota._check_size('result', result, '');
-
-    v_is_leased := rota._lock_lease(job_id, lease_token);
+    -- Asked again, because the answer was lost.
+    if rota._lock_record(scope, key, job_id, lease_token, may_be_completed => true) then
+        return 'already_completed';
+    end if;
     update rota.effects as e
     set completed_at = rota.now(), result = complete_effect.result
-    where e.scope = complete_effect.scope
-      and e.key = complete_effect.key and e.job_id = complete_effect.job_id
-      and e.lease_token = complete_effect.lease_token and e.completed_at is null
-      and v_is_leased;
-    if found then return 'completed'; end if;
-
-    -- Asked again, because the answer was lost.
-    perform from rota.effects as e
-    where e.scope = complete_effect.scope
-      and e.key = complete_effect.key and e.job_id = complete_effect.job_id
-      and e.lease_token = complete_effect.lease_token and e.completed_at is not null;
-    if not found then
-        perform rota._raise_not_held(scope, key, job_id, lease_token, v_is_leased);
-    end if;
-    return 'already_completed';
+    where e.scope = complete_effect.scope and e.key = complete_effect.key;
+    return 'completed';
 end $$;
 
 comment on function rota.complete_effect is
@@ -115,21 +100,10 @@ create or replace function rota.withdraw_effect(
     scope text, key text, job_id bigint, lease_token bigint
 ) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
-declare
-    v_is_leased boolean;
 begin
-    perform rota._check_effect(scope, key);
-    perform rota._check_job_ref(job_id, lease_token);
-
-    v_is_leased := rota._lock_lease(job_id, lease_token);
+    perform rota._lock_record(scope, key, job_id, lease_token, may_be_completed => false);
     delete from rota.effects as e
-    where e.scope = withdraw_effect.scope
-      and e.key = withdraw_effect.key and e.job_id = withdraw_effect.job_id
-      and e.lease_token = withdraw_effect.lease_token and e.completed_at is null
-      and v_is_leased;
-    if not found then
-        perform rota._raise_not_held(scope, key, job_id, lease_token, v_is_leased);
-    end if;
+    where e.scope = withdraw_effect.scope and e.key = withdraw_effect.key;
 end $$;
 
 comment on function rota.withdraw_effect is
@@ -217,13 +191,33 @@ begin
         hint = 'Try again when that job has ended.';
 end $$;
 
-create or replace function rota._raise_not_held(
-    scope text, key text, job_id bigint, lease_token bigint, is_leased boolean
-) returns void language plpgsql as $$
+/* Lock the lease of a caller, and return whether the record that it has made is completed;
+ * refuse one that has none, or whose lease is lost while the record is open.  As long as the
+ * lease is locked nobody else changes an open record of it. */
+create or replace function rota._lock_record(
+    scope text, key text, job_id bigint, lease_token bigint, may_be_completed boolean
+) returns boolean language plpgsql as $$
+declare
+    v_is_leased boolean; v_is_completed boolean;
 begin
-    if not is_leased then perform rota._raise_lost(job_id, lease_token); end if;
-    raise exception using errcode = 'RT011',
-        message = format('effect %s %L has no open record of job %s', scope, key, job_id),
-        hint = 'Only the caller to which record_effect() returned true may continue; a record '
-            'ends when it is completed or withdrawn.';
+    perform rota._check_effect(scope, key);
+    perform rota._check_job_ref(job_id, lease_token);
+    v_is_leased := rota._lock_lease(job_id, lease_token);
+    v_is_completed := (
+        select e.completed_at is not null from rota.effects as e
+        where e.scope = _lock_record.scope
+          and e.key = _lock_record.key and e.job_id = _lock_record.job_id
+          and e.lease_token = _lock_record.lease_token
+    );
+    if v_is_completed and may_be_completed then
+        return true;
+    elsif not v_is_leased then
+        perform rota._raise_lost(job_id, lease_token);
+    elsif v_is_completed is not false then
+        raise exception using errcode = 'RT011',
+            message = format('effect %s %L has no open record of job %s', scope, key, job_id),
+            hint = 'Only the caller to which record_effect() returned true may continue; a '
+                'record ends when it is completed or withdrawn.';
+    end if;
+    return false;
 end $$;

@@ -136,20 +136,13 @@ FENCE = (
         "effect-completed-by-another",
         "The next run of a job completes the effect that the one before has recorded.",
         "sql/jobs/test_effects.py races/test_racing_effects.py",
-        sql(
-            "jobs/effects",
-            """\
-      and e.lease_token = complete_effect.lease_token
-      and e.completed_at is null""",
-            """\
-      and e.completed_at is null""",
-        ),
+        sql("jobs/effects", "and e.lease_token = _lock_record.lease_token", "and true"),
     ),
     mutant(
-        "effect-withdrawn-by-another",
-        "The next run of a job withdraws the effect that the one before has recorded.",
+        "effect-ended-without-lease",
+        "A worker that lost its lease completes and withdraws what it has recorded.",
         "sql/jobs/test_effects.py races/test_racing_effects.py",
-        sql("jobs/effects", "and e.lease_token = withdraw_effect.lease_token", "and true"),
+        sql("jobs/effects", "    elsif not v_is_leased then\n", "    elsif false then\n"),
     ),
     mutant(
         "effect-settled-while-its-job-runs",
