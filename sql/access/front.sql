@@ -91,15 +91,15 @@ comment on function rota.front_statements is
 
 create or replace function rota._check_databases(databases jsonb)
     returns void language plpgsql as $$
-declare
-    v_bad text;
 begin
     if jsonb_typeof(databases) is distinct from 'array' or databases = '[]' then
         perform rota._refuse('databases', 'must be an array of objects with number, host, port '
             'and dbname');
     end if;
-    select format('[%s]', d.place - 1) into v_bad
-    from jsonb_array_elements(databases) with ordinality as d (one, place)
+    perform rota._refuse(format('databases[%s]', d.place - 1), 'must have a number from 0 to '
+        '1023 and a dbname, and may have host, hostaddr, port, sslmode, target_session_attrs '
+        'and options')
+    from jsonb_array_elements(_check_databases.databases) with ordinality as d (one, place)
     where jsonb_typeof(d.one) <> 'object'
       or jsonb_typeof(d.one -> 'number') is distinct from 'number'
       or (d.one ->> 'number') !~ '^[0-9]{1,4}$' or (d.one ->> 'number')::integer > 1023
@@ -109,15 +109,9 @@ begin
         where k.name <> all('{number,host,hostaddr,port,dbname,sslmode,target_session_attrs,'
             'options}')
     ) limit 1;
-    if v_bad is not null then
-        perform rota._refuse('databases' || v_bad, 'must have a number from 0 to 1023 and a '
-            'dbname, and may have host, hostaddr, port, sslmode, target_session_attrs and '
-            'options');
-    elsif jsonb_array_length(databases) <> (
-        select count(distinct d ->> 'number') from jsonb_array_elements(databases) as d
-    ) then
-        perform rota._refuse('databases', 'must have different numbers');
-    end if;
+    perform rota._refuse('databases', 'must have different numbers')
+    from jsonb_array_elements(_check_databases.databases) as d
+    having count(distinct d ->> 'number') < count(*);
 end $$;
 
 /* The functions of a front, each as those of this database are declared. */
