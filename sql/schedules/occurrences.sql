@@ -329,7 +329,7 @@ end $$;
 create or replace function rota._check_schedule(name text)
     returns boolean language plpgsql as $$
 declare
-    v_definition rota.job_definitions; v_next_run_at timestamptz;
+    v_definition rota.job_definitions;
 begin
     select d.* into v_definition from rota.job_definitions as d
     where d.name = _check_schedule.name for update skip locked;
@@ -346,9 +346,9 @@ begin
     elsif exists (select from rota.jobs as j where j.id = v_definition.last_job_id) then
         return false;
     end if;
-    v_next_run_at := rota._plan_next(v_definition, '-infinity');
     update rota.job_definitions as d
-    set next_run_at = v_next_run_at where d.name = v_definition.name;
+    set next_run_at = rota._plan_next(v_definition, '-infinity')
+    where d.name = v_definition.name;
     return true;
 end $$;
 
@@ -360,29 +360,23 @@ create or replace function rota._plan_next(definition rota.job_definitions, afte
     set enable_bitmapscan = off as $$
 declare
     v_parsed constant rota.parsed_schedule := rota._parse_schedule(definition.schedule);
-    v_ended_at timestamptz; v_next timestamptz;
+    v_next timestamptz;
 begin
-    if v_parsed.kind = 'after' and definition.last_job_id is not null then
-        -- Stable, so that both looks see the same: it may be retried in between.
-        if exists (select from rota.jobs as j where j.id = definition.last_job_id) then
-            return null;
-        end if;
-        -- Now, if its end is forgotten.
-        v_ended_at := coalesce((
-            select max(f.finished_at) from rota.finished_jobs as f
-            where f.id = definition.last_job_id
-        ), rota.now());
-    end if;
-
     if v_parsed.kind <> 'after' then
         v_next := rota._next_occurrence(
             v_parsed, definition.time_zone, greatest(after, definition.last_run_at,
                 definition.starts_at - interval '1 microsecond'),
             definition.anchored_at);
-    else
+    -- Stable, so that both looks see the same: it may be retried in between.
+    elsif not exists (select from rota.jobs as j where j.id = definition.last_job_id) then
         v_next := greatest(after, definition.starts_at,
             definition.last_run_at + interval '1 microsecond',
-            rota._next_occurrence(v_parsed, definition.time_zone, v_ended_at, null));
+            rota._next_occurrence(v_parsed, definition.time_zone, case
+                -- Now, if its end is forgotten.
+                when definition.last_job_id is not null then coalesce((
+                    select max(f.finished_at) from rota.finished_jobs as f
+                    where f.id = definition.last_job_id
+                ), rota.now()) end, null));
     end if;
     return case when v_next > definition.ends_at then null else v_next end;
 end $$;

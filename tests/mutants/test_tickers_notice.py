@@ -33,7 +33,7 @@ MUTANTS: dict[str, tuple[list[Mutation], str]] = {
         "",
     ),
     "a time that is planned from now": (
-        [("_plan_next", "v_ended_at, null", "rota.now(), null")],
+        [("_plan_next", "max(f.finished_at)", "max(rota.now())")],
         "",
     ),
 }
