@@ -48,7 +48,6 @@ begin
         return;
     elsif job.status = 'running' then
         return query select r.* from rota._explain_running(job) as r;
-        return query select l.* from rota._explain_lock(row_xmax) as l;
     elsif job.status = 'blocked' then
         return query select p.* from rota._explain_parents(job) as p
         union all
@@ -58,10 +57,11 @@ begin
             select 'needs_tick', 'nothing blocks it any longer: the next tick queues it',
                 'select * from rota.tick();';
         end if;
-        return query select l.* from rota._explain_lock(row_xmax) as l;
     else
         return query select t.* from rota._explain_time(job) as t;
-        return query select l.* from rota._explain_lock(row_xmax) as l;
+    end if;
+    return query select l.* from rota._explain_lock(row_xmax) as l;
+    if job.status in ('queued', 'failed') then
         return query select n.* from rota._explain_limits(job) as n;
         return query select w.* from rota._explain_workers(job) as w;
         return query select p.* from rota._explain_place(job) as p;
