@@ -12,25 +12,22 @@
  */
 
 create or replace view rota._runs as
-select r.*
-from (
-    select j.id, j.queue, j.job_type, j.payload, j.priority, j.run_at, j.status, j.attempts,
-        j.max_attempts, j.locked_by, j.locked_until, j.lease_token, j.idempotency_key,
-        j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason,
-        j.last_error, j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at,
-        null::timestamptz as finished_at, null::jsonb as result, j.ordering_key, j.limit_key,
-        j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for, j.time_limit,
-        j.expires_at, j.headers
-    from rota.jobs as j
-    union all
-    select f.id, f.queue, f.job_type, f.payload, f.priority, f.run_at, f.status, f.attempts,
-        f.max_attempts, f.locked_by, null::timestamptz, f.lease_token, f.idempotency_key,
-        f.progress_percent, f.progress_message, f.cancel_requested_at, f.cancel_reason,
-        f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at, f.started_at,
-        f.finished_at, f.result, f.ordering_key, f.limit_key, f.pipeline, f.stage,
-        f.stage_input, f.definition, f.scheduled_for, f.time_limit, f.expires_at, f.headers
-    from rota.finished_jobs as f
-) as r;
+select j.id, j.queue, j.job_type, j.payload, j.priority, j.run_at, j.status, j.attempts,
+    j.max_attempts, j.locked_by, j.locked_until, j.lease_token, j.idempotency_key,
+    j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason,
+    j.last_error, j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at,
+    null::timestamptz as finished_at, null::jsonb as result, j.ordering_key, j.limit_key,
+    j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for, j.time_limit,
+    j.expires_at, j.headers
+from rota.jobs as j
+union all
+select f.id, f.queue, f.job_type, f.payload, f.priority, f.run_at, f.status, f.attempts,
+    f.max_attempts, f.locked_by, null::timestamptz, f.lease_token, f.idempotency_key,
+    f.progress_percent, f.progress_message, f.cancel_requested_at, f.cancel_reason,
+    f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at, f.started_at,
+    f.finished_at, f.result, f.ordering_key, f.limit_key, f.pipeline, f.stage,
+    f.stage_input, f.definition, f.scheduled_for, f.time_limit, f.expires_at, f.headers
+from rota.finished_jobs as f;
 
 create or replace view rota._visible_runs with (security_barrier = true) as
 select r.* from rota._runs as r where r.queue = any((select rota.visible_queues())::text[]);
