@@ -275,24 +275,25 @@ declare
     v_deleted integer := 0;
 begin
     for v_keep in
-        select k.is_dead, k.queue, least(rota.now() - k.keep, c_counted_until) as before
+        select k.name, k.queue, least(rota.now() - k.keep, c_counted_until) as before
         from (
-            select false as is_dead, q.queue, q.keep_finished as keep from rota.queues as q
-            where q.keep_finished < v_horizon
+            select 'finished_jobs_done' as name, q.queue, q.keep_finished as keep
+            from rota.queues as q where q.keep_finished < v_horizon
             union all
-            select true, q.queue, q.keep_dead from rota.queues as q
+            select 'finished_jobs_dead', q.queue, q.keep_dead from rota.queues as q
             where q.keep_dead is not null
             union all
-            select true, null, interval '90 days'
+            select 'finished_jobs_dead', null, interval '90 days'
             union all
-            select false, h.queue, interval '7 days' from rota._history_queues() as h (queue)
+            select 'finished_jobs_done', h.queue, interval '7 days'
+            from rota._history_queues() as h (queue)
             left join rota.queues as q on q.queue = h.queue
             where v_horizon > interval '7 days' and q.keep_finished is null
         ) as k
         -- Of very many queues each call takes others.
         order by random()
     loop
-        v_deleted := v_deleted + rota._purge_queue(v_keep.is_dead, v_keep.queue, v_keep.before,
+        v_deleted := v_deleted + rota._purge_queue(v_keep.name, v_keep.queue, v_keep.before,
             max_rows - v_deleted);
         exit when v_deleted >= max_rows or rota.now() - c_now > interval '100 ms';
     end loop;
@@ -340,22 +341,21 @@ end $$;
 
 /* Whether jobs of a queue ended before this, behind those that the last scan of _purge_rows()
  * has seen.  To ask takes a tenth of what it takes to find that there is nothing to delete. */
-create or replace function rota._has_ended(is_dead boolean, queue text, before timestamptz)
+create or replace function rota._has_ended(name text, queue text, before timestamptz)
     returns boolean language plpgsql as $$
 declare
     c_now constant timestamptz := rota.now();
-    c_scan constant text := case when is_dead then 'finished_jobs_dead '
-        else 'finished_jobs_done ' end || hashtext(queue)::text;
+    c_scan constant text := name || ' ' || hashtext(queue)::text;
     c_from constant bigint := rota._scan_from(c_scan, c_now, '1 hour');
     c_since constant timestamptz := rota._from_micros(c_from);
 begin
     if queue is null or exists (
         select from rota.finished_jobs_dead as f
-        where is_dead and f.queue = _has_ended.queue
+        where _has_ended.name = 'finished_jobs_dead' and f.queue = _has_ended.queue
           and f.finished_at >= c_since and f.finished_at < before
     ) or exists (
         select from rota.finished_jobs_done as f
-        where not is_dead and f.queue = _has_ended.queue
+        where _has_ended.name = 'finished_jobs_done' and f.queue = _has_ended.queue
           and f.finished_at >= c_since and f.finished_at < before
     ) then
         return true;
@@ -369,7 +369,7 @@ end $$;
  * jobs may wait for them: for a dead one until it is retried, and for any if they were enqueued
  * under an older snapshot. */
 create or replace function rota._purge_queue(
-    is_dead boolean, queue text, before timestamptz, max_rows integer
+    name text, queue text, before timestamptz, max_rows integer
 ) returns integer language plpgsql as $$
 declare
     c_of_queue constant text := case when queue is not null then 'f.queue = $4' else
@@ -378,11 +378,11 @@ declare
     v_queue text;
     v_deleted integer := 0;
 begin
-    if not rota._has_ended(is_dead, queue, before) then return 0; end if;
-    return rota._purge_rows(case when is_dead then 'finished_jobs_dead'
-        else 'finished_jobs_done' end, 'finished_at', before, max_rows, c_of_queue
-        || case when is_dead then ' and not exists (select from rota.halted_keys as s '
-            'where s.ordering_key = f.ordering_key and s.job_id = f.id)' else '' end
+    if not rota._has_ended(name, queue, before) then return 0; end if;
+    return rota._purge_rows(name, 'finished_at', before, max_rows, c_of_queue
+        || case when name = 'finished_jobs_dead' then ' and not exists (select from '
+            'rota.halted_keys as s where s.ordering_key = f.ordering_key and s.job_id = f.id)'
+            else '' end
         || ' and not exists (select from rota.dependencies as d where d.parent_id = f.id)',
         queue);
 exception when others then
@@ -396,7 +396,7 @@ exception when others then
         left join rota.queues as q on q.queue = h.queue where q.keep_dead is null
     loop
         exit when v_deleted >= max_rows;
-        v_deleted := v_deleted + rota._purge_queue(true, v_queue, before,
+        v_deleted := v_deleted + rota._purge_queue(name, v_queue, before,
             max_rows - v_deleted);
     end loop;
     return v_deleted;
