@@ -113,13 +113,10 @@ where j.status = 'running' and j.locked_until is not null
 comment on view rota.running_jobs is 'Jobs that a worker holds now, with their progress.';
 
 create or replace view rota.stale_jobs with (security_barrier = true) as
-select j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
-    j.locked_until, j.updated_at, j.locked_until < rota.now() as is_lease_over
-from rota.jobs as j
-where j.status = 'running' and j.locked_until is not null
-  and (j.locked_until < rota.now() or j.updated_at < rota.now() - interval '1 hour')
-  and ((select rota.visible_queues()) is null
-    or j.queue = any((select rota.visible_queues())::text[]));
+select r.id, r.queue, r.job_type, r.attempts, r.max_attempts, r.locked_by, r.started_at,
+    r.locked_until, r.updated_at, r.locked_until < rota.now() as is_lease_over
+from rota.running_jobs as r
+where r.locked_until < rota.now() or r.updated_at < rota.now() - interval '1 hour';
 
 comment on view rota.stale_jobs is
     'Running jobs to check: the lease has expired and no tick has swept it yet, or the worker '
