@@ -166,8 +166,8 @@ create or replace function rota._examine_workers()
             'until %s', w.worker, w.pid, w.host,
             case h.jobs when 1 then '1 job' else h.jobs::text || ' jobs' end,
             rota._moment(h.locked_until)),
-        rota._act_statement('retry', jsonb_build_object('worker', w.worker, 'status',
-            'running'), jsonb_build_object('force', true), h.jobs)
+        rota._retry_all(jsonb_build_object('worker', w.worker, 'status', 'running'),
+            '{"force": true}', h.jobs)
     from (
         select r.locked_by, count(*) as jobs, max(r.locked_until) as locked_until
         from (
@@ -489,9 +489,9 @@ create or replace function rota._examine_dead_jobs()
         case when g.place > 20 then null
             when g.error_type = 'lease_expired'
                 then format('select * from rota.explain_job(%s);', g.job_id)
-            else rota._act_statement('retry', jsonb_build_object('queue', g.queue, 'job_type',
-                g.job_type, 'status', 'dead', 'is_discarded', false, 'error_type',
-                g.error_type, 'error', g.message, 'newer_than', '1 hour'), '{}', g.jobs) end
+            else rota._retry_all(jsonb_build_object('queue', g.queue, 'job_type', g.job_type,
+                'status', 'dead', 'is_discarded', false, 'error_type', g.error_type,
+                'error', g.message, 'newer_than', '1 hour'), '{}', g.jobs) end
     from (
         select d.queue, d.job_type, d.error_type, rota.fold_error(d.last_error) as message,
             count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id,
@@ -507,16 +507,15 @@ create or replace function rota._examine_dead_jobs()
     order by g.place;
 $$;
 
-/* The statement that acts on all jobs of a filter, call by call.  Where there are many, each
+/* The statement that retries all jobs of a filter, call by call.  Where there are many, each
  * call is a transaction of its own, as claims need it; so it wants none around it. */
-create or replace function rota._act_statement(
-    act text, filter jsonb, arguments jsonb, jobs bigint
-) returns text language plpgsql stable as $$
+create or replace function rota._retry_all(filter jsonb, arguments jsonb, jobs bigint)
+    returns text language plpgsql stable as $$
 declare
     c_body constant text := format('declare v_after_id bigint := 0; begin '
         'while v_after_id is not null loop '
-        'select a.next_after_id into v_after_id from rota.act_on_jobs(%L, %s, %s'
-        'after_id => v_after_id) as a;%s end loop; end', act,
+        'select a.next_after_id into v_after_id from rota.act_on_jobs(''retry'', %s, %s'
+        'after_id => v_after_id) as a;%s end loop; end',
         quote_literal(rota._escaped(filter::text)),
         case when arguments <> '{}' then quote_literal(arguments::text) || ', ' else '' end,
         case when jobs >= 1000 then ' commit;' else '' end);

@@ -125,9 +125,8 @@ $$;
  * key gets one of its own, and keeps the rest of what was set for the class. */
 create or replace function rota._limit_statement(
     bound rota.limits, limit_key text, setting text, value integer
-) returns text language plpgsql stable as $$
-begin
-    return format('select rota.set_limit(%s, %s => %s%s);', case
+) returns text language sql stable as $$
+    select format('select rota.set_limit(%s, %s => %s%s);', case
             when bound.queue is not null then format('queue => %L', bound.queue)
             when bound.job_type is not null then format('job_type => %L', bound.job_type)
             else 'limit_key => ' || rota._literal(limit_key)
@@ -138,7 +137,7 @@ begin
               and s.key <> setting and s.value is not null
               and bound.limit_key <> _limit_statement.limit_key
         ));
-end $$;
+$$;
 
 /* How many jobs there are, where they were counted up to so many. */
 create or replace function rota._jobs_words(jobs bigint, counted_to bigint)
