@@ -50,10 +50,9 @@ begin
             -- Its lock waits for those that have drawn an id, and lets no other draw.
             alter sequence rota.jobs_id_seq increment by 1024;
             exit;
-        exception
-            when lock_not_available then
-                if v_attempt = c_attempts then raise; end if;
-                perform pg_sleep(0.1);
+        exception when lock_not_available then
+            if v_attempt = c_attempts then raise; end if;
+            perform pg_sleep(0.1);
         end;
     end loop;
     perform set_config('idle_in_transaction_session_timeout', '1s', true);
@@ -74,8 +73,7 @@ begin
     );
 end $$;
 
-comment on function rota.database_number is
-    'The number of this database, null if it has none.';
+comment on function rota.database_number is 'The number of this database, null if it has none.';
 
 create or replace function rota.database_number_of(job_id bigint)
     returns integer language plpgsql immutable security definer
@@ -145,10 +143,9 @@ begin
             from rota.jobs_id_seq as s;
             perform setval('rota.id_timeline', _leap.timeline);
         end if;
-    exception
-        when others or query_canceled then
-            perform pg_advisory_unlock(c_key);
-            raise;
+    exception when others or query_canceled then
+        perform pg_advisory_unlock(c_key);
+        raise;
     end;
     perform pg_advisory_unlock(c_key);
 end $$;

@@ -212,17 +212,15 @@ declare
 begin
     begin
         perform rota._enter_lanes(job_ids, keep_places => keep_places);
-    exception
-        when others then
-            raise warning 'held jobs are let in one by one: %', sqlerrm;
-            foreach v_job_id in array job_ids loop
-                begin
-                    perform rota._enter_lanes(array[v_job_id], keep_places => keep_places);
-                exception
-                    when others then
-                        raise warning 'job % cannot be let in: %', v_job_id, sqlerrm;
-                end;
-            end loop;
+    exception when others then
+        raise warning 'held jobs are let in one by one: %', sqlerrm;
+        foreach v_job_id in array job_ids loop
+            begin
+                perform rota._enter_lanes(array[v_job_id], keep_places => keep_places);
+            exception when others then
+                raise warning 'job % cannot be let in: %', v_job_id, sqlerrm;
+            end;
+        end loop;
     end;
     return array(
         select j.id from rota.jobs as j

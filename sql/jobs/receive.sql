@@ -213,20 +213,19 @@ begin
             select v_move_id, i.id, i.created_at, i.new_id
             from unnest(v_ids, v_created_at, v_new_ids) as i (id, created_at, new_id);
             return;
-        exception
-            when others then
-                get stacked diagnostics v_table = table_name;
-                -- Sent by two at once; the other one's receipts are to be seen now.
-                continue when sqlstate = '23505' and v_table = 'receipts' and exists (
-                    select from rota.receipts as r where r.source_job_id = any(v_ids));
-                if sqlstate = '23505' and v_table = 'receipts'
-                  or left(sqlstate, 2) = any('{08,25,40,53,57,58}')
-                  or sqlstate = '42501' and v_move_id > 0 then
-                    raise;
-                end if;
-                error_code := sqlstate;
-                message := regexp_replace(sqlerrm, '^jobs[[]1[]][. ]?', '');
-                return;
+        exception when others then
+            get stacked diagnostics v_table = table_name;
+            -- Sent by two at once; the other one's receipts are to be seen now.
+            continue when sqlstate = '23505' and v_table = 'receipts' and exists (
+                select from rota.receipts as r where r.source_job_id = any(v_ids));
+            if sqlstate = '23505' and v_table = 'receipts'
+              or left(sqlstate, 2) = any('{08,25,40,53,57,58}')
+              or sqlstate = '42501' and v_move_id > 0 then
+                raise;
+            end if;
+            error_code := sqlstate;
+            message := regexp_replace(sqlerrm, '^jobs[[]1[]][. ]?', '');
+            return;
         end;
     end loop;
 end $$;

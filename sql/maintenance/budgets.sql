@@ -33,9 +33,8 @@ begin
             (select j.run_at from rota.jobs as j where j.id = any(v_first)));
         begin
             v_let_in := v_let_in + rota._spend_budget(v_budget.queue);
-        exception
-            when others then
-                raise warning 'retries of queue % stay for now: %', v_budget.queue, sqlerrm;
+        exception when others then
+            raise warning 'retries of queue % stay for now: %', v_budget.queue, sqlerrm;
         end;
     end loop;
     return v_let_in;

@@ -135,8 +135,7 @@ comment on column rota.jobs.idempotency_key is
     'Unique among live jobs of one type, or runs of one pipeline; null means no key.';
 comment on column rota.jobs.ordering_key is
     'Jobs of one key run one at a time, in the order of their ids; null means no key.';
-comment on column rota.jobs.skip_dead is
-    'Whether its key continues if this job is dead.';
+comment on column rota.jobs.skip_dead is 'Whether its key continues if this job is dead.';
 comment on column rota.jobs.if_parent_dead is
     'What happens to the job if a job that it waits for is dead: cancel, run or wait.';
 comment on column rota.jobs.limit_key is
@@ -148,18 +147,15 @@ comment on column rota.jobs.hold is
     'name of one, retries and its queue, time, or expired; else null.';
 comment on column rota.jobs.opened_for is
     'The limit that let the waiting job into its lane to take a free slot; else null.';
-comment on column rota.jobs.held_limits is
-    'The limits of which the running job holds a slot.';
-comment on column rota.jobs.stage_input is
-    'Result of the previous stage.';
+comment on column rota.jobs.held_limits is 'The limits of which the running job holds a slot.';
+comment on column rota.jobs.stage_input is 'Result of the previous stage.';
 comment on column rota.jobs.definition is 'The schedule that made the job; null for others.';
 comment on column rota.jobs.scheduled_for is
     'The planned time of its schedule that the job is for.';
 comment on column rota.jobs.attempts is 'Claims so far that were not given back.';
 comment on column rota.jobs.lease_token is
     'The fence: grows with each claim for the whole life of the job, and never goes back.';
-comment on column rota.jobs.overdue_at is
-    'When its time limit expires; null if it has none.';
+comment on column rota.jobs.overdue_at is 'When its time limit expires; null if it has none.';
 comment on column rota.jobs.last_error is 'Text of the last failure, at most 1000 characters.';
 
 create table rota.idempotency_keys (
@@ -246,8 +242,7 @@ create table rota.queues (
 comment on table rota.queues is
     'Settings of queues that differ from the defaults; a queue needs no row to be used.';
 comment on column rota.queues.lease is 'Null means 1 minute.';
-comment on column rota.queues.time_limit is
-    'For jobs without their own; null means none.';
+comment on column rota.queues.time_limit is 'For jobs without their own; null means none.';
 comment on column rota.queues.max_attempts is 'Null means 10.';
 comment on column rota.queues.backoff is 'Null means exponential, 1 to 30 minutes.';
 comment on column rota.queues.keep_finished is

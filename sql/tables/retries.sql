@@ -16,8 +16,7 @@ create table rota.retry_rules (
     constraint retry_rules_given_check check (is_fatal or num_nonnulls(retry_in, pause_for) > 0)
 );
 
-comment on table rota.retry_rules is
-    'What a failure with an error of a type causes.';
+comment on table rota.retry_rules is 'What a failure with an error of a type causes.';
 comment on column rota.retry_rules.job_type is 'A job type, or * for all.';
 comment on column rota.retry_rules.queue is 'A queue, or * for all.';
 comment on column rota.retry_rules.retry_in is 'In place of the backoff; or null.';
@@ -53,11 +52,9 @@ comment on column rota.breakers.max_failures is
     'This many failures in a row open it; null means that none do.';
 comment on column rota.breakers.failed_percent is
     'This many failures of a hundred attempts in a span open it; null means that none do.';
-comment on column rota.breakers.min_attempts is
-    'With fewer attempts the share does not count.';
+comment on column rota.breakers.min_attempts is 'With fewer attempts the share does not count.';
 comment on column rota.breakers.error_type is 'Only such errors count; null means all.';
-comment on column rota.breakers.probes is
-    'This many have to succeed before all may run again.';
+comment on column rota.breakers.probes is 'This many have to succeed before all may run again.';
 comment on column rota.breakers.counts_from is 'Attempts that began before do not count.';
 comment on column rota.breakers.times_opened is
     'How often it has opened in a row; the pause doubles each time.';
