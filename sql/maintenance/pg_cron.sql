@@ -126,50 +126,43 @@ end $$;
 create or replace function rota._check_cron(schedule text, command text)
     returns void language plpgsql stable as $$
 declare
-    v_problem text; v_remedy text;
-    v_here constant text := format('As a superuser in this database: create extension pg_cron; '
+    c_is_created constant boolean := exists (
+        select from pg_extension as e where e.extname = 'pg_cron');
+    c_database constant text := rota._cron_database();
+    c_here constant text := format('As a superuser in this database: create extension pg_cron; '
         'grant usage on schema cron to %I;', current_user);
-    v_there constant text := format(
+    c_there constant text := format(
         'as a superuser: select cron.schedule_in_database(%L, %L, %L, %L, %L);',
         'rota tick ' || current_database(), schedule, command, current_database(),
         current_user);
-    v_database text;
+    v_problem text; v_remedy text;
 begin
-    if exists (select from pg_extension as e where e.extname = 'pg_cron') then
-        if not has_schema_privilege('cron', 'usage') then
-            v_problem := format('role %s may not use pg_cron', current_user);
-            v_remedy := format('As a superuser: grant usage on schema cron to %I;',
-                current_user);
-        elsif not rota._has_cron() then
-            v_problem := format('pg_cron %s is too old: its entries have no names',
-                rota._cron_version());
-            v_remedy := 'As a superuser in this database: alter extension pg_cron update;';
-        elsif not (select r.rolcanlogin from pg_roles as r where r.rolname = current_user) then
-            v_problem := format('pg_cron would have to log in as %s', current_user);
-            v_remedy := format('As a superuser: alter role %I login;', current_user);
-        end if;
-    else
-        v_database := rota._cron_database();
-        if v_database is null then
-            v_problem := 'pg_cron is not installed';
-            v_remedy := format('Nothing needs it: every worker ticks, and so does "rota tick '
-                '--loop". To have it, install its package, set shared_preload_libraries = '
+    select p.problem, p.remedy into v_problem, v_remedy
+    from (values
+        (true, not has_schema_privilege(to_regnamespace('cron'), 'usage'),
+            format('role %s may not use pg_cron', current_user),
+            format('As a superuser: grant usage on schema cron to %I;', current_user)),
+        (true, not rota._has_cron(),
+            format('pg_cron %s is too old: its entries have no names', rota._cron_version()),
+            'As a superuser in this database: alter extension pg_cron update;'),
+        (true, not (select r.rolcanlogin from pg_roles as r where r.rolname = current_user),
+            format('pg_cron would have to log in as %s', current_user),
+            format('As a superuser: alter role %I login;', current_user)),
+        (false, c_database is null, 'pg_cron is not installed',
+            format('Nothing needs it: every worker ticks, and so does "rota tick --loop". '
+                'To have it, install its package, set shared_preload_libraries = '
                 '''pg_cron'' and cron.database_name = %L, and restart the server. ',
-                current_database()) || v_here;
-        elsif v_database = '' then
-            v_problem := 'pg_cron is not in this database';
-            v_remedy := 'Where it is, a superuser is told by: show cron.database_name. '
-                'If that is another database, run there, ' || v_there || ' ' || v_here;
-        elsif v_database = current_database() then
-            v_problem := 'the extension pg_cron is not created in this database';
-            v_remedy := v_here;
-        else
-            v_problem := format('pg_cron is in database %s', v_database);
-            v_remedy := 'Run there, ' || v_there;
-        end if;
-    end if;
-
-    if v_problem is not null then
+                current_database()) || c_here),
+        (false, c_database = '', 'pg_cron is not in this database',
+            'Where it is, a superuser is told by: show cron.database_name. '
+            'If that is another database, run there, ' || c_there || ' ' || c_here),
+        (false, c_database = current_database(),
+            'the extension pg_cron is not created in this database', c_here),
+        (false, true, format('pg_cron is in database %s', c_database),
+            'Run there, ' || c_there)
+    ) as p (if_created, is_so, problem, remedy)
+    where p.if_created = c_is_created and p.is_so limit 1;
+    if found then
         raise exception using
             errcode = 'feature_not_supported', message = v_problem, hint = v_remedy;
     end if;
