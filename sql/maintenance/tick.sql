@@ -66,11 +66,9 @@ begin
                 when 'retention' then
                     select r.deleted, r.partitions_created, r.partitions_dropped, r.has_more
                     into v_deleted, partitions_created, partitions_dropped, has_more
-                    from rota._retain(v_is_alone,
-                        num_nulls(jobs_swept, jobs_expired, jobs_enqueued, checks_done,
-                            v_rows_counted) > 0
-                        or greatest(jobs_swept, jobs_expired, jobs_enqueued, checks_done,
-                            v_rows_counted) > 0) as r;
+                    -- What failed before is null, and it is busy then too.
+                    from rota._retain(v_is_alone, (jobs_swept + jobs_expired + jobs_enqueued
+                        + checks_done + v_rows_counted = 0) is not true) as r;
             end case;
         exception when others then
             raise warning '% failed and will be tried again: %', v_part, sqlerrm;
