@@ -4,32 +4,25 @@
  * Nothing is kept for ever unless an operator asks for it.  Ended jobs and failed attempts lie
  * in partitions, of which one that lies wholly behind the longest keep of any queue is dropped.
  * All else is deleted row by row, in the order in which it expires: jobs of queues that keep
- * less, dead jobs, idempotency keys, effects, occurrences, and rows without a partition.
+ * less, dead jobs, idempotency keys, effects, occurrences, and rows without a partition.  A job
+ * that others wait for stays, as one that was cancelled and may be retried, and so does its
+ * partition; and so does what is not counted yet (maintenance/statistics.sql).
  *
  * A call deletes up to 1000 rows of each kind, and begins with no further kind or queue after
  * 100 ms.  Where has_more tells that some stay, the next tick goes on at once; otherwise
  * retention looks every ten seconds.  Kinds and queues are taken in any order, so that none
- * starves behind another.
- *
- * Each scan begins where the last one of its kind ended (base/scan_start.sql).  A row behind
- * that place -- it was locked, it was committed late -- is found by a full scan, an hour later
- * at the latest.
+ * starves behind another.  Each scan begins where the last one of its kind ended
+ * (base/scan_start.sql); a row behind that place is found an hour later at the latest.
  *
  * Making and dropping a partition locks the parent for a moment.  It waits for that lock no
  * longer than a tenth of a second, so that finishing jobs never queue up behind it, and is done
- * only when tick() is alone in its transaction, since a forgotten one must not hold the lock.
- * (Several statements sent as one string are one transaction that cannot be told from one
- * statement.)  Where no tick is ever alone, rows go to the default partition; from there, and
- * from a partition that should have been dropped a day ago, they are deleted one by one.
+ * only when tick() is alone in its transaction (_is_alone()), since a forgotten one must not
+ * hold the lock.  Where no tick is ever alone, rows go to the default partition; from there,
+ * and from a partition that should have been dropped a day ago, they are deleted one by one.
  *
- * A job that others wait for stays, as one that was cancelled and may be retried, and so does
- * its partition, without the others.
- *
- * What ended is purged when it is counted (maintenance/statistics.sql), and not before.
- *
- * Each step is a subtransaction of its own, and so is each queue and each partition.  A view
- * that a user has made on one partition, or a row that cannot be deleted, stays with a
- * warning, and everything else goes its way.  Rows that others hold are skipped.
+ * Each step, each queue and each partition is a subtransaction of its own.  A view that a user
+ * has made on one partition, or a row that cannot be deleted, stays with a warning, and
+ * everything else goes its way.  Rows that others hold are skipped.
  */
 
 /* How many rows of each kind were deleted, and whether there are more. */

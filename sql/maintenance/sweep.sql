@@ -2,31 +2,25 @@
  * maintenance/sweep.sql -- end leases that ran out and jobs that expired, let in jobs whose
  * time has come.
  *
- * A running job whose lease has ended is treated as one whose attempt failed.  No leader does
- * this and no daemon: any session may call it at any time, each call does a bounded amount, and
- * rows that another session holds (a heartbeat, a finish, another sweep) are skipped.  The
- * attempt counts, but where the one before did not end like this the next try comes at once.
- * A job that is over its time limit comes back in the same way, though its worker lives, and is
- * tried again after its backoff: whatever hung may hang again.
+ * No leader does this and no daemon: any session may call it at any time, each call does a
+ * bounded amount, and rows that another session holds (a heartbeat, a finish, another sweep)
+ * are skipped.  The three kinds of what is late are found and locked in one way.  All are first
+ * tried together; if that fails they are tried one by one, each in its own subtransaction, and
+ * one that cannot be swept stays with a warning, and keeps no other.
  *
- * One row that cannot be swept must not keep the others.  All are first tried together; if
- * that fails they are tried one by one, each in its own subtransaction, and the bad one stays
- * with a warning.  The three kinds of what is late are found and locked in one way.
+ * A running job whose lease has ended, or that is over its time limit though its worker lives,
+ * is treated as one whose attempt failed: the attempt counts.
  *
- * Nor does an attempt begin at expires_at or later: a claim passes over a job that has expired,
- * and takes it out of its lane (jobs/claim.sql).  Here it ends, as cancelled and with
- * error_type expired: its producer said that it is useless from then on, so no operator has to
- * look at it, as at a dead one.  That is so for every job that waits, also for its retry, for
- * others or for a limit; one that runs may come to its end.
+ * A job that waits, for its time, its retry, others or a limit, begins no attempt at expires_at
+ * or later.  A claim passes over it, and takes it out of its lane (jobs/claim.sql).  Here it
+ * ends, as cancelled and with error_type expired: its producer said that it is useless from
+ * then on, so no operator has to look at it, as at a dead one.
  *
  * Jobs for later are those with a place of their own (waiting/fairness.sql), which are kept out
  * of their lanes until their time has come.
  *
  * In the first seconds of a server nothing is swept.  The leases that ended while it was away
  * say nothing of their workers, which come back with what they have ended meanwhile.
- *
- * A session begins where its last scan ended (base/scan_start.sql), and looks from the very
- * start after a minute at the latest.
  */
 
 create or replace function rota.sweep_stale_leases(max_jobs integer default 1000)
@@ -168,8 +162,8 @@ end $$;
 
 /* A lease ended through no fault of the job's code, as far as is known, and the job has waited
  * for that end: so it is tried again about a second later.  Where the attempt before it ended
- * in the same way, the job may be what kills its workers, and the backoff holds.  What an
- * operator has set for such failures goes before both. */
+ * in the same way, the job may be what kills its workers, and after a time limit whatever hung
+ * may hang again: then the backoff holds.  What an operator has set goes before both. */
 create or replace function rota._sweep_jobs(job_ids bigint[])
     returns void language plpgsql as $$
 begin
