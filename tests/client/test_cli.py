@@ -23,7 +23,7 @@ from rota import Client
 from rota.__main__ import main
 from rota.cli.output import NAMES
 from rota.cli.parser import make_parser
-from rota.cli.top import brief, figure
+from rota.cli.status import brief, figure
 from rota.testing import assert_enqueued
 from support.clock import Clock
 from support.waiting import wait_until

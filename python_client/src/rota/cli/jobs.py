@@ -1,8 +1,10 @@
-"""Commands about jobs: enqueue, jobs, job, errors."""
+"""Commands about jobs: enqueue, jobs, job, explain, errors, effects."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, LiteralString
@@ -10,18 +12,23 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
+from ..client.statement import UNSET
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError
 from .filters import chosen_filter, conditions, parse_payload
 from .output import (
+    LOCK_TIMEOUT,
     CommandError,
+    UsageError,
     acting,
     asking,
+    committing,
     connected,
     print_findings,
     print_json,
     print_list,
     print_record,
+    print_table,
     short,
 )
 
@@ -173,6 +180,25 @@ def _happened(
     return sorted(found, key=lambda entry: entry[0])
 
 
+def explain(arguments: argparse.Namespace) -> None:
+    """Say why a job does not run, or how it runs or ended; what decides comes first."""
+    with asking(arguments) as connection:
+        reasons = Client(connection).explain_job(arguments.job_id)
+        job = None
+        # A front passes the question on, and has no views.
+        with suppress(psycopg.errors.UndefinedTable), connection.transaction():
+            job = connection.execute(
+                "select job_type, queue, status from rota.job_runs where id = %s",
+                [arguments.job_id],
+            ).fetchone()
+    if arguments.json:
+        print_json([asdict(reason) for reason in reasons])
+        return
+    told = ", {job_type} in queue {queue}, is {status}".format(**job) if job else ""
+    print(f"job {arguments.job_id}{told}\n")
+    print_findings([(row.reason, row.explanation, row.remedy) for row in reasons])
+
+
 GROUPS: LiteralString = """
     select
         count(*) as failures, count(distinct e.job_id) as jobs,
@@ -228,3 +254,50 @@ def errors(arguments: argparse.Namespace) -> None:
         print("(none)")
     if sum(row["failures"] for row in rows) >= MAX_ERRORS:
         print(f"of the newest {MAX_ERRORS} failures")
+
+
+UNKNOWN = "select * from rota.unknown_effects order by recorded_at desc limit %s"
+
+
+def effects(arguments: argparse.Namespace) -> None:
+    """List the effects that may or may not have happened, the newest first."""
+    with asking(arguments) as connection:
+        rows = connection.execute(UNKNOWN, [arguments.limit]).fetchall()
+    if arguments.json:
+        print_json(rows)
+        return
+    print_table(rows)
+    if rows:
+        print("\n(once you know: rota effects settle SCOPE KEY --done, or --again)")
+
+
+def settle(arguments: argparse.Namespace) -> None:
+    """Say what became of one of them."""
+    scope, key, result = arguments.scope, arguments.key, UNSET
+    if arguments.result is not None:
+        if arguments.outcome == "again":
+            raise UsageError("--result goes with --done")
+        try:
+            result = json.loads(arguments.result)
+        except ValueError as error:
+            raise UsageError(f"the result is not JSON: {error}") from None
+    with (
+        connected(arguments) as connection,
+        committing(connection, is_dry_run=arguments.dry_run),
+    ):
+        connection.execute(LOCK_TIMEOUT)
+        job_id = Client(connection).settle_effect(scope, key, arguments.outcome, result)
+        found = connection.execute(
+            "select job_type, status from rota.job_runs where id = %s", [job_id]
+        ).fetchone()
+    job = found or {"job_type": None, "status": None}
+    if arguments.json:
+        said = {"scope": scope, "key": key, "outcome": arguments.outcome, "job_id": job_id}
+        print_json(said | job | {"is_dry_run": arguments.dry_run})
+        return
+    is_done = arguments.outcome == "done"
+    print(f"effect {scope} {key} is {'done' if is_done else 'due again'}")
+    if not is_done and job["status"] in ("succeeded", "dead", "cancelled"):
+        print(f"(job {job_id} has ended, {job['status']}; to run it: rota retry {job_id})")
+    if arguments.dry_run:
+        print("(dry run: nothing was done)")

@@ -11,16 +11,13 @@ from typing import Any, NoReturn
 from .._version import __version__
 from . import (
     acts,
-    effects,
     front,
     jobs,
+    maintenance,
     moves,
     queues,
     schedules,
-    schema,
     status,
-    tick,
-    top,
     web,
     worker,
 )
@@ -216,14 +213,14 @@ def _add_database(parser: argparse.ArgumentParser, default: Any) -> None:
 
 def _add_schema_commands(commands: Any) -> None:
     what = "install or upgrade rota"
-    add = _add(commands, "install", schema.install, what, json=True)
+    add = _add(commands, "install", maintenance.install, what, json=True)
     add.add_argument("--dry-run", action="store_true", help="print the SQL, change nothing")
     add.add_argument("--with-roles", action="store_true", help="create the four roles")
     add.add_argument("--with-cron", action="store_true", help="let pg_cron tick")
     what = "even if the database has a newer rota"
     add.add_argument("--force", action="store_true", help=what)
     what = "remove rota and all its jobs"
-    add = _add(commands, "uninstall", schema.uninstall, what, json=True)
+    add = _add(commands, "uninstall", maintenance.uninstall, what, json=True)
     add.add_argument("--yes", action="store_true", help="do not ask")
     what = "recount the promises on the newest rows"
     add = _add(commands, "verify", status.verify, what, json=True)
@@ -240,12 +237,12 @@ def _add_schema_commands(commands: Any) -> None:
     what = "show queues, due jobs and workers"
     add = _add(commands, "status", status.status, what, json=True)
     add.description = f"{add.description} {STATUS}"
-    add = _add(commands, "top", top.top, "show what happens now, live; q quits", json=True)
+    add = _add(commands, "top", status.top, "show what happens now, live; q quits", json=True)
     add.add_argument("--once", action="store_true", help="show it once")
     add.add_argument(
         "--every", type=seconds, default=2.0, metavar="SECONDS", help="refresh (default 2)"
     )
-    add = _add(commands, "tick", tick.tick, "do the maintenance that is due", json=True)
+    add = _add(commands, "tick", maintenance.tick, "do the maintenance that is due", json=True)
     add.add_argument("--loop", action="store_true", help="repeat until SIGTERM or Ctrl-C")
     what = "seconds between ticks of --loop (default: %(default)s)"
     add.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help=what)
@@ -274,11 +271,11 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument("--since", default="1 day", metavar="AGE", help=what)
     add.add_argument("--limit", type=count, default=20, help="(default: %(default)s)")
     what = "list effects that may or may not have happened"
-    add = _add(commands, "effects", effects.effects, what, json=True)
+    add = _add(commands, "effects", jobs.effects, what, json=True)
     add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
     own = add.add_subparsers(title="commands", metavar="COMMAND")
     what = "record whether an unknown effect has happened"
-    add = _add(own, "settle", effects.settle, what, json=True)
+    add = _add(own, "settle", jobs.settle, what, json=True)
     add.add_argument("scope")
     add.add_argument("key")
     how = add.add_mutually_exclusive_group(required=True)
@@ -293,7 +290,7 @@ def _add_job_commands(commands: Any) -> None:
     add = _add(commands, "job", jobs.job, "show the history of a job", json=True)
     add.add_argument("job_id", type=job_id)
     what = "show why a job does not run, and what would change that"
-    add = _add(commands, "explain", status.explain, what, json=True)
+    add = _add(commands, "explain", jobs.explain, what, json=True)
     add.add_argument("job_id", type=job_id)
 
 

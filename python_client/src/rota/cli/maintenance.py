@@ -1,4 +1,4 @@
-"""The command ``rota tick``: do the maintenance once, or again and again."""
+"""Commands that keep a database going: install, uninstall, tick."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from ..client.async_client import AsyncClient
 from ..client.sync_client import Client
 from ..client.values import check_range
 from ..rows import TickReport
+from ..schema import run_script, script_text
 from ..worker.connection import Connection, ConnectionState, wait_for
 from ..worker.maintenance import Ticker
 from ..worker.process import run_until_signal
 from .output import (
+    CommandError,
     UsageError,
     answered,
+    confirm,
     connected,
     conninfo,
     print_json,
@@ -28,6 +31,42 @@ from .output import (
 logger = logging.getLogger("rota")
 
 MAX_EVERY = 3600.0
+
+
+def install(arguments: argparse.Namespace) -> None:
+    """Install, or bring up to date."""
+    options = {
+        "with_roles": arguments.with_roles,
+        "with_cron": arguments.with_cron,
+        "allow_downgrade": arguments.force,
+    }
+    with connected(arguments) as connection:
+        if arguments.dry_run:
+            text = script_text(connection, "install.sql", options)
+            print_json({"sql": text}) if arguments.json else print(text, end="")
+            return
+        run_script(connection, "install.sql", options)
+        version, database = Client(connection).version(), connection.info.dbname
+    if arguments.json:
+        print_json({"database": database, "version": version})
+    else:
+        print(f"rota {version} is installed in {database}")
+
+
+def uninstall(arguments: argparse.Namespace) -> None:
+    """Remove the schema with everything in it, after a question."""
+    with connected(arguments) as connection:
+        database = connection.info.dbname
+        row = connection.execute("select to_regnamespace('rota') as schema").fetchone()
+        if not row or row["schema"] is None:
+            raise CommandError(f"rota is not installed in {database}")
+        if not arguments.yes:
+            confirm(f"delete rota and all its jobs from {database}")
+        run_script(connection, "uninstall.sql", {})
+    if arguments.json:
+        print_json({"database": database, "version": None})
+    else:
+        print(f"rota is removed from {database}")
 
 
 def tick(arguments: argparse.Namespace) -> None:
