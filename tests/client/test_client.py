@@ -329,7 +329,7 @@ def test_what_is_no_list_of_jobs_is_refused(
         assert [job["job_type"] for job in out.jobs]
         yield
 
-    monkeypatch.setattr("rota.client.outgoing.HOOKS", [hook])
+    monkeypatch.setattr("rota.client.statement.HOOKS", [hook])
     with pytest.raises(InvalidArgumentError, match="each job must be a mapping of arguments"):
         client.enqueue_many(jobs)
 

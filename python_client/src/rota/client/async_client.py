@@ -21,8 +21,7 @@ from psycopg.types.json import Jsonb
 from .. import rows
 from ..exceptions import translate
 from .adapters import AsyncCaller, adapt_async
-from .outgoing import outgoing
-from .statement import UNSET, Unset, blame, call, factory, given, read_forgiving
+from .statement import UNSET, Unset, blame, call, factory, given, outgoing, read_forgiving
 from .values import (
     clean_text,
     of_one_job,

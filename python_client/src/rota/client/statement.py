@@ -1,15 +1,20 @@
-"""Build the one kind of statement the clients send, and read its rows.
+"""What the two clients share: build the one kind of statement they send, and read its rows.
 
 A value that Python cannot hold costs the rows beside it nothing.  A claim is committed before
 its rows are read, and an error then would leave all of them leased to a worker that does not
 know of them.  The forgiving loaders are slow, so rows are read with them only when the usual
 ones have raised.
+
+What goes around the calls that add jobs, such as the span of a trace, are `HOOKS`: context
+managers that get the jobs on their way out, may change their headers, and after the call find
+the ids that they got.  See `rota.contrib.otel`.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -23,7 +28,7 @@ from psycopg.pq import Format
 from psycopg.rows import RowMaker, class_row
 from psycopg.types.json import Jsonb
 
-from .values import check_json, check_known, check_size, check_zone
+from .values import check_is_job, check_json, check_known, check_size, check_zone
 
 
 class Unset(enum.Enum):
@@ -175,3 +180,36 @@ def _forgiving_moment(loader: type[Loader]) -> type[Loader]:
                 return (datetime.min if is_before else datetime.max).replace(tzinfo=UTC)
 
     return ForgivingMoment
+
+
+class Outgoing:
+    """The jobs of one call: mappings of the arguments of ``enqueue``."""
+
+    def __init__(self, jobs: Sequence[Mapping[str, Any]]) -> None:
+        self.jobs = jobs
+        self.ids: list[int] = []
+        """The ids of the jobs once they are added, in the same order."""
+
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Add headers to all jobs, in copies; those that a job has already stay as they are."""
+        if headers:
+            self.jobs = [
+                {**job, "headers": {**headers, **(job.get("headers") or {})}}
+                for job in self.jobs
+            ]
+
+
+Hook = Callable[[Outgoing], AbstractContextManager[None]]
+HOOKS: list[Hook] = []
+
+
+@contextmanager
+def outgoing(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Outgoing]:
+    """Run a call that adds jobs within all hooks, which may take them for mappings."""
+    out = Outgoing(list(jobs))
+    for job in out.jobs:
+        check_is_job(job)
+    with ExitStack() as stack:
+        for hook in HOOKS:
+            stack.enter_context(hook(out))
+        yield out

@@ -21,7 +21,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from .._version import __version__
-from ..client.outgoing import HOOKS, Hook, Outgoing
+from ..client.statement import HOOKS, Hook, Outgoing
 from ..exceptions import RetryIn, Snooze
 
 if TYPE_CHECKING:
