@@ -32,8 +32,7 @@ from .filters import (
     check_masked,
     row_id,
 )
-from .graphs import dependencies
-from .plots import STEPS, TIMES, ended, times
+from .plots import STEPS, TIMES, dependencies, ended, times
 from .show import WORDS
 from .site import Answer, Site, site_of
 from .undo import is_not_kept, may_be_undone

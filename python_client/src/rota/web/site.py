@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -267,7 +267,3 @@ def _refusal(error: RefusedError) -> Response:
         asking = {"www-authenticate": 'Basic realm="rota", charset="UTF-8"'}
         return PlainTextResponse(f"{error}\n", 401, asking)
     return PlainTextResponse(f"{error}\n", 403)
-
-
-Screen = Callable[[Request], Awaitable[Response]]
-Context = Mapping[str, Any]
