@@ -169,12 +169,8 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser() -> Parser:
     """Return the parser; what it parses has the function to call as *run*."""
-    parser = Parser(
-        prog="rota",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="rota", description=DESCRIPTION)
+    _teach(parser, EPILOG)
     parser.add_argument("--version", action="version", version=f"rota {__version__}")
     _add_database(parser, default=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -183,7 +179,7 @@ def make_parser() -> Parser:
     _add_acts(commands)
     _add_queue_commands(commands)
     _add_queue(commands)
-    add_schedule_commands(commands, _add)
+    _add_schedule_commands(commands)
     _add_worker(commands)
     _add_forward(commands)
     _add_front(commands)
@@ -389,8 +385,7 @@ def _print_completion(arguments: argparse.Namespace) -> None:
 
 def _add_web(commands: Any) -> None:
     add = _add(commands, "web", web.web, "show everything in a browser")
-    add.epilog = WEB
-    add.formatter_class = argparse.RawDescriptionHelpFormatter
+    _teach(add, WEB)
     _add_databases(add)
     add.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
     add.add_argument(
@@ -416,7 +411,7 @@ def _add_web(commands: Any) -> None:
 
 def _add_worker(commands: Any) -> None:
     add = _add(commands, "worker", worker.work, "run jobs until SIGTERM or Ctrl-C")
-    add.epilog, add.formatter_class = WORKER, argparse.RawDescriptionHelpFormatter
+    _teach(add, WORKER)
 
     def number(kind: type, name: str, default: float | None, what: str) -> None:
         what += " (default: %(default)s)" if default is not None else ""
@@ -508,7 +503,7 @@ def _add_front(commands: Any) -> None:
     parser = commands.add_parser(
         "front", help=what, description=f"{what[0].upper()}{what[1:]}."
     )
-    parser.epilog, parser.formatter_class = FRONT, argparse.RawDescriptionHelpFormatter
+    _teach(parser, FRONT)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     what = "make a front, or update it"
     add = _add(actions, "make", front.make, what, json=True)
@@ -550,13 +545,11 @@ def _add_queue(commands: Any) -> None:
     what = "move the jobs of a queue while producers and workers run"
     add = _add(actions, "move", moves.move, what, json=True)
     add.set_defaults(command="queue move")
-    add.epilog, add.formatter_class = QUEUE_MOVE, argparse.RawDescriptionHelpFormatter
+    _teach(add, QUEUE_MOVE)
     add.add_argument("queue")
     add.add_argument("--to", type=int, required=True, metavar="NUMBER", help="to database")
     what = "from database, if more than two are named"
     add.add_argument("--from", dest="source", type=int, metavar="NUMBER", help=what)
-    if not any(action.dest == "databases" for action in add._actions):
-        _add_databases(add)
     which = add.add_mutually_exclusive_group()
     what = "show what keeps it from moving, and do nothing"
     which.add_argument("--dry-run", action="store_true", help=what)
@@ -625,43 +618,41 @@ The command adds and changes schedules, all of them or none. Schedules belong to
 the registry of that name: it never removes others, or those that were added
 without a registry.
 """
-Add = Callable[..., argparse.ArgumentParser]
 
 
-def add_schedule_commands(commands: Any, add_command: Add) -> None:
-    """Add ``schedule`` and its own commands."""
+def _add_schedule_commands(commands: Any) -> None:
     what = "manage schedules, which make jobs at planned times"
     schedule = commands.add_parser(
         "schedule", help=what, description="Manage schedules, which make jobs at planned times."
     )
     _teach(schedule, SCHEDULE)
     own = schedule.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_add(own, add_command)
-    add_command(own, "list", schedules.list_all, "list schedules and when they run", json=True)
+    _add_add(own)
+    _add(own, "list", schedules.list_all, "list schedules and when they run", json=True)
     what = "show a schedule, its next and last runs"
-    _named(add_command(own, "show", schedules.show, what, json=True))
+    _named(_add(own, "show", schedules.show, what, json=True))
     what = "remove a schedule"
-    add = _named(add_command(own, "remove", schedules.remove, what, json=True))
+    add = _named(_add(own, "remove", schedules.remove, what, json=True))
     add.add_argument("--yes", action="store_true", help="do not ask")
     for name, switch, what in (
         ("enable", schedules.enable, "let schedules make jobs again"),
         ("disable", schedules.disable, "stop schedules from making jobs"),
     ):
-        add = add_command(own, name, switch, what, json=True)
+        add = _add(own, name, switch, what, json=True)
         add.add_argument("names", nargs="*", metavar="name", help="of a schedule")
         add.add_argument("--all", action="store_true", help=f"{name} all schedules")
         add.add_argument("--yes", action="store_true", help="do not ask, as --all does")
     what = "make a job from a schedule now and print its id"
-    _named(add_command(own, "run", schedules.run, what, json=True))
-    _add_next(own, add_command)
+    _named(_add(own, "run", schedules.run, what, json=True))
+    _add_next(own)
     what = "add or change all schedules in a file, or none"
-    add = add_command(own, "import", schedules.import_file, what, json=True)
+    add = _add(own, "import", schedules.import_file, what, json=True)
     _teach(add, IMPORT)
     add.add_argument("file", help="lines as in a crontab; - is standard input")
     add.add_argument("--dry-run", action="store_true", help="show the effect, change nothing")
     _add_zone(add, "zone of lines before the first TZ=")
     what = "apply the schedules declared in the code of handlers"
-    add = add_command(own, "sync", schedules.sync, what, json=True)
+    add = _add(own, "sync", schedules.sync, what, json=True)
     _teach(add, SYNC)
     add.add_argument("registry", help="module:name of a rota.Registry")
     what = "remove schedules that are no longer in the code"
@@ -669,8 +660,8 @@ def add_schedule_commands(commands: Any, add_command: Add) -> None:
     add.add_argument("--dry-run", action="store_true", help="show the effect, change nothing")
 
 
-def _add_add(own: Any, add_command: Add) -> None:
-    add = _named(add_command(own, "add", schedules.add, "add or change a schedule", json=True))
+def _add_add(own: Any) -> None:
+    add = _named(_add(own, "add", schedules.add, "add or change a schedule", json=True))
     _teach(add, ADD)
     add.add_argument("schedule", help="such as '0 2 * * *' or 'every 10 minutes'")
     add.add_argument("job_type")
@@ -695,9 +686,9 @@ def _add_add(own: Any, add_command: Add) -> None:
     add.add_argument("--dry-run", action="store_true", help="show the effect, change nothing")
 
 
-def _add_next(own: Any, add_command: Add) -> None:
+def _add_next(own: Any) -> None:
     what = "explain a schedule, and list its next runs"
-    add = add_command(own, "next", schedules.next_runs, what, json=True)
+    add = _add(own, "next", schedules.next_runs, what, json=True)
     _teach(add, NEXT)
     add.add_argument("schedule", nargs="?", help="such as '0 2 * * *', in quotes")
     add.add_argument("--name", help="an existing schedule instead")
