@@ -6,7 +6,7 @@ from django.core.mail import send_mail
 from django.db import connection, transaction
 
 import rota
-from rota.contrib.django.connections import fresh_connections
+from rota.contrib.django import fresh_connections
 
 from .models import Order
 

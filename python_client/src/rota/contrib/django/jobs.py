@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from ...job import AsyncJob, Job, JobEnd
 from ...registry import Registry
+from . import fresh_connections
 from .tasks import (
     TaskContext,
     TaskResult,
@@ -29,7 +30,6 @@ if not apps.ready:  # `rota worker` has started, and not manage.py
     django.setup()
 
 from .backend import JOB_TYPE, task_error
-from .connections import fresh_connections
 
 registry = Registry()
 registry.middleware(fresh_connections)
