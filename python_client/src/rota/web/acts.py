@@ -34,6 +34,7 @@ from .filters import (
     json_object,
     json_text,
 )
+from .queries import statement, told
 from .show import WORDS
 from .site import Answer, Site, site_of
 from .undo import MAX_ROWS, Undo, numbers, undo_of
@@ -164,29 +165,6 @@ class Call:
     def statements(self) -> list[sql.Composed]:
         """Return the statement for each of what it is about."""
         return [statement(self.act.function, {**one, **self.more}) for one in self.about]
-
-
-def statement(function: str, arguments: Mapping[str, Any]) -> sql.Composed:
-    """Return the call of a function, to be shown and to be sent: the same text."""
-    return sql.SQL("select * from rota.{}({})").format(
-        _bare(function),
-        sql.SQL(", ").join(
-            sql.SQL("{} => {}").format(_bare(name), sql.Literal(value))
-            for name, value in arguments.items()
-        ),
-    )
-
-
-def _bare(name: str) -> sql.SQL:
-    """Return a name of ours without quotes, as somebody would write it."""
-    if not re.fullmatch("[a-z_]+", name):
-        raise ValueError(name)
-    return sql.SQL(name)
-
-
-def told(statement: sql.Composed) -> str:
-    """Return a statement as somebody would paste it."""
-    return statement.as_string(None) + ";"
 
 
 _EFFECTS = re.compile(r"select \* from rota\.unknown_effects\b")

@@ -1,11 +1,14 @@
 """All that the page asks of the database: public functions and views, each answer bounded.
 
-JSON is read as text: the numbers in it may be larger than what others can hold.
+JSON is read as text: the numbers in it may be larger than what others can hold.  `statement`
+makes the call of a function that an act shows and sends.
 """
 
 from __future__ import annotations
 
-from typing import LiteralString
+import re
+from collections.abc import Mapping
+from typing import Any, LiteralString
 
 from psycopg import sql
 
@@ -429,3 +432,26 @@ DEPLOYS: LiteralString = """
     where s.started_at > rota.now() - %(since)s::interval
     group by 1 order by 1 desc limit 200
     """
+
+
+def statement(function: str, arguments: Mapping[str, Any]) -> sql.Composed:
+    """Return the call of a function, to be shown and to be sent: the same text."""
+    return sql.SQL("select * from rota.{}({})").format(
+        _bare(function),
+        sql.SQL(", ").join(
+            sql.SQL("{} => {}").format(_bare(name), sql.Literal(value))
+            for name, value in arguments.items()
+        ),
+    )
+
+
+def _bare(name: str) -> sql.SQL:
+    """Return a name of ours without quotes, as somebody would write it."""
+    if not re.fullmatch("[a-z_]+", name):
+        raise ValueError(name)
+    return sql.SQL(name)
+
+
+def told(statement: sql.Composed) -> str:
+    """Return a statement as somebody would paste it."""
+    return statement.as_string(None) + ";"

@@ -15,6 +15,7 @@ from psycopg import sql
 
 from .database import Row
 from .filters import row_id
+from .queries import statement
 from .show import Json
 
 MAX_ROWS = 500
@@ -41,8 +42,6 @@ class Undo:
     @property
     def calls(self) -> list[sql.Composed]:
         """Return the statements to be shown and sent."""
-        from .acts import statement
-
         return [statement(function, given) for function, given in self.statements]
 
 
