@@ -17,7 +17,7 @@ import psycopg
 
 from ..client.connecting import one_line
 from ..rows import ActReport
-from .filters import chosen_filter, pair, parse_payload
+from .filters import chosen_filter, pair, parse_json
 from .output import (
     CommandError,
     UnknownOutcomeError,
@@ -128,7 +128,7 @@ def _arguments(arguments: argparse.Namespace) -> dict[str, Any]:
                 for name, text in (pair(text, "--set") for text in arguments.set)
             }
         if arguments.new_payload is not None:
-            given["payload"] = parse_payload(arguments.new_payload)
+            given["payload"] = parse_json(arguments.new_payload)
         if arguments.max_attempts is not None:
             given["max_attempts"] = arguments.max_attempts
         if arguments.force:

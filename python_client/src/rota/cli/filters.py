@@ -96,7 +96,7 @@ def chosen_filter(arguments: argparse.Namespace) -> dict[str, Any]:
     if getattr(arguments, "all", False):
         chosen["all"] = True
     if arguments.payload is not None:
-        chosen["payload"] = parse_payload(arguments.payload)
+        chosen["payload"] = parse_json(arguments.payload)
     if arguments.header:
         chosen["headers"] = dict(pair(text, "--header") for text in arguments.header)
     return chosen
@@ -112,14 +112,14 @@ def conditions(chosen: dict[str, Any]) -> tuple[sql.Composed, dict[str, Any]]:
     return (wanted if chosen else sql.Composed([sql.SQL("true")])), values
 
 
-def parse_payload(text: str) -> Any:
+def parse_json(text: str, what: str = "payload") -> Any:
     """Return what a JSON text says."""
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UsageError(f"the payload is not JSON: {error}") from None
+        raise UsageError(f"the {what} is not JSON: {error}") from None
     except RecursionError:
-        raise UsageError("the payload is nested too deeply") from None
+        raise UsageError(f"the {what} is nested too deeply") from None
 
 
 def pair(text: str, option: str) -> tuple[str, str]:

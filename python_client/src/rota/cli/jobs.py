@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -15,7 +14,7 @@ from psycopg import sql
 from ..client.statement import UNSET
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError
-from .filters import chosen_filter, conditions, parse_payload
+from .filters import chosen_filter, conditions, parse_json
 from .output import (
     LOCK_TIMEOUT,
     CommandError,
@@ -39,7 +38,7 @@ ENQUEUE_OPTIONS = (
 
 def enqueue(arguments: argparse.Namespace) -> None:
     """Add one job and print its id."""
-    payload = parse_payload(arguments.payload)
+    payload = parse_json(arguments.payload)
     job: dict[str, Any] = {"job_type": arguments.job_type, "payload": payload}
     options = {name: getattr(arguments, name) for name in ENQUEUE_OPTIONS}
     job |= {name: value for name, value in options.items() if value is not None}
@@ -277,10 +276,7 @@ def settle(arguments: argparse.Namespace) -> None:
     if arguments.result is not None:
         if arguments.outcome == "again":
             raise UsageError("--result goes with --done")
-        try:
-            result = json.loads(arguments.result)
-        except ValueError as error:
-            raise UsageError(f"the result is not JSON: {error}") from None
+        result = parse_json(arguments.result, "result")
     with (
         connected(arguments) as connection,
         committing(connection, is_dry_run=arguments.dry_run),

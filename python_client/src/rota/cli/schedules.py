@@ -27,7 +27,7 @@ from ..exceptions import (
 )
 from ..rows import ScheduleChange, UpcomingRun
 from .crontab import Crontab, read
-from .filters import parse_payload
+from .filters import parse_json
 from .output import (
     LOCK_TIMEOUT,
     CommandError,
@@ -59,7 +59,7 @@ def add(arguments: argparse.Namespace) -> None:
     """Put in one schedule, or change it."""
     name, schedule = arguments.name, arguments.schedule
     job: dict[str, Any] = {"name": name, "schedule": schedule, "job_type": arguments.job_type}
-    job["payload"] = parse_payload(arguments.payload)
+    job["payload"] = parse_json(arguments.payload)
     job |= {key: value for key in OPTIONS if (value := getattr(arguments, key)) is not None}
     with (
         connected(arguments) as connection,
