@@ -326,29 +326,35 @@ def _call(act: Act, pairs: Sequence[tuple[str, str]]) -> tuple[Call, str | None]
             problem = WORDS["act_nothing"]
     except (KeyError, ValueError):
         raise HTTPException(404, WORDS["act_nothing"]) from None
-    more: dict[str, Any] = {}
-    for one in act.fields:
+    more, wrong = _given(act.fields, values)
+    return Call(act, about, more), wrong or problem
+
+
+def _given(
+    fields: Sequence[Field], values: Mapping[str, str], *, is_all_needed: bool = True
+) -> tuple[dict[str, Any], str | None]:
+    """Return what was written in the fields, JSON as its text, and what is wrong with it."""
+    given: dict[str, Any] = {}
+    problem = None
+    for one in fields:
         text = values.get(one.name, "").strip()
-        if not text:
-            if one.is_needed:
-                problem = WORDS["act_needs"].format(WORDS.get(f"arg_{one.name}", one.name))
-        elif one.kind == "flag":
-            more[one.name] = True
-        elif one.kind == "number":
-            try:
-                more[one.name] = _integer(text)
-            except ValueError:
-                problem = WORDS["act_number"].format(text)
-        elif one.kind == "choice" and text not in one.choices:
-            problem = WORDS["act_needs"].format(WORDS.get(f"arg_{one.name}", one.name))
-        elif one.kind == "json":
-            try:
-                more[one.name] = json_text(text)
-            except BadFilterError as error:
-                problem = str(error)
-        else:
-            more[one.name] = text
-    return Call(act, about, more), problem
+        needs = WORDS["act_needs"].format(WORDS.get(f"arg_{one.name}", one.name))
+        try:
+            if not text:
+                problem = needs if one.is_needed and is_all_needed else problem
+            elif one.kind == "choice" and text not in one.choices:
+                problem = needs
+            elif one.kind == "flag":
+                given[one.name] = True
+            elif one.kind == "number":
+                given[one.name] = _integer(text)
+            else:
+                given[one.name] = json_text(text) if one.kind == "json" else text
+        except BadFilterError as error:
+            problem = str(error)
+        except ValueError:
+            problem = WORDS["act_number"].format(text)
+    return given, problem
 
 
 async def _do(
@@ -509,24 +515,10 @@ async def _payload(site: Site, wanted: Filter) -> dict[str, str]:
 
 def _arguments(fields: Sequence[Field], values: dict[str, str]) -> tuple[str, str | None]:
     """Return what an act takes, as JSON, and what is wrong with it."""
-    given: dict[str, str] = {}
-    problem = None
-    for one in fields:
-        text = values.get(one.name, "")
-        try:
-            if text and one.kind == "json":
-                given[one.name] = json_text(text)
-            elif text and one.kind == "flag":
-                given[one.name] = "true"
-            elif text and one.kind == "number":
-                given[one.name] = str(_integer(text))
-            elif text:
-                given[one.name] = json.dumps(text)
-        except BadFilterError as error:
-            problem = str(error)
-        except ValueError:
-            problem = WORDS["act_number"].format(text)
-    return json_object(given), problem
+    given, problem = _given(fields, values, is_all_needed=False)
+    are_json = [one.name for one in fields if one.kind == "json"]
+    texts = {n: value if n in are_json else json.dumps(value) for n, value in given.items()}
+    return json_object(texts), problem
 
 
 def _bulk(
