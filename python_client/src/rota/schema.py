@@ -51,14 +51,18 @@ def run_script(connection: Connection[Any], name: str, options: Mapping[str, boo
 
     The connection must be in autocommit mode: the script has its own transaction.
     """
-    script = _Script(options, lambda text: _execute(connection, text), _asker(connection))
-    script.run(sql_dir() / name)
+
+    def execute(text: str) -> None:
+        # Not with a cursor of another class, which may take only one statement at a time.
+        Cursor(connection).execute(text.encode())
+
+    _Script(connection, options, execute).run(sql_dir() / name)
 
 
 def script_text(connection: Connection[Any], name: str, options: Mapping[str, bool]) -> str:
     """Return what `run_script` would send; only reads."""
     parts: list[str] = []
-    _Script(options, parts.append, _asker(connection)).run(sql_dir() / name)
+    _Script(connection, options, parts.append).run(sql_dir() / name)
     return "".join(parts)
 
 
@@ -67,13 +71,13 @@ class _Script:
 
     def __init__(
         self,
+        connection: Connection[Any],
         options: Mapping[str, bool],
         execute: Callable[[str], None],
-        ask: Callable[[str], Mapping[str, bool]],
     ) -> None:
+        self._connection = connection
         self._variables = {name: True for name, is_set in options.items() if is_set}
         self._execute = execute
-        self._ask = ask
         self._pending: list[str] = []
         self._is_live: list[bool] = []
 
@@ -134,15 +138,6 @@ class _Script:
             self._execute(text + "\n")
         self._pending.clear()
 
-
-def _execute(connection: Connection[Any], text: str) -> None:
-    # Not with a cursor of another class, which may take only one statement at a time.
-    Cursor(connection).execute(text.encode())
-
-
-def _asker(connection: Connection[Any]) -> Callable[[str], Mapping[str, bool]]:
-    def ask(query: str) -> Mapping[str, bool]:
-        with connection.cursor(row_factory=dict_row) as cursor:
+    def _ask(self, query: str) -> Mapping[str, bool]:
+        with self._connection.cursor(row_factory=dict_row) as cursor:
             return cursor.execute(query.encode()).fetchone() or {}
-
-    return ask
