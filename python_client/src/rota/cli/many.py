@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TextIO, TypeVar
@@ -107,7 +107,8 @@ def _for_one(
 
 def _at_once(each_one: list[argparse.Namespace], run: Run) -> Iterator[Answer]:
     """Return the answers in the order of the databases, each as soon as it is there."""
-    with _divided_output() as (written, complained):
+    written, complained = Divided(sys.stdout), Divided(sys.stderr)
+    with redirect_stdout(written), redirect_stderr(complained):
 
         def ask(arguments: argparse.Namespace) -> Answer:
             code = run(arguments)
@@ -200,13 +201,6 @@ class Divided(InFront):
         text: str = getattr(self._own, "text", "")
         self._own.text = ""
         return text
-
-
-@contextmanager
-def _divided_output() -> Iterator[tuple[Divided, Divided]]:
-    written, complained = Divided(sys.stdout), Divided(sys.stderr)
-    with redirect_stdout(written), redirect_stderr(complained):
-        yield written, complained
 
 
 def _as_json(answer: Answer) -> dict[str, Any]:

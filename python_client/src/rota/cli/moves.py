@@ -92,8 +92,8 @@ def move(arguments: argparse.Namespace) -> int:
         run_in_loop(_carry(source, target, number, each, arguments))
     status = _status(source, arguments.queue)
     code = _tell(arguments, status)
-    is_done = status is not None and status.state == "settled" and not _left(status)
-    if is_done and not arguments.json:
+    left = status.waiting + status.running + status.in_transit if status else 0
+    if code == 0 and not left and not arguments.json:
         print("let producers and workers use the other database, then run it with --end")
     return code
 
@@ -200,10 +200,6 @@ def _tell(arguments: argparse.Namespace, status: MoveStatus | None) -> int:
     else:
         print(_words(status))
     return 0 if status.state == "settled" else NOT_SETTLED
-
-
-def _left(status: MoveStatus) -> int:
-    return status.waiting + status.running + status.in_transit
 
 
 def _words(status: MoveStatus) -> str:

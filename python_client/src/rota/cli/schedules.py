@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import pairwise
@@ -125,35 +125,16 @@ def remove(arguments: argparse.Namespace) -> int:
 
 def enable(arguments: argparse.Namespace) -> int:
     """Let schedules make jobs again."""
-
-    def do(connection: Connection[Any], name: str) -> str:
-        with acting(connection) as client:
-            client.enable_schedule(name)
-        row = definition(connection, name)
-        when = in_zone(row["next_run_at"], row)
-        return f"enabled: {f'it runs next at {when}' if when else 'no next run is planned'}"
-
-    return _switch(arguments, do, is_enabled=True)
+    return _switch(arguments, is_enabled=True)
 
 
 def disable(arguments: argparse.Namespace) -> int:
     """Let schedules make no more jobs."""
-
-    def do(connection: Connection[Any], name: str) -> str:
-        with acting(connection) as client:
-            client.disable_schedule(name)
-        return "disabled; the jobs that it has made stay"
-
-    return _switch(arguments, do, is_enabled=False)
+    return _switch(arguments, is_enabled=False)
 
 
-def _switch(
-    arguments: argparse.Namespace,
-    do: Callable[[Connection[Any], str], str],
-    *,
-    is_enabled: bool,
-) -> int:
-    """Do it with each that is named, or with all that are not so yet; say what was done."""
+def _switch(arguments: argparse.Namespace, *, is_enabled: bool) -> int:
+    """Enable or disable those that are named, or all that are not so yet; say what was done."""
     if bool(arguments.names) == arguments.all:
         raise UsageError("give the names of schedules, or --all")
     code = 0
@@ -166,9 +147,18 @@ def _switch(
             confirm(f"{verb} all schedules ({len(names)}: {', '.join(names)})")
         for arguments.name in names:
             try:
-                done = do(connection, arguments.name)
+                with acting(connection) as client:
+                    if is_enabled:
+                        client.enable_schedule(arguments.name)
+                    else:
+                        client.disable_schedule(arguments.name)
                 row = definition(connection, arguments.name)
                 told.append({key: row[key] for key in ("name", "is_enabled", "next_run_at")})
+                when = in_zone(row["next_run_at"], row)
+                done = "disabled; the jobs that it has made stay"
+                if is_enabled:
+                    next_run = f"it runs next at {when}" if when else "no next run is planned"
+                    done = f"enabled: {next_run}"
                 if not arguments.json:
                     print(f"schedule {arguments.name} is {done}")
             except RotaError as error:
@@ -540,7 +530,7 @@ def upcoming(client: Client, row: Definition, max_runs: int, **more: Any) -> lis
 
 def is_after(schedule: str) -> bool:
     """Whether each run is planned by the end of the one before."""
-    return schedule.split()[:1] != [] and schedule.split()[0].lower() == "after"
+    return schedule.lower().split()[:1] == ["after"]
 
 
 def _state(row: Definition, now: datetime) -> str:
