@@ -374,12 +374,17 @@ async def _do(
                 left = await _audited(connection, last)
             done += returned
             rows += left
-        except psycopg.errors.LockNotAvailable:
-            failed.append((about, WORDS["act_locked"]))
-        except (psycopg.errors.RaiseException, psycopg.DatabaseError) as error:
-            hint = error.diag.message_hint
-            failed.append((about, one_line(error) + (f" ({hint})" if hint else "")))
+        except psycopg.DatabaseError as error:
+            failed.append((about, _refusal(error)))
     return done, failed
+
+
+def _refusal(error: psycopg.DatabaseError) -> str:
+    """Return why the database has not done an act, and what helps."""
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return WORDS["act_locked"]
+    hint = error.diag.message_hint
+    return one_line(error) + (f" ({hint})" if hint else "")
 
 
 @dataclass
@@ -581,13 +586,10 @@ async def _run(
                 break
             progress.add(found)
             progress.rows += left
-    except psycopg.errors.LockNotAvailable:
-        return WORDS["act_locked"]
     except TooSlowError:
         return WORDS["act_slow"]
     except psycopg.DatabaseError as error:
-        hint = error.diag.message_hint
-        return one_line(error) + (f" ({hint})" if hint else "")
+        return _refusal(error)
     return None
 
 

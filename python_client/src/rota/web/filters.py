@@ -181,11 +181,6 @@ def json_object(values: Mapping[str, str]) -> str:
     return f"{{{', '.join(f'{json.dumps(name)}: {text}' for name, text in values.items())}}}"
 
 
-def json_text(text: str) -> str:
-    """Return a text if it is JSON; raise BadFilterError."""
-    return _json(text)
-
-
 def check_masked(shown: Json, wanted: Filter) -> None:
     """Refuse to search for what is not shown: the answer would tell it bit by bit."""
     payloads, headers = wanted.values.get("payload", ()), wanted.values.get("header", ())
@@ -234,13 +229,13 @@ def _typed(text: str) -> Iterable[tuple[str, str]]:
 def contained(text: str, *, is_text: bool = False) -> str:
     """Return the JSON that must be contained: ``customer.id=7``, or JSON as it is."""
     if text.lstrip().startswith("{"):
-        return _json(text)
+        return json_text(text)
     path, separator, value = text.partition("=")
     keys = path.strip().split(".")
     if not separator or not all(keys):
         raise BadFilterError(f"write a path and a value, such as customer.id=7: {text}")
     try:
-        found = json.dumps(value) if is_text else _json(value)
+        found = json.dumps(value) if is_text else json_text(value)
     except BadFilterError:
         found = json.dumps(value)
     for key in reversed(keys):
@@ -248,8 +243,11 @@ def contained(text: str, *, is_text: bool = False) -> str:
     return found
 
 
-def _json(text: str) -> str:
-    """Return a text that is JSON as it is: its numbers may be larger than those of Python."""
+def json_text(text: str) -> str:
+    """Return a text of JSON as it is: its numbers may be larger than those of Python.
+
+    Raise BadFilterError if it is none.
+    """
     try:
         json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
