@@ -232,7 +232,7 @@ def _shown(row: Definition) -> Definition:
     """Return what a row tells to a person, in the zone of the schedule."""
     # The last planned time may have made no job: the list of the last runs tells.
     left_out = {"last_run_at"}
-    if row["schedule"].lower().split()[:1] != ["every"]:
+    if row["kind"] != "every":
         left_out.add("anchored_at")
     return {
         key: in_zone(value, row) if isinstance(value, datetime) else value
@@ -258,7 +258,10 @@ def next_runs(arguments: argparse.Namespace) -> None:
         more["after"] = arguments.after
     with asking(arguments) as connection:
         client = Client(connection)
-        row = definition(connection, name) if name else {"schedule": schedule}
+        if name:
+            row = definition(connection, name)
+        else:
+            row = {"schedule": schedule, "kind": "".join(schedule.lower().split()[:1])}
         zone = row.get("time_zone", time_zone or "UTC")
         words = client.describe_schedule(row["schedule"])
         use_zone(connection, zone, arguments.after)
@@ -276,9 +279,9 @@ def next_runs(arguments: argparse.Namespace) -> None:
         if row.get("state", "").startswith("overdue"):
             print(f"({row['state']})")
         print()
-        shown = runs[:1] if is_after(row["schedule"]) else runs
+        shown = runs[:1] if row["kind"] == "after" else runs
         print_runs(connection, shown, row["schedule"], zone)
-    if is_after(row["schedule"]):
+    if row["kind"] == "after":
         if not name:
             print("(here counted from now; the first run is at once, or at starts_at)")
         print("(each later run is planned when the one before it has ended)")
@@ -522,15 +525,10 @@ def definition(connection: Connection[Any], name: str) -> Definition:
 
 def upcoming(client: Client, row: Definition, max_runs: int, **more: Any) -> list[UpcomingRun]:
     """Return the next runs of a schedule, as far as they can be known."""
-    if is_after(row["schedule"]) and row["is_enabled"] and row["next_run_at"] is None:
+    if row["kind"] == "after" and row["is_enabled"] and row["next_run_at"] is None:
         return []
     runs = client.upcoming_runs(name=row["name"], max_runs=max_runs, **more)
-    return runs[:1] if is_after(row["schedule"]) else runs
-
-
-def is_after(schedule: str) -> bool:
-    """Whether each run is planned by the end of the one before."""
-    return schedule.lower().split()[:1] == ["after"]
+    return runs[:1] if row["kind"] == "after" else runs
 
 
 def _state(row: Definition, now: datetime) -> str:
@@ -540,7 +538,7 @@ def _state(row: Definition, now: datetime) -> str:
     if not row["is_enabled"]:
         return f"disabled: {row['last_error']}"
     if row["next_run_at"] is None:
-        waits = is_after(row["schedule"]) and row["last_job_id"] is not None
+        waits = row["kind"] == "after" and row["last_job_id"] is not None
         return f"waits for the end of job {row['last_job_id']}" if waits else "ended"
     late = now - row["next_run_at"]
     if late > timedelta(minutes=1):
