@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from rota.cli.supervisor import Child, Supervisor
 from rota.worker.worker import run_together
 from support.mutation import mutate
 from support.started_workers import BackgroundWorker, WorkerProcess, lives
-from support.waiting import wait_until
+from support.waiting import DEADLINE, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -491,6 +492,39 @@ def test_places_are_given_on_the_command_line(
         assert "--queue mail is given twice" in told
     told = run("worker", "client.sample_handlers", "--queue", "mail=0", code=2)
     assert "concurrency must be" in told
+
+
+def test_a_worker_that_makes_room_takes_the_others_along(
+    client: Client, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    """A process that stayed for its other queue would serve this one no more."""
+    registry = Registry()
+    has_begun = threading.Event()
+
+    @registry.handler("count")
+    def count(job: Job) -> None:
+        if job.queue == "mail":
+            has_begun.set()
+            time.sleep(0.5)  # which may end, without a limit
+        else:
+            assert has_begun.wait(30)
+
+    client.enqueue("count", queue="mail")
+    client.enqueue("count")
+    workers = [
+        Worker(dsn, registry, queues=["default"], max_jobs=1),
+        Worker(dsn, registry, queues=["mail"], max_jobs=1000, grace_period=0.0),
+    ]
+    running = threading.Thread(target=run_together, args=[workers], daemon=True)
+    running.start()
+    running.join(DEADLINE)
+    has_left = not running.is_alive()
+    for worker in workers:
+        worker.stop()
+    running.join(DEADLINE)
+
+    assert has_left
+    assert _value(db, DONE) == 2
 
 
 def test_a_worker_that_fails_stops_the_others(dsn: str) -> None:

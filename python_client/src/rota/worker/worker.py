@@ -118,6 +118,8 @@ class Worker:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._is_retiring = False
+        self._together: Sequence[Worker] = [self]
+        """The workers of its process, which leaves only when all of them do."""
         self._is_told = asyncio.Event()
         """Somebody wants it to stop; one that retires has its grace period from here on."""
         # One of several is named in the log.
@@ -353,7 +355,9 @@ class Worker:
         if (reason := self._reason_to_retire()) is None:
             return False
         logger.info("worker %s makes room for a new one: %s", self.name, reason)
-        self._is_retiring = True  # what runs may end, however long
+        for worker in self._together:
+            worker._is_retiring = True  # what runs may end, however long
+            worker._stop.set()
         return True
 
     def _reason_to_retire(self) -> str | None:
@@ -453,7 +457,7 @@ def run_together(
 
     with stop_on_signals(stop) as has_signals:
         for worker in workers:
-            worker._has_signals = has_signals
+            worker._has_signals, worker._together = has_signals, workers
         has_ended = run_in_loop(work())
     return has_ended and not any(worker._executor.busy_threads for worker in workers)
 
