@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import rota
 from rota import Client, Job, Registry
@@ -331,6 +332,46 @@ def test_one_end_that_is_refused_holds_up_no_other(
     assert 1 <= len(leases) <= 2  # a heartbeat may have been under way, and no other comes
     assert len(told) <= 2
     assert f"job {ids[17]}: its end was refused" in told[0]
+
+
+@pytest.mark.slow
+def test_one_end_that_takes_too_long_holds_up_no_other(
+    client: Client,
+    db: psycopg.Connection[Any],
+    dsn: str,
+    status: Status,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A trigger waits for one of twenty jobs; the role of the worker allows no such time."""
+    gate = Gate()
+    lease = timedelta(seconds=3)
+    ids = [client.enqueue("succeeds", lease=lease).job_id for _ in range(20)]
+    db.execute(
+        f"""
+        create function public.wait() returns trigger language plpgsql as $$
+        begin
+            if new.id = {ids[7]} then
+                perform pg_sleep(60);
+            end if;
+            return new;
+        end $$;
+        create trigger wait before insert on rota.finished_jobs
+            for each row execute function public.wait();
+        """  # type: ignore[arg-type]
+    )
+    hurried = make_conninfo(dsn, options="-c statement_timeout=500ms")
+    worker = BackgroundWorker(hurried, gate.registry, concurrency=20)
+    try:
+        for _ in ids:
+            assert gate.begun.acquire(timeout=10)
+        gate.is_open.set()
+        wait_until(lambda: _succeeded(db) == 19, "the other ends")
+        wait_until(lambda: status(ids[7]) == "failed", "the end of the lease")
+    finally:
+        worker.stop(now=True)
+
+    told = f"job {ids[7]}: its end was refused, retrying until its lease expires"
+    assert [m for m in caplog.messages if told in m and "statement timeout" in m]
 
 
 def test_heartbeats_go_on_beside_a_transaction_that_stays_open(

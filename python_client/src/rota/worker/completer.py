@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
+from psycopg.errors import QueryCanceled
 
 from ..client.statement import UNSET
 from ..client.values import check_stage, dump_result, join_endings, to_array
@@ -285,9 +286,10 @@ class Completer:
         try:
             endings = join_endings([report.ending() for report in part])
             return await self._connection.call(lambda client: client.end_jobs(endings))
-        except PASSING:
-            raise
         except (psycopg.Error, RotaError, ValueError, RecursionError) as error:
+            # One ending may take longer than statement_timeout, each time and for all.
+            if isinstance(error, PASSING) and not isinstance(error, QueryCanceled):
+                raise
             if len(part) > 1:
                 return [row for report in part for row in await self._end_jobs([report])]
             code = getattr(error, "sqlstate", None) or "22000"
