@@ -1,5 +1,6 @@
 """What a worker says of itself, and of a database that goes and comes back."""
 
+import io
 import json
 import logging
 import threading
@@ -256,3 +257,21 @@ def test_a_handler_of_the_log_that_raises_ends_no_worker(
     done = "select count(*) from rota.finished_jobs where status = 'succeeded'"
     assert db.execute(done).fetchone() == (3,)
     assert "ValueError: no space left" in capsys.readouterr().err
+
+
+def test_a_handler_that_closes_the_log_ends_no_worker(
+    client: Client, dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, output = Registry(), io.StringIO()
+    registry.add("a", lambda job: output.close())
+    client.enqueue_many([{"job_type": "a"}] * 3)
+    log = logging.StreamHandler(output)
+    monkeypatch.setattr("sys.stderr", output)
+    logging.getLogger("rota").addHandler(log)
+    try:
+        rota.Worker(dsn, registry).run(drain=True)
+    finally:
+        logging.getLogger("rota").removeHandler(log)
+
+    done = "select count(*) from rota.finished_jobs where status = 'succeeded'"
+    assert db.execute(done).fetchone() == (3,)

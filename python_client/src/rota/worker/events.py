@@ -14,6 +14,7 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -186,7 +187,8 @@ def _guard(handle: Callable[[logging.LogRecord], None]) -> Callable[[logging.Log
             handle(record)
         except Exception:
             if logging.raiseExceptions:
-                traceback.print_exc()
+                with suppress(Exception):  # a job may have closed sys.stderr
+                    traceback.print_exc()
 
     return guarded
 
