@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from rota import Client, Job, Registry
 from support.server import Server
@@ -148,3 +150,31 @@ def test_the_first_job_runs_soon_after_the_server_is_back(
 
 def background_of(server: Server, registry: Registry, **options: int) -> BackgroundWorker:
     return BackgroundWorker(server.url(), registry, **{"concurrency": JOBS, **options})
+
+
+def test_a_worker_that_cannot_report_ends_claims_no_more(
+    client: Client, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    """Its server is full but for the connection over which it claims."""
+    role = f"narrow_{db.info.dbname}"
+    db.execute(f"create role {role} login password 'x' connection limit 1")  # type: ignore[arg-type]
+    for (grant,) in db.execute("select rota.grant_statements('worker', %s)", [role]).fetchall():
+        db.execute(grant)
+    registry = Registry()
+    ran: list[int] = []
+    registry.add("quick", lambda job: ran.append(job.job_id))
+    client.enqueue_many([{"job_type": "quick"}] * 300)
+    narrow = make_conninfo(dsn, user=role, password="x")
+    worker = BackgroundWorker(narrow, registry, concurrency=2, listen=False)
+    try:
+        retry = worker.worker._executor._completer._retry
+        wait_until(lambda: retry.failures >= 4, "four failures")
+        ran_meanwhile = len(ran)
+        db.execute(f"alter role {role} connection limit 10")  # type: ignore[arg-type]
+        done = "select count(*) from rota.finished_jobs where status = 'succeeded'"
+        wait_until(lambda: db.execute(done).fetchone() == (300,), "all jobs")
+    finally:
+        worker.stop(now=True)
+        db.execute(f"drop owned by {role}; drop role {role}")  # type: ignore[arg-type]
+
+    assert ran_meanwhile <= 20

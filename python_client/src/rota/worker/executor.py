@@ -125,7 +125,9 @@ class Executor:
 
     @property
     def wanted(self) -> int:
-        """How many more jobs to claim."""
+        """How many more jobs to claim: none while what has ended would run again elsewhere."""
+        if self.is_behind:
+            return 0
         return self._prefetch.wanted(self._places, len(self._held))
 
     def accept(self, claims: Iterable[ClaimedJob], claimed_at: float) -> None:
