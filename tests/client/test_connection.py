@@ -284,3 +284,20 @@ def test_a_cancellation_by_others_is_no_time_limit() -> None:
         assert task.cancelled()
 
     asyncio.run(run())
+
+
+def test_an_answer_that_came_while_the_loop_was_blocked_is_no_failure(dsn: str) -> None:
+    """Else the jobs of a claim would wait for the end of their leases."""
+
+    async def call() -> str:
+        connection = Connection(dsn, "rota test", ConnectionState())
+        await connection.open()
+        asking = asyncio.create_task(connection.call(AsyncClient.version, timeout=0.5))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.0, time.sleep, 2.0)
+        try:
+            return await asking
+        finally:
+            await connection.close()
+
+    assert asyncio.run(call())

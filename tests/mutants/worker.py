@@ -420,8 +420,8 @@ WORKER = (
         "client/test_connection.py",
         client(
             "worker/connection",
-            "        cancels += 1\n        task.cancel()\n",
-            "        cancels += 1\n",
+            "            cancels += 1\n            task.cancel()\n",
+            "            cancels += 1\n",
         ),
     ),
     mutant(

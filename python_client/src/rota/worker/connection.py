@@ -208,13 +208,15 @@ async def time_limit(seconds: float) -> AsyncIterator[None]:
     cancels, others = 0, task.cancelling()
     timer: asyncio.TimerHandle
 
-    def expire() -> None:
+    def expire(due_at: float) -> None:
         nonlocal timer, cancels
-        cancels += 1
-        task.cancel()
-        timer = loop.call_later(CANCEL_TIMEOUT, expire)
+        # After a handler that has blocked the loop the answer may be there, and not read yet.
+        if loop.time() < due_at + CANCEL_TIMEOUT:
+            cancels += 1
+            task.cancel()
+        timer = loop.call_later(CANCEL_TIMEOUT, expire, loop.time() + CANCEL_TIMEOUT)
 
-    timer = loop.call_later(seconds, expire)
+    timer = loop.call_later(seconds, expire, loop.time() + seconds)
     try:
         yield
     except asyncio.CancelledError:
