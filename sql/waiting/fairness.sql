@@ -48,7 +48,8 @@ begin
                 filter (where j.run_at <= v_now), '{}') as due_ids,
             coalesce(array_agg(j.id order by j.run_at, j.id)
                 filter (where j.run_at <= v_now and p.old_place is null), '{}') as new_ids,
-            coalesce(array_agg(j.id) filter (where j.run_at > v_now), '{}') as later_ids
+            coalesce(array_agg(j.id) filter (where j.run_at > v_now), '{}') as later_ids,
+            array_agg(j.opened_for) filter (where j.opened_for is not null) as opened_for
         from rota.jobs as j left join rota.queues as q on q.queue = j.queue
         cross join lateral (
             select case when _place_jobs.keep_places and j.own_lane is null
@@ -81,9 +82,9 @@ begin
             end
         where j.id = any(v_kind.due_ids || v_kind.later_ids) and (v_has_places
             or num_nonnulls(j.hold, j.opened_for, j.own_lane, j.own_place) > 0);
-        if v_kind.later_ids <> '{}' then
-            -- They may have been let into their lanes to take a slot.
-            perform rota._check_held_of(v_kind.job_type, v_kind.limit_key);
+        -- The slots that these were let in for may be for others.
+        if v_kind.opened_for is not null then
+            perform rota._add_checks('limit', v_kind.opened_for);
         end if;
         if v_has_limits and not v_has_moved and v_kind.due_ids <> '{}' then
             perform rota._hold_new(v_kind.queue, v_kind.job_type, v_kind.limit_key, case
@@ -110,12 +111,9 @@ begin
         v_free := rota._room_in_lane(v_limit.limit_name, v_limit.max_running, queue, job_type,
             limit_key, lane, v_ids);
         continue when v_free >= cardinality(v_ids);
-        perform rota._add_checks('limit', v_limit.limit_name || array(
-            select j.opened_for from rota.jobs as j
-            where j.id = any(v_ids[v_free + 1:]) and j.opened_for is not null
-        ));
+        perform rota._add_checks('limit', array[v_limit.limit_name]);
         update rota.jobs as j
-        set hold = v_limit.limit_name, opened_for = null where j.id = any(v_ids[v_free + 1:]);
+        set hold = v_limit.limit_name where j.id = any(v_ids[v_free + 1:]);
         v_ids := v_ids[:v_free];
     end loop;
 end $$;

@@ -1617,6 +1617,16 @@ any(array['access producer', enqueue.queue])
         sql("access/front", "for v_try in 1..100 loop", "for v_try in 1..3 loop"),
     ),
     mutant(
+        "slot-of-a-job-that-moves",
+        "A job that leaves the lane that a limit let it into keeps its slot from others.",
+        "sql/waiting/test_limits_open.py",
+        sql(
+            "waiting/fairness",
+            "perform rota._add_checks('limit', v_kind.opened_for);",
+            "null;",
+        ),
+    ),
+    mutant(
         "given-back-behind-its-key",
         "A job that is given back stands behind all that wait of its key.",
         "sql/waiting/test_fairness.py",

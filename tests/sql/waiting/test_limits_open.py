@@ -303,6 +303,36 @@ def test_a_slot_goes_to_another_if_the_job_that_it_was_for_is_held_again(db):
     assert [job.job_id for job in claim(db)] == [last]
 
 
+@pytest.mark.parametrize("is_act", [True, False])
+def test_a_slot_goes_to_another_if_the_job_takes_another_place(db, clock, is_act):
+    """Beside one whose own key is full, the slot that it was let in for is free again."""
+    clock.set("2026-01-12 10:00+00")
+    limit(db, job_type="x", max_running=1)
+    enqueue(db, "x")
+    (running,) = claim(db)
+    keyed = enqueue(db, "x", limit_key="k")
+    last = enqueue(db, "x")
+    assert claim(db) == []
+    call(db, "tick")
+    value(db, "finish_job", **owner(running))
+    assert scalar(db, "select opened_for from rota.jobs where id = %s", keyed) == "type x"
+    limit(db, limit_key="k", max_running=0)
+    # Until no check is left.
+    for _ in range(5):
+        clock.advance("5 s")
+        call(db, "tick")
+    assert rows(db, "select * from rota.pending_checks") == []
+
+    if is_act:
+        call(db, "act_on_jobs", act="move", filter={"ids": [keyed]}, arguments={"queue": "q"})
+    else:
+        value(db, "set_priority", job_id=keyed, priority=5)
+    call(db, "tick")
+
+    assert scalar(db, "select hold from rota.jobs where id = %s", keyed) == "key k"
+    assert [job.job_id for job in claim(db, queues=["default", "q"])] == [last]
+
+
 def test_jobs_that_no_worker_takes_do_not_come_into_their_lane_one_by_one(db):
     """Each end lets in as many of each queue as slots are free, those before them counted."""
     limit(db, job_type="x", max_running=2)
