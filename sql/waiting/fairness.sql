@@ -275,7 +275,8 @@ begin
     v_wanted := array(
         select j.id from rota.jobs as j
         where j.id = any(v_ids) and j.queue = c_queue and j.status = any(c_waiting)
-          and case
+          -- A retry has its place when the budget lets it in.
+          and coalesce(j.hold, '') not like 'retries %' and case
             when c_ageing is null then j.own_lane = 0 or c_is_fair
                 and j.own_place is null and j.hold is null and j.run_at > rota.now()
             when j.run_at > rota.now() then coalesce(j.hold, '') <> 'time'

@@ -1627,6 +1627,12 @@ any(array['access producer', enqueue.queue])
         ),
     ),
     mutant(
+        "held-retry-ages",
+        "A retry that waits for its budget has a place of the queue that has come to age.",
+        "sql/maintenance/test_budgets.py",
+        sql("waiting/fairness", "not like 'retries %' and case", "not like 'none' and case"),
+    ),
+    mutant(
         "given-back-behind-its-key",
         "A job that is given back stands behind all that wait of its key.",
         "sql/waiting/test_fairness.py",

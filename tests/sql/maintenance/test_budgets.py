@@ -287,6 +287,24 @@ def test_a_thousand_kinds_do_not_keep_the_first_ones(db, clock):
     assert let_in(db) == ids[100:]
 
 
+@pytest.mark.parametrize("priority", [100, -100])
+def test_a_queue_that_comes_to_age_leaves_its_held_retries_where_they_are(db, clock, priority):
+    clock.set("2026-01-01 00:00+00")
+    budget(db, per_minute=6)
+    first, second = fail(db, 2, "1 minute", priority=priority)
+    value(db, "set_queue", queue="default", ageing="1 hour")
+    for _ in range(5):
+        settle(db)
+        clock.advance("5 s")
+
+    assert let_in(db) == []
+    clock.advance("1 minute")
+    assert let_in(db) == [first]
+    assert let_in(db) == []
+    clock.advance("10 s")
+    assert let_in(db) == [second]
+
+
 def test_a_tick_looks_at_no_budget_whose_queue_has_no_retries(db):
     for number in range(50):
         budget(db, queue=f"q{number}")
