@@ -68,8 +68,9 @@ class Child:
     def poll(self) -> int | None:
         """Return the exit code of a process that has ended since it was last asked."""
         code = None if self._process is None else self._process.poll()
-        if code == -signal.SIGTERM and self._told == STOP_NOW:
-            code = 0  # the first signal was enough, and nobody listened to the second any more
+        if code == -signal.SIGTERM and self._told > 0:
+            # It was still importing, or had already done with its signals: it held no job.
+            code = 0
         if code is not None:
             lived = time.monotonic() - self.started_at
             self._failures = 0 if code == 0 or lived >= HEALTHY_AFTER else self._failures + 1
