@@ -754,6 +754,34 @@ def test_a_worker_that_retires_has_its_grace_period_from_a_stop_on(
 
 
 @pytest.mark.own_session
+def test_a_limit_for_idle_sessions_ends_none_of_a_worker_that_waits(
+    client: Client,
+    db: psycopg.Connection[Any],
+    status: Status,
+    background: Callable[..., BackgroundWorker],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    db.execute(f"alter database {db.info.dbname} set idle_session_timeout = '100ms'")
+    registry = Registry()
+    registry.add("quick", lambda job: None)
+    worker = background(registry, poll_interval=60, tick_interval=60)
+
+    def waits_for_longer() -> bool:
+        found = db.execute(
+            "select from pg_stat_activity where application_name like 'rota %'"
+            " and datname = current_database() and state_change < now() - interval '300 ms'"
+        )
+        return found.fetchone() is not None
+
+    wait_until(waits_for_longer, "a session that is idle for longer than the limit")
+    job_id = client.enqueue("quick").job_id
+    wait_until(lambda: status(job_id) == "succeeded", "the end of the job")
+    worker.stop()
+
+    assert "is lost" not in caplog.text
+
+
+@pytest.mark.own_session
 def test_progress_that_a_read_only_database_refuses_is_no_failure(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:

@@ -318,6 +318,8 @@ class Connection:
             row = await (await self._connection.execute(QUESTION)).fetchone()
             if is_own(self._connection, row):
                 self._connection.prepare_threshold = 2
+                # A limit for sessions that somebody forgot; this one waits for jobs.
+                await self._connection.execute("set idle_session_timeout = 0")
             # Claims and ticks are refused where the database's default is another level.
             self._must_begin = row is not None and row[1] != "read committed"
         return self._connection
