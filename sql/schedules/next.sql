@@ -67,11 +67,15 @@ begin
 
     v_parsed := rota._parse_schedule(v_definition.schedule);
     run_at := greatest(v_after, v_definition.starts_at - interval '1 microsecond');
+    -- A run of an `after` schedule is planned when the one before it has ended.
+    if v_parsed.kind = 'after' and v_definition.is_enabled
+      and v_definition.next_run_at is null then
+        return;
+    end if;
     for i in 1..upcoming_runs.max_runs loop
-        -- Of those planned by the end of the last one only the first can be known, and it does
-        -- not pass: what is due waits for a tick.
+        -- Such a run does not pass: what is due waits for a tick.
         run_at := coalesce(
-            case when i = 1 and v_parsed.kind = 'after'
+            case when v_parsed.kind = 'after'
                 and (v_definition.next_run_at > run_at or upcoming_runs.after is null)
                 then v_definition.next_run_at end,
             rota._next_occurrence(v_parsed, v_definition.time_zone, greatest(run_at, v_after),
@@ -81,6 +85,7 @@ begin
         utc_offset := local_time - (run_at at time zone 'UTC');
         clock_change := rota._clock_note(v_parsed, v_definition.time_zone, run_at);
         return next;
+        exit when v_parsed.kind = 'after';
     end loop;
 end $$;
 

@@ -70,7 +70,7 @@ def add(arguments: argparse.Namespace) -> None:
         client = Client(connection)
         change, row, changed = put(connection, job)
         words = client.describe_schedule(schedule)
-        runs = upcoming(client, row, 3)
+        runs = client.upcoming_runs(name=row["name"], max_runs=3)
         if arguments.json:
             said = {"name": name, "description": words, "is_dry_run": arguments.dry_run}
             said |= dataclasses.asdict(change) | {"changes": changed}
@@ -208,7 +208,7 @@ def show(arguments: argparse.Namespace) -> None:
         try:
             with connection.transaction():
                 words = client.describe_schedule(row["schedule"])
-                runs = upcoming(client, row, 5)
+                runs = client.upcoming_runs(name=row["name"], max_runs=5)
         except (BadScheduleError, InvalidArgumentError, psycopg.DataError) as error:
             problem = one_line(error)
         occurrences = connection.execute(OCCURRENCES, [name]).fetchall()
@@ -266,7 +266,7 @@ def next_runs(arguments: argparse.Namespace) -> None:
         words = client.describe_schedule(row["schedule"])
         use_zone(connection, zone, arguments.after)
         if name:
-            runs = upcoming(client, row, **more)
+            runs = client.upcoming_runs(name=row["name"], **more)
         else:
             runs = client.upcoming_runs(schedule, zone, **more)
         if arguments.json:
@@ -279,8 +279,7 @@ def next_runs(arguments: argparse.Namespace) -> None:
         if row.get("state", "").startswith("overdue"):
             print(f"({row['state']})")
         print()
-        shown = runs[:1] if row["kind"] == "after" else runs
-        print_runs(connection, shown, row["schedule"], zone)
+        print_runs(connection, runs, row["schedule"], zone)
     if row["kind"] == "after":
         if not name:
             print("(here counted from now; the first run is at once, or at starts_at)")
@@ -521,14 +520,6 @@ def definition(connection: Connection[Any], name: str) -> Definition:
     for row in definitions(connection, name):
         return row
     raise UnknownScheduleError(f"schedule {name!r} not found")
-
-
-def upcoming(client: Client, row: Definition, max_runs: int, **more: Any) -> list[UpcomingRun]:
-    """Return the next runs of a schedule, as far as they can be known."""
-    if row["kind"] == "after" and row["is_enabled"] and row["next_run_at"] is None:
-        return []
-    runs = client.upcoming_runs(name=row["name"], max_runs=max_runs, **more)
-    return runs[:1] if row["kind"] == "after" else runs
 
 
 def _state(row: Definition, now: datetime) -> str:

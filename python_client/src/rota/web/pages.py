@@ -458,13 +458,11 @@ async def schedule(request: Request, site: Site) -> Response:
     await _describe(site, found.rows)
     row = found.rows[0] if found.rows else {}
     upcoming = Answer()
-    if row.get("is_enabled") and (row["kind"] != "after" or row["next_run_at"]):
+    if row.get("is_enabled"):
         try:
             upcoming = await site.ask(queries.UPCOMING, name)
         except psycopg.errors.DatabaseError as error:
             upcoming = Answer(problem=one_line(error))
-        if row["kind"] == "after":
-            del upcoming.rows[1:]
     return await site.render(
         request,
         "schedule.html",
