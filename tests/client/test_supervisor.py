@@ -374,6 +374,20 @@ def test_a_port_that_is_taken_is_named(run: Run) -> None:
     assert f"another process already uses port {port}" in told
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--health", "65536"], "PORT or HOST:PORT, got '65536'"),
+        (["--health", "0.0.0.0:" + "9" * 5000], "PORT or HOST:PORT, got '0.0.0.0:999"),
+        (["--health", "65534", "--processes", "3"], "of 3 processes has no port 65536"),
+    ],
+)
+def test_a_port_that_does_not_exist_is_named(
+    run: Run, options: list[str], problem: str
+) -> None:
+    assert problem in run("worker", "client.sample_handlers", *options, code=2)
+
+
 def test_a_worker_is_not_ready_while_its_database_is_away(dsn: str) -> None:
     registry = Registry()
     registry.add("plain", lambda job: None)

@@ -51,6 +51,7 @@ def work(arguments: argparse.Namespace) -> int:
     set_up_log(log_format, arguments.log_level)
     if arguments.processes < 1:
         raise UsageError(f"--processes must be 1 or more, got {arguments.processes}")
+    health = _health(arguments)
     is_child = arguments.process_number is not None
     if (arguments.processes > 1 or arguments.reload) and not is_child:
         is_done = arguments.drain or arguments.once
@@ -71,7 +72,6 @@ def work(arguments: argparse.Namespace) -> int:
             f"--max-memory {arguments.max_memory:g} is no more than the {used:.0f} MB that the "
             "process uses before its first job"
         )
-    health = _health(arguments.health, arguments.process_number or 0)
     beside: list[AbstractAsyncContextManager[None]] = []
     if health is not None:
         beside.append(serve_health(*health, workers))
@@ -180,14 +180,21 @@ def _worker(
         raise UsageError(str(error)) from None
 
 
-def _health(address: str | None, process: int) -> tuple[str, int] | None:
+def _health(arguments: argparse.Namespace) -> tuple[str, int] | None:
     """Read ``[HOST:]PORT``; each further process of a supervisor gets the next port."""
-    if address is None:
+    if arguments.health is None:
         return None
-    host, _, port = address.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise UsageError(f"--health is PORT or HOST:PORT, got {address!r}")
-    return host.strip("[]") or "127.0.0.1", int(port) + (process if int(port) else 0)
+    host, _, text = arguments.health.rpartition(":")
+    port = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 65536
+    if port > 65535:
+        raise UsageError(f"--health is PORT or HOST:PORT, got {arguments.health!r}")
+    last = arguments.processes - 1
+    if port + last > 65535:
+        raise UsageError(
+            f"--health: the last of {last + 1} processes has no port {port + last}"
+        )
+    own = port + (arguments.process_number or 0)
+    return host.strip("[]") or "127.0.0.1", own if port else 0
 
 
 @asynccontextmanager
