@@ -40,7 +40,7 @@ create or replace function rota._printable(value text)
     returns text language sql immutable as $$
     select regexp_replace(
         regexp_replace(value, E'[\\u0009-\\u000d\\u0085\\u2028\\u2029]', ' ', 'g'),
-        E'[\\u0001-\\u001f\\u007f-\\u009f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]',
+        E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]',
         '?', 'g');
 $$;
 

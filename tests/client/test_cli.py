@@ -717,7 +717,7 @@ def test_doctor_answers_a_monitor_in_json(
     assert found["remedy"] == "select rota.resume_queue('mail');"
 
 
-EVIL = "a\x1b[2J\x1b]0;b\x07\nrota; all is well\rc\u202ed\x9b1m\u2028e"
+EVIL = "a\x1b[2J\x1b]0;b\x07\nrota; all is well\rc\u202e\u061cd\x9b1m\u2028e"
 
 
 @pytest.mark.parametrize("words", [

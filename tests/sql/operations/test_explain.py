@@ -682,7 +682,7 @@ def test_a_dead_parent_and_the_head_of_a_key_whose_key_is_taken(db):
 
 def test_texts_of_others_cannot_move_the_cursor(db):
     job = running(db, ordering_key="o\x9b2J")
-    evil = "a\x1b]0;b\x07c\u202ed\x85e\nf"
+    evil = "a\x1b]0;b\x07c\u202e\u061cd\x85e\nf"
     one(db, "fail_job", **owner(job), error=evil, error_type="E\x1b[2J", fatal=True)
     behind = enqueue(db, ordering_key="o\x9b2J")
     settle(db)
@@ -690,7 +690,7 @@ def test_texts_of_others_cannot_move_the_cursor(db):
     found = explain(db, job.job_id) + explain(db, behind)
 
     assert all(row.explanation.isprintable() for row in found)
-    assert "failed with E?[2J: a?]0;b?c?d e f" in found[0].explanation
+    assert "failed with E?[2J: a?]0;b?c??d e f" in found[0].explanation
     assert all((row.remedy or "").isprintable() for row in found)
     (go_on,) = [row for row in found if "resume_ordering_key" in (row.remedy or "")]
     db.execute(go_on.remedy)
