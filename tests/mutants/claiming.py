@@ -360,9 +360,9 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "base/scan_start",
-            "\n      and left(v_text, v_length - 1)"
-            " = hashtext(substr(v_text, v_length + 1) || name)::text then",
-            " then",
+            "= hashtext(split_part(current_setting(rota._scan_setting(name), true), '#', 1)"
+            " || name)::text",
+            "<> ''",
         ),
     ),
     mutant(
