@@ -149,28 +149,36 @@ begin
     );
 end $$;
 
-/* The job types and lanes of the jobs of a queue that are held for this, up to 100 of these. */
+/* The job types and lanes of the jobs of a queue that are held for this, up to 1000 of these,
+ * and the first place in each. */
 create or replace function rota._held_lanes(hold text, queue text)
-    returns table (job_type text, lane smallint) language plpgsql stable as $$
+    returns table (job_type text, lane smallint, first_place timestamptz)
+    language plpgsql stable as $$
 begin
     return query
-    with recursive kinds (job_type, lane, number) as (
-        (select j.job_type, coalesce(j.own_lane, j.priority), 1 from rota.jobs as j
+    with recursive kinds (job_type, lane, place, number) as (
+        (select j.job_type, coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), 1
+        from rota.jobs as j
         where j.hold = _held_lanes.hold and j.hold <> 'time'
           and j.queue = _held_lanes.queue and j.status in ('queued', 'failed')
-        order by j.job_type, coalesce(j.own_lane, j.priority) limit 1)
+        order by j.job_type, coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at)
+        limit 1)
         union all
-        select n.job_type, n.lane, k.number + 1 from kinds as k
+        select n.job_type, n.lane, n.place, k.number + 1 from kinds as k
         cross join lateral (
-            select j.job_type, coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
+            select j.job_type, coalesce(j.own_lane, j.priority) as lane,
+                coalesce(j.own_place, j.run_at) as place
+            from rota.jobs as j
             where j.hold = _held_lanes.hold and j.hold <> 'time'
               and j.queue = _held_lanes.queue and j.status in ('queued', 'failed')
               and (j.job_type, coalesce(j.own_lane, j.priority)) > (k.job_type, k.lane)
-            order by j.job_type, coalesce(j.own_lane, j.priority) limit 1
+            order by j.job_type, coalesce(j.own_lane, j.priority),
+                coalesce(j.own_place, j.run_at)
+            limit 1
         ) as n
-        where k.number < 100
+        where k.number < 1000
     )
-    select k.job_type, k.lane from kinds as k;
+    select k.job_type, k.lane, k.place from kinds as k;
 end $$;
 
 /* The first retries of a queue that are held and due, the oldest first. */
@@ -179,7 +187,12 @@ create or replace function rota._first_retries(queue text, max_jobs integer)
 begin
     return array(
         select d.id
-        from rota._held_lanes('retries ' || _first_retries.queue, _first_retries.queue) as k
+        from (
+            select h.job_type, h.lane
+            from rota._held_lanes('retries ' || _first_retries.queue, _first_retries.queue) as h
+            -- So many have jobs enough to begin, and not the more to sort.
+            where h.first_place <= rota.now() limit 100
+        ) as k
         cross join lateral (
             select j.id, j.run_at from rota.jobs as j
             where j.hold = 'retries ' || _first_retries.queue and j.hold <> 'time'

@@ -287,6 +287,16 @@ def test_a_thousand_kinds_do_not_keep_the_first_ones(db, clock):
     assert let_in(db) == ids[100:]
 
 
+def test_kinds_whose_retries_are_for_later_do_not_keep_one_that_is_due(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    budget(db, per_minute=600)
+    for number in range(110):
+        fail(db, 1, "1 hour", job_type=f"t{number:03}")
+    (due,) = fail(db, 1, job_type="z")
+
+    assert let_in(db) == [due]
+
+
 @pytest.mark.parametrize("priority", [100, -100])
 def test_a_queue_that_comes_to_age_leaves_its_held_retries_where_they_are(db, clock, priority):
     clock.set("2026-01-01 00:00+00")
