@@ -26,7 +26,7 @@ LOGS = ROOT / ".mutants"
 TIME_LIMIT = 3600.0
 """Seconds that one run of tests may take."""
 ENDED = re.compile(r"^(FAILED|ERROR) (.+?)(?: - (.*))?$", re.MULTILINE)
-BEGUN = re.compile(r"^\w+/\w+\.py::\w+", re.MULTILINE)
+BEGUN = re.compile(r"^[\w/]+\.py::\w+", re.MULTILINE)
 HUNG = "+ Timeout +"
 NO_SOURCES = shutil.ignore_patterns(
     ".git", ".venv", ".mutants", ".matrix", ".bench", ".*_cache", "dist"
