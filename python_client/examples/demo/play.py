@@ -80,6 +80,9 @@ def play(place: Place, display: Display, folder: Path) -> Happened:
                 happened.killed = _kill_the_sender(processes, happened.runs)
                 display.say(f"kill -9 {happened.killed}, before it can finish the job")
             elif is_clicked and all(run.is_over for run in happened.runs):
+                # The last mail may have come between the two.
+                happened.mails = read_mails(maildir)
+                display.show(happened.runs, happened.mails)
                 break
             if gone := set(processes.dead()) - {happened.killed}:
                 raise RuntimeError(f"{', '.join(gone)} ended:\n{processes.last_words()}")
