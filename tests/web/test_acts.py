@@ -595,7 +595,6 @@ def test_an_unknown_act_or_a_body_that_is_too_large_is_refused(http: httpx.Clien
     assert http.post("/act/cancel_job", content=b"x" * (3 << 20)).status_code == 413
 
 
-@pytest.mark.slow
 def test_a_nul_in_a_form_is_left_out(http: httpx.Client, db_of_page: Db) -> None:
     job_id = enqueue(db_of_page)
     form = http.get(f"/act/cancel_job?job_id={job_id}").text
@@ -607,6 +606,7 @@ def test_a_nul_in_a_form_is_left_out(http: httpx.Client, db_of_page: Db) -> None
     assert status_of(db_of_page, job_id)[0] == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_locked_job_is_told_as_locked(http: httpx.Client, db_of_page: Db) -> None:
     job_id = enqueue(db_of_page)
     with db_of_page.transaction():

@@ -322,6 +322,7 @@ def test_of_an_after_text_only_the_first_run_can_be_known(read_only_db):
     assert run.local_time.strftime("%H:%M") == "12:10"
 
 
+@pytest.mark.slow
 def test_upcoming_runs_are_each_the_next_of_the_one_before(read_only_db):
     for schedule, time_zone, after, _ in BY_HAND.values():
         found = call(
