@@ -56,6 +56,21 @@ def _waiting_for_locks(db: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
+def _at_each_end(db: psycopg.Connection[Any], action: str) -> None:
+    """Let a trigger do this with each job that ends."""
+    db.execute(
+        f"""
+        create function public.at_each_end() returns trigger language plpgsql as $$
+        begin
+            {action}
+            return new;
+        end $$;
+        create trigger at_each_end before insert on rota.finished_jobs
+            for each row execute function public.at_each_end();
+        """  # type: ignore[arg-type]
+    )
+
+
 class Gate:
     """Handlers that begin, wait, and then end each in its own way."""
 
@@ -293,19 +308,8 @@ def test_one_end_that_is_refused_holds_up_no_other(
     gate = Gate()
     lease = timedelta(seconds=3)
     ids = [client.enqueue("succeeds", lease=lease).job_id for _ in range(40)]
-    db.execute(
-        f"""
-        create function public.refuse() returns trigger language plpgsql as $$
-        begin
-            if new.id = {ids[17]} and new.status = 'succeeded' and new.attempts = 1 then
-                raise 'not this one';
-            end if;
-            return new;
-        end $$;
-        create trigger refuse before insert on rota.finished_jobs
-            for each row execute function public.refuse();
-        """  # type: ignore[arg-type]
-    )
+    refused = f"new.id = {ids[17]} and new.status = 'succeeded' and new.attempts = 1"
+    _at_each_end(db, f"if {refused} then raise 'not this one'; end if;")
     background(gate.registry, concurrency=40)
     for _ in ids:
         assert gate.begun.acquire(timeout=10)
@@ -346,19 +350,7 @@ def test_one_end_that_takes_too_long_holds_up_no_other(
     gate = Gate()
     lease = timedelta(seconds=3)
     ids = [client.enqueue("succeeds", lease=lease).job_id for _ in range(20)]
-    db.execute(
-        f"""
-        create function public.wait() returns trigger language plpgsql as $$
-        begin
-            if new.id = {ids[7]} then
-                perform pg_sleep(60);
-            end if;
-            return new;
-        end $$;
-        create trigger wait before insert on rota.finished_jobs
-            for each row execute function public.wait();
-        """  # type: ignore[arg-type]
-    )
+    _at_each_end(db, f"if new.id = {ids[7]} then perform pg_sleep(60); end if;")
     hurried = make_conninfo(dsn, options="-c statement_timeout=500ms")
     worker = BackgroundWorker(hurried, gate.registry, concurrency=20)
     try:

@@ -245,33 +245,35 @@ def test_a_handler_of_the_log_that_raises_ends_no_worker(
         def emit(self, record: logging.LogRecord) -> None:
             raise ValueError("no space left")
 
-    registry, broken = Registry(), Broken()
-    registry.add("a", lambda job: None)
-    client.enqueue_many([{"job_type": "a"}] * 3)
-    logging.getLogger("rota").addHandler(broken)
-    try:
-        rota.Worker(dsn, registry).run(drain=True)
-    finally:
-        logging.getLogger("rota").removeHandler(broken)
-
-    done = "select count(*) from rota.finished_jobs where status = 'succeeded'"
-    assert db.execute(done).fetchone() == (3,)
+    assert _succeeded(dsn, client, db, Broken(), lambda job: None) == 3
     assert "ValueError: no space left" in capsys.readouterr().err
 
 
 def test_a_handler_that_closes_the_log_ends_no_worker(
     client: Client, dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry, output = Registry(), io.StringIO()
-    registry.add("a", lambda job: output.close())
-    client.enqueue_many([{"job_type": "a"}] * 3)
-    log = logging.StreamHandler(output)
+    output = io.StringIO()
     monkeypatch.setattr("sys.stderr", output)
+
+    log = logging.StreamHandler(output)
+    assert _succeeded(dsn, client, db, log, lambda job: output.close()) == 3
+
+
+def _succeeded(
+    dsn: str,
+    client: Client,
+    db: psycopg.Connection[Any],
+    log: logging.Handler,
+    handler: Callable[[Job], None],
+) -> int:
+    """Drain three jobs beside a handler of the log; return how many succeeded."""
+    registry = Registry()
+    registry.add("a", handler)
+    client.enqueue_many([{"job_type": "a"}] * 3)
     logging.getLogger("rota").addHandler(log)
     try:
         rota.Worker(dsn, registry).run(drain=True)
     finally:
         logging.getLogger("rota").removeHandler(log)
-
-    done = "select count(*) from rota.finished_jobs where status = 'succeeded'"
-    assert db.execute(done).fetchone() == (3,)
+    done = "select from rota.finished_jobs where status = 'succeeded'"
+    return db.execute(done).rowcount
