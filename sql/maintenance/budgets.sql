@@ -190,7 +190,7 @@ begin
         from (
             select h.job_type, h.lane
             from rota._held_lanes('retries ' || _first_retries.queue, _first_retries.queue) as h
-            -- So many have jobs enough to begin, and not the more to sort.
+            -- More of them would only be more to sort.
             where h.first_place <= rota.now() limit 100
         ) as k
         cross join lateral (

@@ -1627,6 +1627,12 @@ any(array['access producer', enqueue.queue])
         ),
     ),
     mutant(
+        "retries-for-later-hide-others",
+        "Due retries wait while a hundred other kinds have retries for later.",
+        "sql/maintenance/test_budgets.py",
+        sql("maintenance/budgets", "where h.first_place <= rota.now() limit 100", "limit 100"),
+    ),
+    mutant(
         "held-retry-ages",
         "A retry that waits for its budget has a place of the queue that has come to age.",
         "sql/maintenance/test_budgets.py",
