@@ -208,15 +208,15 @@ async def time_limit(seconds: float) -> AsyncIterator[None]:
     cancels, others = 0, task.cancelling()
     timer: asyncio.TimerHandle
 
-    def expire(due_at: float) -> None:
+    def expire() -> None:
         nonlocal timer, cancels
         # After a handler that has blocked the loop the answer may be there, and not read yet.
-        if loop.time() < due_at + CANCEL_TIMEOUT:
+        if loop.time() < timer.when() + CANCEL_TIMEOUT:
             cancels += 1
             task.cancel()
-        timer = loop.call_later(CANCEL_TIMEOUT, expire, loop.time() + CANCEL_TIMEOUT)
+        timer = loop.call_later(CANCEL_TIMEOUT, expire)
 
-    timer = loop.call_later(seconds, expire, loop.time() + seconds)
+    timer = loop.call_later(seconds, expire)
     try:
         yield
     except asyncio.CancelledError:
