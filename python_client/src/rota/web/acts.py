@@ -254,11 +254,11 @@ async def act(request: Request) -> Response:
         problem = problem or upcoming.problem
     done: list[Row] = []
     failed: list[tuple[dict[str, Any], str]] = []
-    is_done = request.method == "POST" and not is_look and problem is None
     rows: list[int] = []
+    is_done = request.method == "POST" and not is_look and problem is None
     if is_done:
         last = await _last_of_audit(site)
-        done, failed = await _do(site, request, call, last, rows)
+        done, failed, rows = await _do(site, request, call, last)
     jobs = Answer()
     if wanted.about == JOB and call.about:
         ids = {"id": [one["job_id"] for one in call.about[:SAMPLES]], "limit": SAMPLES}
@@ -358,14 +358,12 @@ def _given(
 
 
 async def _do(
-    site: Site, request: Request, call: Call, last: int | None, rows: list[int]
-) -> tuple[list[Row], list[tuple[dict[str, Any], str]]]:
-    """Do it; return the rows that came back, and what could not be done with the reason.
-
-    To *rows* come those of the audit that it leaves.
-    """
+    site: Site, request: Request, call: Call, last: int | None
+) -> tuple[list[Row], list[tuple[dict[str, Any], str]], list[int]]:
+    """Do it; return what came back, what was refused and why, and its rows of the audit."""
     done: list[Row] = []
     failed: list[tuple[dict[str, Any], str]] = []
+    rows: list[int] = []
     for about, each in zip(call.about, call.statements(), strict=True):
         try:
             async with site.database.acting(request.state.user.name) as connection:
@@ -376,7 +374,7 @@ async def _do(
             rows += left
         except psycopg.DatabaseError as error:
             failed.append((about, _refusal(error)))
-    return done, failed
+    return done, failed, rows
 
 
 def _refusal(error: psycopg.DatabaseError) -> str:
