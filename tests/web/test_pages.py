@@ -24,7 +24,7 @@ from rota.web.filters import BadFilterError, Filter, age, contained
 from rota.web.plots import TIMES, ended, times
 from rota.web.show import Json
 from rota.web.site import Answer, Site
-from web.conftest import OPERATOR, serving
+from web.conftest import LOGIN, OBSERVER, OPERATOR, serving
 from web.sample_jobs import BIG, HOSTILE, Scene
 
 MANY_DIGITS = "9" * 5000
@@ -549,6 +549,66 @@ def test_every_screen_answers_in_its_time_while_all_tables_are_locked(
                 assert took < 1.0 + 1.5, f"{path} took {took:.1f} s"
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "path", "false"),
+    [
+        ("function", "doctor()", "/", "checks are fine"),
+        ("view", "ticker_health", "/", "<strong>never</strong>"),
+        ("view", "worker_health", "/", "<strong>0</strong></a></li>\n  <li"),
+        ("view", "dead_jobs", "/", "<strong></strong>"),
+        ("table", "pauses", "/", None),
+        ("table", "worker_starts", "/", None),
+        ("table", "job_errors", "/errors", "No failed attempts"),
+        ("table", "dependencies", "/jobs/{child}", None),
+        ("table", "stage_runs", "/jobs/{child}", None),
+        ("table", "audit_log", "/audit", "No acts yet"),
+        ("table", "breakers", "/waiting", None),
+        ("view", "running_jobs", "/workers", "Nothing runs"),
+    ],
+)
+def test_what_is_missing_in_the_database_is_told_beside_the_rest(
+    make_page: Callable[..., Any],
+    db_of_page: Any,
+    scene: Scene,
+    kind: str,
+    name: str,
+    path: str,
+    false: str | None,
+) -> None:
+    """The database is older than the page, and has not yet all that this asks for."""
+    bare = name.partition("(")[0]
+    with serving(make_page()) as address, httpx.Client(base_url=address) as http:
+        db_of_page.execute(f"alter {kind} rota.{name} rename to away")
+        try:
+            shown = told(http, path.format(**scene.jobs))
+        finally:
+            away = name.replace(bare, "away")
+            db_of_page.execute(f"alter {kind} rota.{away} rename to {bare}")
+    problem = re.search(r'<p class="problem" role="alert">(.*?)</p>', shown)
+    assert problem is not None
+    assert f"rota.{bare}" in problem[1]
+    assert "Bring the database up to date with: rota install" in problem[1]
+    assert false is None or false not in shown
+
+
+def test_a_lock_that_the_login_does_not_wait_for_is_told_beside_the_rest(
+    make_page: Callable[..., Any], db_of_page: Any, scene: Scene
+) -> None:
+    db_of_page.execute(f"alter role {LOGIN} set lock_timeout = '1ms'")
+    try:
+        with (
+            serving(make_page()) as address,
+            httpx.Client(base_url=address) as http,
+            db_of_page.transaction(),
+        ):
+            db_of_page.execute("lock table rota.breakers in access exclusive mode")
+            shown = told(http, "/waiting")
+    finally:
+        db_of_page.execute(f"alter role {LOGIN} reset lock_timeout")
+    assert "canceling statement due to lock timeout" in shown
+    assert "Halted keys" in shown
+
+
 @pytest.mark.slow
 def test_pages_that_are_looked_at_again_show_what_is_new(
     make_page: Callable[..., Any], db_of_page: Any
@@ -594,6 +654,26 @@ def test_the_page_reads_as_the_observer_and_writes_nothing(
             told(http, "/jobs")
     finally:
         db_of_page.execute(f"grant {OPERATOR} to web_login")
+
+
+def test_a_role_is_taken_as_soon_as_it_is_granted_and_no_longer(
+    make_page: Callable[..., Any], db_of_page: Any, scene: Scene
+) -> None:
+    with serving(make_page()) as address, httpx.Client(base_url=address) as http:
+        db_of_page.execute(f"revoke {OBSERVER} from {LOGIN}")
+        try:
+            assert "permission denied for" in told(http, "/jobs?type=send_mail", 500)
+        finally:
+            db_of_page.execute(f"grant {OBSERVER} to {LOGIN}")
+        told(http, "/jobs?type=send_mail")
+    with serving(make_page()) as address, httpx.Client(base_url=address) as http:
+        told(http, "/jobs")
+        db_of_page.execute(f"revoke {OBSERVER} from {LOGIN}")
+        try:
+            shown = told(http, "/jobs?type=send_mail", 500)
+        finally:
+            db_of_page.execute(f"grant {OBSERVER} to {LOGIN}")
+        assert "permission denied for" in shown  # and not "to set role"
 
 
 def test_filters_are_read_as_they_are_written() -> None:

@@ -21,7 +21,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import AsyncConnection, sql
 from psycopg.rows import dict_row
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool
 
 from ..client.connecting import named, settings
 from ..worker.connection import time_limit
@@ -40,6 +40,14 @@ GRACE = 1.0
 LOCK_TIME = "3s"
 MAX_CONNECTIONS = 4
 NOTHING: Values = MappingProxyType({})
+
+# Each time anew: a role may be granted, or taken away, while the page runs.
+TAKE_ROLE = sql.SQL("""
+    ; select set_config('role', r.rolname, true) from pg_roles as r
+    where r.rolname = {} and pg_has_role(session_user, r.oid,
+        case when current_setting('server_version_num')::integer >= 160000 then 'SET'
+        else 'MEMBER' end)
+    """)
 
 _page_ends: ContextVar[float | None] = ContextVar("page_ends", default=None)
 
@@ -66,7 +74,7 @@ class Database:
         self.read_time = read_time
         self.observer = observer
         self._roles = {"observer": observer, "operator": operator}
-        self._known: dict[str, str | None] = {}
+        self._missing: set[str] = set()
         self._cached: dict[str, tuple[float, Any]] = {}
         self._asked: dict[str, asyncio.Lock] = {}
         conninfo = named(dsn)
@@ -157,7 +165,6 @@ class Database:
                 self._pool.connection(timeout=wait) as connection,
                 time_limit(seconds + GRACE),
             ):
-                role = await self._role(connection, access)
                 begin = sql.SQL(
                     "begin {}; set local statement_timeout = {}; set local time zone 'UTC';"
                     " set local datestyle = 'ISO'; set local intervalstyle = 'postgres';"
@@ -165,9 +172,11 @@ class Database:
                 ).format(sql.SQL(mode), sql.Literal(f"{round(seconds * 1000)}ms"))
                 if access == "operator":
                     begin += sql.SQL("; set local lock_timeout = {}").format(LOCK_TIME)
-                if role is not None:
-                    begin += sql.SQL("; set local role {}").format(sql.Identifier(role))
-                await connection.execute(begin)
+                begin += TAKE_ROLE.format(self._roles[access])
+                begun = await connection.execute(begin)
+                while begun.nextset():
+                    pass
+                self._tell(access, is_missing=begun.rowcount == 0)
                 try:
                     yield connection
                 except BaseException:
@@ -177,22 +186,22 @@ class Database:
                 await connection.execute("commit")
         except psycopg.errors.QueryCanceled as error:
             raise TooSlowError from error
-        except (PoolTimeout, psycopg.OperationalError) as error:
-            if isinstance(error, psycopg.errors.LockNotAvailable):
+        except psycopg.OperationalError as error:  # PoolTimeout is one, too
+            if not _is_away(error):
                 raise
             raise UnreachableError(str(error)) from error
 
-    async def _role(self, connection: AsyncConnection[Row], access: str) -> str | None:
-        """Return the role to set: the one of that access, where there is one to be had."""
-        if access not in self._known:
-            name = self._roles[access]
-            found = await connection.execute(
-                "select pg_has_role(session_user, r.oid, 'member') as may"
-                " from pg_roles as r where r.rolname = %s",
-                [name],
-            )
-            row = await found.fetchone()
-            self._known[access] = name if row is not None and row["may"] else None
-            if name is not None and self._known[access] is None:
-                logger.warning("the page has no role %s: it comes as it connects", name)
-        return self._known[access]
+    def _tell(self, access: str, *, is_missing: bool) -> None:
+        """Log once that a role is not to be had, and again when it went after it came."""
+        name = self._roles[access]
+        if not is_missing:
+            self._missing.discard(access)
+        elif name is not None and access not in self._missing:
+            self._missing.add(access)
+            logger.warning("the page has no role %s: it comes as it connects", name)
+
+
+def _is_away(error: psycopg.OperationalError) -> bool:
+    """Whether the database does not answer; a lock or a limit is an answer."""
+    state = error.sqlstate
+    return state is None or state[:2] in ("08", "57") or state == "53300"

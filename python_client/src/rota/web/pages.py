@@ -34,7 +34,7 @@ from .filters import (
 )
 from .plots import STEPS, TIMES, dependencies, ended, times
 from .show import WORDS
-from .site import Answer, Site, site_of
+from .site import MISSING, Answer, Site, site_of
 from .undo import is_not_kept, may_be_undone
 
 Screen = Callable[[Request], Awaitable[Response]]
@@ -114,6 +114,7 @@ async def overview(request: Request, site: Site) -> Response:
         running=running,
         plots=plots,
         statistics=statistics,
+        deploys=deploys,
         since=since,
         spans=list(STEPS),
         wanted=wanted,
@@ -314,6 +315,7 @@ async def job(request: Request, site: Site) -> Response:
         children=children,
         stages=stages,
         pipeline=pipeline,
+        audit=audit,
         graph=dependencies(row, parents.rows, children.rows, _base(request)) if row else "",
     )
 
@@ -585,12 +587,7 @@ async def too_slow(request: Request, error: Exception) -> Response:
 
 async def refused(request: Request, error: Exception) -> Response:
     """Say what the database has against it."""
-    missing = (
-        psycopg.errors.InvalidSchemaName,
-        psycopg.errors.UndefinedTable,
-        psycopg.errors.UndefinedFunction,
-    )
-    hint = WORDS["not_installed"] if isinstance(error, missing) else ""
+    hint = WORDS["not_installed"] if isinstance(error, MISSING) else ""
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         hint = WORDS["grant_needed"]
     return site_of(request).plain(

@@ -38,6 +38,13 @@ HEADERS = {
 }
 
 
+MISSING = (
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.UndefinedFunction,
+)
+"""What a database says that has no rota, or another version of it."""
 KEPT_FOR, MAX_KEPT = 3600.0, 200
 ESSENTIAL = 0.7
 """Seconds for that without which there is no page: a question of no table."""
@@ -146,6 +153,11 @@ class Site:
             return Answer(problem=self.too_slow())
         except psycopg.errors.InsufficientPrivilege as error:
             return Answer(problem=WORDS["no_right"].format(one_line(error)))
+        except psycopg.DatabaseError as error:
+            if isinstance(error, psycopg.DataError) or (error.sqlstate or "")[:2] == "RT":
+                raise  # what was asked for is wrong, and not the database
+            hint = WORDS["not_up_to_date"] if isinstance(error, MISSING) else ""
+            return Answer(problem=f"{WORDS['refused']}: {one_line(error)}. {hint}".strip())
         limit = _LIMIT.search(query) if isinstance(query, str) else None
         most = int(limit[1]) if limit else None
         return Answer(rows, cut_at=most if most and len(rows) >= most > 1 else None)
