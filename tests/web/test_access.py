@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
 
+from rota.__main__ import main
 from rota.web import User, app, apps
 from support.server import free_port
 from web.conftest import OBSERVER, OPERATOR, serving
@@ -114,6 +116,44 @@ def test_the_password_file_lets_in_whom_it_names(
         assert "/act/" not in shown.text
         path.write_text("\n".join(path.read_text().splitlines()[1:]))
         assert http.get("/", auth=("ann", "correct horse")).status_code == 401
+
+
+@pytest.mark.parametrize("text", [None, b"ann:operator:00\n", b"ann\xff:operator:00:00\n"])
+def test_without_a_password_file_nobody_is_let_in_and_the_log_says_why(
+    make_page: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: bytes | None
+) -> None:
+    path = tmp_path / "users"
+    path.write_text("")
+    page = make_page(passwords=path)
+    path.unlink()
+    if text is not None:
+        path.write_bytes(text)
+
+    answer = asked(page, "/static/rota.css")
+
+    assert answer.status_code == 503
+    assert "its log says why" in answer.text
+    assert str(tmp_path) not in answer.text
+    assert str(path) in caplog.text
+    path.write_text("")
+    assert asked(page, "/static/rota.css").status_code == 401
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "#ann", "ann\nbob", " ann", "ann\t", "ann\udcff"])
+def test_a_name_that_would_break_the_password_file_is_refused_and_the_rest_stays(
+    tmp_path: Path,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "users"
+    path.write_text("eve:observer:00:00\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("correct horse\n"))
+
+    assert main(["web", "--passwords", str(path), "--add-user", name]) == 2
+
+    assert "--add-user: must be a name" in capsys.readouterr().err
+    assert path.read_text() == "eve:observer:00:00\n"
 
 
 def test_a_token_is_for_one_user(make_page: Make, scene: Scene) -> None:

@@ -27,7 +27,7 @@ def web(arguments: argparse.Namespace) -> None:
         raise CommandError(
             str(error), "Install what the page needs: pip install 'rota[web]'"
         ) from None
-    if arguments.add_user:
+    if arguments.add_user is not None:
         _add_user(arguments)
         return
     if (arguments.operator or arguments.proxy) and not arguments.trusted_header:
@@ -112,10 +112,14 @@ def _tell_roles(connection: psycopg.Connection[Any], *, allow_acts: bool) -> Non
 
 
 def _add_user(arguments: argparse.Namespace) -> None:
-    from ..web.access import password_line
+    from ..web.access import check_name, password_line
 
     if not arguments.passwords:
         raise UsageError("name the file: --passwords FILE")
+    try:
+        check_name(arguments.add_user)
+    except ValueError as error:
+        raise UsageError(f"--add-user: {error}") from None
     role = "operator" if arguments.allow_acts else "observer"
     if sys.stdin.isatty():
         password = getpass.getpass(f"Password of {arguments.add_user}: ")
@@ -123,6 +127,7 @@ def _add_user(arguments: argparse.Namespace) -> None:
         password = sys.stdin.readline().rstrip("\n")
     if len(password) < 8:
         raise UsageError("a password has at least 8 characters")
+    line = password_line(arguments.add_user, role, password)
     path = Path(arguments.passwords)
     path.touch(mode=0o600, exist_ok=True)
     others = [
@@ -130,6 +135,5 @@ def _add_user(arguments: argparse.Namespace) -> None:
         for line in path.read_text().splitlines()
         if line.split(":")[0] != arguments.add_user
     ]
-    line = password_line(arguments.add_user, role, password)
     path.write_text("\n".join([*others, line]) + "\n")
     print(f"{arguments.add_user} is an {role} in {path}")

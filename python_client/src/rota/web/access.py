@@ -15,6 +15,7 @@ import base64
 import hashlib
 import hmac
 import ipaddress
+import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Collection
@@ -31,6 +32,8 @@ FORWARDED = (
     "forwarded", "via", "x-real-ip", "x-forwarded-for", "x-forwarded-host",
     "x-forwarded-proto", "x-forwarded-server",
 )  # fmt: skip
+logger = logging.getLogger("rota")
+
 SCRYPT = {"n": 1 << 14, "r": 8, "p": 1}
 MAX_KNOWN = 1000
 
@@ -44,20 +47,33 @@ class User:
 
 
 class RefusedError(Exception):
-    """Not let in; *asks* tells the browser to ask for a name and a password."""
+    """Not let in; *asks* tells the browser to ask for a name and a password.
 
-    def __init__(self, message: str, *, asks: bool = False) -> None:
+    Where *is_broken* nobody is let in, until the operator of the page has repaired it.
+    """
+
+    def __init__(self, message: str, *, asks: bool = False, is_broken: bool = False) -> None:
         super().__init__(message)
-        self.asks = asks
+        self.asks, self.is_broken = asks, is_broken
 
 
 Authenticate = Callable[[Request], User | Awaitable[User | None] | None]
 
 
+def check_name(name: str) -> None:
+    """Raise ValueError unless a line of the file of passwords can begin with a name."""
+    is_plain = name.isprintable() and name == name.strip()
+    if not name or not is_plain or ":" in name or name.startswith("#"):
+        raise ValueError(
+            "must be a name without a colon, a line break, a # in front, or a space around it"
+        )
+
+
 def password_line(name: str, role: str, password: str) -> str:
     """Return a line of the file of passwords."""
-    if ":" in name or not name or role not in ROLES:
-        raise ValueError("a name without a colon, and observer or operator")
+    check_name(name)
+    if role not in ROLES:
+        raise ValueError("must be observer or operator")
     salt = secrets.token_bytes(16)
     return f"{name}:{role}:{salt.hex()}:{_hash(password, salt).hex()}"
 
@@ -76,7 +92,13 @@ class PasswordFile:
 
     async def __call__(self, request: Request) -> User | None:
         """Return who the request is from; raise RefusedError where the browser has to ask."""
-        self._read()
+        try:
+            self._read()
+        except (OSError, ValueError) as error:
+            logger.error("nobody is let in by the passwords in %s: %s", self._path, error)
+            raise RefusedError(
+                "the page cannot read its passwords, and its log says why", is_broken=True
+            ) from None
         scheme, _, told = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "basic":
             raise RefusedError("name and password, please", asks=True)

@@ -278,4 +278,4 @@ def _refusal(error: RefusedError) -> Response:
     if error.asks:
         asking = {"www-authenticate": 'Basic realm="rota", charset="UTF-8"'}
         return PlainTextResponse(f"{error}\n", 401, asking)
-    return PlainTextResponse(f"{error}\n", 403)
+    return PlainTextResponse(f"{error}\n", 503 if error.is_broken else 403)
