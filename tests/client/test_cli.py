@@ -717,7 +717,49 @@ def test_doctor_answers_a_monitor_in_json(
     assert found["remedy"] == "select rota.resume_queue('mail');"
 
 
-EVIL = "a\x1b[2J\x1b]0;b\x07\nrota; all is well\rc\u202e\u061cd\x9b1m\u2028e"
+@pytest.mark.parametrize("mode", ["buffered", "unbuffered"])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["jobs", "--help"], ["jobs"]])
+def test_what_cannot_be_written_is_a_failure_and_said_once(
+    dsn: str, mode: str, words: list[str]
+) -> None:
+    environment = {**os.environ, "DATABASE_URL": dsn, "PYTHONUNBUFFERED": "1"}
+    if mode == "buffered":
+        del environment["PYTHONUNBUFFERED"]
+    command = [sys.executable, "-m", "rota", *words]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            check=False,
+        )
+    assert done.stderr == "rota: [Errno 28] No space left on device\n"
+    assert done.returncode == 1
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [
+    ["jobs", "--error", "\udcff"], ["jobs", "--queue", "\udcff"],
+    ["schedule", "show", "\udcff"], ["enqueue", "\udcff"],
+], ids=ascii)  # fmt: skip
+def test_bytes_that_are_no_text_are_wrong_usage(
+    run: Callable[..., str], words: list[str]
+) -> None:
+    run(*words, code=2)
+
+
+EVIL = (
+    "a\x1b[2J\x1b]0;b\x07\nrota; all is well\rc\u202e\u061cd\x9b1m\u2028e\u200b\u200d\ufeff\xad"
+)
 
 
 @pytest.mark.parametrize("words", [

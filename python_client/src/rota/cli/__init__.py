@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) 
             else:
                 print(f"{error.usage}rota: {printable(str(error))}", file=sys.stderr)
             raise SystemExit(error.code) from None
+        except OSError as error:  # where the help goes to
+            return _unwritten(error)
         arguments.again = again or [sys.executable, "-m", "rota", *words]
         return _run(arguments, _run_on_databases)
 
@@ -90,7 +92,9 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
         return _complain(error, hint, code, as_json=as_json)
 
     try:
-        return int(run(arguments) or OK)
+        code = int(run(arguments) or OK)
+        sys.stdout.flush()  # at the end of the process nobody would say that it failed
+        return code
     except CommandError as error:
         return complain(error, error.hint, own or error.code)
     except InvalidArgumentError as error:
@@ -124,10 +128,14 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
         return complain(error, error.diag.message_hint or hint_to_connect(arguments))
     except psycopg.Error as error:
         return complain(error, error.diag.message_hint)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-    except (OSError, ValueError) as error:
+    except BrokenPipeError as error:
+        return _unwritten(error)
+    except OSError as error:
+        _unwritten(error, tell=False)
+        return complain(error, None)
+    except UnicodeEncodeError:  # so Python keeps them, as lone surrogates
+        return complain(UsageError("a value has bytes that are not UTF-8"), None, own or 2)
+    except ValueError as error:
         return complain(error, None)
     except RecursionError:
         return complain(CommandError("JSON is nested too deeply for Python"), None)
@@ -135,6 +143,17 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
         return complain(CommandError("nothing was done"), None)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _unwritten(error: OSError, *, tell: bool = True) -> int:
+    """Give up what cannot be written; that nobody reads on is no failure."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return OK
+    return _complain(error, None, FAILED) if tell else FAILED
 
 
 def _naming_option(error: Exception, arguments: argparse.Namespace) -> UsageError:

@@ -66,9 +66,10 @@ UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
-"""What moves the cursor, changes colours or turns the direction of writing."""
+"""What moves the cursor, changes colours, turns the direction of writing or cannot be seen."""
 
 
 def printable(text: str) -> str:

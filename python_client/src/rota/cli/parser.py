@@ -161,6 +161,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
         self.color = False  # Python 3.14 would colour help, by escapes that PlainText shows
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print it, and say where that fails, of which argparse says nothing."""
+        print(message, end="", file=file, flush=True)
+
     def error(self, message: str) -> NoReturn:
         """Raise it."""
         code = self.get_default("failed") or UsageError.code
