@@ -739,6 +739,23 @@ def test_the_audit_is_narrowed_and_tells_what_has_changed(
         assert "password" not in page
 
 
+@pytest.mark.parametrize(("jobs", "told"), [(3, "3"), (23, "the first 20 of 23")])
+def test_a_link_from_the_audit_says_how_many_jobs_it_leads_to(
+    http: httpx.Client, db_of_page: Db, jobs: int, told: str
+) -> None:
+    for _ in range(jobs):
+        enqueue(db_of_page, f"linked_{jobs}", delay="1 day")
+    db_of_page.execute(
+        "select rota.act_on_jobs('set_priority', jsonb_build_object('job_type', %s::text),"
+        " '{\"priority\": 9}')",
+        [f"linked_{jobs}"],
+    )
+    newest = http.get("/audit?act=set_priority").text.split('<th scope="row">')[1]
+    (link,) = re.findall(rf'<a href="(/jobs\?id=[^"]*)">{told}</a>', newest)
+    page = http.get(html.unescape(link)).text
+    assert page.count('<th scope="row">') == min(jobs, 20)
+
+
 def test_acts_of_a_whole_screen_have_their_buttons(http: httpx.Client, db_of_page: Db) -> None:
     job_id = enqueue(db_of_page, "buttons", delay="1 day")
     db_of_page.execute(
