@@ -377,6 +377,23 @@ def test_the_command_serves_one_database_or_several_and_tells_its_rights(web_url
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("path", "link"), [("/", "/jobs"), ("ops/rota/", "/ops/rota/jobs")])
+def test_the_command_serves_below_a_path(web_url: str, path: str, link: str) -> None:
+    port = free_port()
+    words = ["-d", web_url, "--port", str(port), "--root-path", path]
+    page = subprocess.Popen(
+        [sys.executable, "-m", "rota", "web", *words], stderr=subprocess.DEVNULL
+    )
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(retries=8), timeout=30) as http:
+            shown = http.get(f"http://127.0.0.1:{port}/").text
+        assert f'<a href="{link}">' in shown
+    finally:
+        page.terminate()
+        page.communicate()
+
+
+@pytest.mark.slow
 def test_machines_ask_the_doctor(make_page: Make, scene: Scene) -> None:
     with serving(make_page()) as address:
         answer = httpx.get(f"{address}/health")

@@ -62,7 +62,8 @@ def web(arguments: argparse.Namespace) -> None:
             f"Make it with a first user: rota web --passwords {arguments.passwords} "
             "--add-user NAME",
         ) from None
-    root = "/" + quote(arguments.root_path.strip("/")) if arguments.root_path else ""
+    path = (arguments.root_path or "").strip("/")
+    root = f"/{quote(path)}" if path else ""  # a / alone would make of /jobs a host
     below = f", for a proxy that serves it at {root}/" if root else ""
     print(f"rota web: http://{arguments.host}:{arguments.port}/{below}", file=sys.stderr)
     uvicorn.run(
