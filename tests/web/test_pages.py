@@ -155,6 +155,35 @@ def test_the_list_tells_how_many_there_are_and_what_can_be_asked_for(
     assert '<option value="mail">' in page.split('<datalist id="known-queue">')[1]
 
 
+def test_numbers_lead_to_as_many_jobs(
+    make_page: Callable[..., Any], scene: Scene, db_of_page: Any
+) -> None:
+    """A job that is due to be tried again is ready, and failed; a discarded one is dead."""
+    db_of_page.execute(
+        "select rota.enqueue('numbers', queue => 'numbers', max_attempts => m)"
+        " from unnest(array[5, 1, 1]) as m"
+    )
+    db_of_page.execute(
+        "select rota.fail_job(c.job_id, c.lease_token, 'x', retry_in => '0')"
+        " from rota.claim_jobs('w', queues => array['numbers'], max_jobs => 3) as c"
+    )
+    (dead,) = db_of_page.execute(
+        "select min(id) from rota.dead_jobs where queue = 'numbers'"
+    ).fetchone()
+    db_of_page.execute(
+        "select rota.act_on_jobs('discard', jsonb_build_object('ids', array[%s::bigint]))",
+        [dead],
+    )
+
+    with serving(make_page()) as address, httpx.Client(base_url=address) as http:
+        page = told(http, "/jobs?queue=numbers")
+        counts = dict(re.findall(r'">(\w+) <b>(\d+)</b></a>', page))
+        assert counts == {"failed": "1", "dead": "1"}
+        (row,) = re.findall(r">numbers</a>.*?</tr>", told(http, "/"), flags=re.S)
+        (link,) = re.findall(r'<a href="(/jobs\?[^"]*)">1</a>', row)
+        assert told(http, unescape(link)).count('<th scope="row">') == 1
+
+
 def test_what_is_typed_becomes_an_address(http: httpx.Client, scene: Scene) -> None:
     typed = 'dead queue:mail "no currency" payload.customer.id:7'
 

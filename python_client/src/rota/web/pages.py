@@ -144,7 +144,7 @@ async def jobs(request: Request, site: Site) -> Response:
         problem = one_line(error)
     queues = await site.ask_cached(queries.QUEUES, 2)
     types = await site.ask_cached(queries.TYPES, 60)
-    counts = _counts(queues.rows, wanted)
+    counts = await _counts(site, wanted)
     rows = answer.rows[:size]
     more = rows[-1]["id"] if len(answer.rows) > size else None
     return await site.render(
@@ -234,19 +234,12 @@ async def _searched(
     return answer
 
 
-def _counts(queues: list[Row], wanted: Filter) -> dict[str, int]:
+async def _counts(site: Site, wanted: Filter) -> dict[str, int]:
     """Return how many jobs there are of each status that is counted anyway."""
     if set(wanted.values) - {"queue", "status"}:
         return {}
-    mine = [row for row in queues if wanted.get("queue") in ("", row["queue"])]
-    counted = {
-        "queued": ("ready", "scheduled"), "running": ("running",), "failed": ("retrying",),
-        "blocked": ("blocked",), "dead": ("dead",),
-    }  # fmt: skip
-    return {
-        status: sum(row[name] for row in mine for name in names)
-        for status, names in counted.items()
-    }
+    found = await site.ask(queries.COUNTS, {"queue": wanted.get("queue") or None})
+    return {row["status"]: row["jobs"] for row in found.rows}
 
 
 def _sides(values: dict[str, Any]) -> list[str]:

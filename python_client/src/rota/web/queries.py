@@ -30,6 +30,12 @@ QUEUES: LiteralString = """
     from rota.queue_stats order by oldest_ready_age desc nulls last, queue limit 200
     """
 
+# A view tells what is ready; this is by status, as the list is.
+COUNTS: LiteralString = """
+    select c.status, sum(c.jobs)::bigint as jobs from rota.job_counts() as c
+    where %(queue)s::text is null or c.queue = %(queue)s group by c.status
+    """
+
 # What workers take, schedules make, and came in of late: no table has all types.
 TYPES: LiteralString = """
     select t.job_type
