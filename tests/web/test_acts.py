@@ -17,7 +17,7 @@ import pytest
 from rota.web import User
 from rota.web.acts import ACTS, address_of
 from support.waiting import wait_until
-from web.conftest import serving
+from web.conftest import LOGIN, OPERATOR, serving
 from web.sample_jobs import BIG, HOSTILE, Scene
 
 Db = psycopg.Connection[Any]
@@ -604,6 +604,49 @@ def test_a_nul_in_a_form_is_left_out(http: httpx.Client, db_of_page: Db) -> None
         sent = f"token={token}&job_id={job_id}&reason={reason}"
         assert http.post("/act/cancel_job", content=sent).status_code in (200, 303)
     assert status_of(db_of_page, job_id)[0] == "cancelled"
+
+
+def test_an_act_whose_connection_is_lost_is_told_as_unknown(
+    http: httpx.Client, db_of_page: Db, web_url: str
+) -> None:
+    ids = [enqueue(db_of_page) for _ in range(3)]
+    form = http.get(f"/act/cancel_job?job_id={ids[0]}").text
+    given = {"token": re.findall('name="token" value="([^"]*)"', form)[0], "job_id": ids}
+    ending = (
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name = 'rota web' and wait_event_type = 'Lock'"
+    )
+    with (
+        ThreadPoolExecutor(1) as thread,
+        psycopg.connect(web_url, autocommit=True) as other,
+    ):
+        with db_of_page.transaction():
+            db_of_page.execute("lock table rota.jobs in access exclusive mode")
+            acting = thread.submit(
+                http.post, "/act/cancel_job", data=given, follow_redirects=True
+            )
+            wait_until(lambda: other.execute(ending).fetchall())
+        answer = acting.result()
+    assert answer.status_code == 200
+    assert answer.text.count("nothing here knows whether it was done") == 3
+    assert {status_of(db_of_page, job_id)[0] for job_id in ids} == {"queued"}
+
+
+def test_what_the_login_may_not_do_is_told_with_what_it_needs(
+    make_page: Callable[..., Any], db_of_page: Db
+) -> None:
+    job_id = enqueue(db_of_page)
+    db_of_page.execute(f"revoke {OPERATOR} from {LOGIN}")
+    try:
+        with (
+            serving(make_page(allow_acts=True)) as address,
+            httpx.Client(base_url=address) as http,
+        ):
+            answer = act(http, f"/act/cancel_job?job_id={job_id}")
+    finally:
+        db_of_page.execute(f"grant {OPERATOR} to {LOGIN}")
+    assert "permission denied for function cancel_job" in answer.text
+    assert "needs: grant rota_observer, rota_operator to it" in answer.text
 
 
 @pytest.mark.slow

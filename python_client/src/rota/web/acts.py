@@ -24,7 +24,7 @@ from starlette.responses import RedirectResponse, Response
 from ..client.connecting import one_line
 from . import queries
 from .access import RefusedError
-from .database import Row, TooSlowError
+from .database import Row, TooSlowError, UnreachableError
 from .filters import (
     BadFilterError,
     Filter,
@@ -372,16 +372,26 @@ async def _do(
                 left = await _audited(connection, last)
             done += returned
             rows += left
-        except psycopg.DatabaseError as error:
+        except UnreachableError as error:
+            rest = call.about[call.about.index(about) :]  # to wait for each could take an hour
+            failed += [(one, _refusal(error)) for one in rest]
+            break
+        except (psycopg.DatabaseError, TooSlowError) as error:
             failed.append((about, _refusal(error)))
     return done, failed, rows
 
 
-def _refusal(error: psycopg.DatabaseError) -> str:
+def _refusal(error: psycopg.DatabaseError | TooSlowError | UnreachableError) -> str:
     """Return why the database has not done an act, and what helps."""
+    if isinstance(error, TooSlowError):
+        return WORDS["act_slow"]
+    if isinstance(error, UnreachableError):
+        return WORDS["act_unknown"]
     if isinstance(error, psycopg.errors.LockNotAvailable):
         return WORDS["act_locked"]
     hint = error.diag.message_hint
+    if hint is None and isinstance(error, psycopg.errors.InsufficientPrivilege):
+        hint = WORDS["grant_needed"]
     return one_line(error) + (f" ({hint})" if hint else "")
 
 
@@ -584,9 +594,7 @@ async def _run(
                 break
             progress.add(found)
             progress.rows += left
-    except TooSlowError:
-        return WORDS["act_slow"]
-    except psycopg.DatabaseError as error:
+    except (psycopg.DatabaseError, TooSlowError, UnreachableError) as error:
         return _refusal(error)
     return None
 
@@ -712,10 +720,9 @@ async def _take_back(site: Site, request: Request, undo: Undo, progress: Progres
                     if "conflicts" in row:
                         progress.add(row)
             progress.changed += undo.row["job_ids"] is None
-    except (psycopg.DatabaseError, TooSlowError) as error:
-        reason = WORDS["act_slow"] if isinstance(error, TooSlowError) else one_line(error)
+    except (psycopg.DatabaseError, TooSlowError, UnreachableError) as error:
         progress.failed += 1
-        progress.conflicts = [*progress.conflicts, {"reason": reason}][:MAX_TOLD]
+        progress.conflicts = [*progress.conflicts, {"reason": _refusal(error)}][:MAX_TOLD]
 
 
 def _told_before(site: Site, request: Request) -> Response | None:
