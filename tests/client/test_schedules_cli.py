@@ -591,6 +591,19 @@ def test_import_tells_of_all_bad_lines_at_once(put: Run, run: Run) -> None:
     assert run("schedule", "list") == "(none)\n"
 
 
+def test_all_bad_lines_are_one_document_in_json(
+    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "jobs.cron").write_text("@daily\n61 2 * * * c\n")
+
+    code = main(["schedule", "import", str(tmp_path / "jobs.cron"), "--json", "-d", dsn])
+
+    said = json.loads(capsys.readouterr().err)
+    assert said["exit_code"] == code == 1
+    assert said["error"] == "2 lines are wrong: no schedule was added"
+    assert [line.split(":")[1] for line in said["hint"].splitlines()] == ["1", "2"]
+
+
 def test_import_names_the_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "jobs.cron").write_text("nonsense\n")
 

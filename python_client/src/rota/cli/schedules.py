@@ -303,9 +303,7 @@ def import_file(arguments: argparse.Namespace) -> None:
         connection.execute(LOCK_TIMEOUT)
         rows = _put_all(connection, crontab)
         if crontab.problems:
-            raise _refusal(
-                "stdin" if arguments.file == "-" else arguments.file, crontab.problems
-            )
+            raise _refusal(arguments, crontab.problems)
     if arguments.json:
         told = (rows[entry.name] for entry in entries)
         print_json([row | {"changes": changed} for row, changed in told])
@@ -404,7 +402,7 @@ def sync(arguments: argparse.Namespace) -> None:
             else:
                 rows.append(done)
         if problems:
-            raise _all_of(problems)
+            raise _all_of(arguments, problems)
         names = {said["name"] for said in registry.schedules}
         for row in definitions(connection):
             if registry.name is not None and row["source"] == registry.name:
@@ -439,9 +437,11 @@ def _print_counts(
     print(said + (" (dry run: nothing was done)" if arguments.dry_run else ""))
 
 
-def _refusal(source: str, problems: dict[int, str]) -> CommandError:
+def _refusal(arguments: argparse.Namespace, problems: dict[int, str]) -> CommandError:
     """Print the problems by line, but for one alone, and return what ends the command."""
+    source = "stdin" if arguments.file == "-" else arguments.file
     return _all_of(
+        arguments,
         [
             f"{source}:{line}: {problem}" if line else f"--tz: {problem}"
             for line, problem in sorted(problems.items())
@@ -450,12 +450,17 @@ def _refusal(source: str, problems: dict[int, str]) -> CommandError:
     )
 
 
-def _all_of(told: Sequence[str], what: str = "schedules") -> CommandError:
+def _all_of(
+    arguments: argparse.Namespace, told: Sequence[str], what: str = "schedules"
+) -> CommandError:
     if len(told) == 1:
         return CommandError(told[0])
+    message = f"{len(told)} {what} are wrong: no schedule was added"
+    if arguments.json:
+        return CommandError(message, "\n".join(told))  # one document, as of any error
     for text in told:
         print(f"rota: {printable(text)}", file=sys.stderr)
-    return CommandError(f"{len(told)} {what} are wrong: no schedule was added")
+    return CommandError(message)
 
 
 GIVEN = (
