@@ -620,6 +620,21 @@ def test_what_is_missing_in_the_database_is_told_beside_the_rest(
     assert false is None or false not in shown
 
 
+@pytest.mark.slow
+def test_a_server_that_has_restarted_is_asked_by_new_connections(
+    make_page: Callable[..., Any], db_of_page: Any, scene: Scene
+) -> None:
+    ended = (
+        "select pg_terminate_backend(pid, 30000) from pg_stat_activity"
+        " where application_name = 'rota web' and usename = %s"
+    )
+    with serving(make_page()) as address, httpx.Client(base_url=address) as http:
+        for path in SCREENS:
+            told(http, path)
+            assert db_of_page.execute(ended, [LOGIN]).fetchall()
+            told(http, path)
+
+
 def test_a_lock_that_the_login_does_not_wait_for_is_told_beside_the_rest(
     make_page: Callable[..., Any], db_of_page: Any, scene: Scene
 ) -> None:

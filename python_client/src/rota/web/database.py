@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from selectors import EVENT_READ, DefaultSelector
 from types import MappingProxyType
 from typing import Any, LiteralString
 
@@ -86,6 +87,7 @@ class Database:
             timeout=read_time,
             max_idle=600,
             reconnect_timeout=0,
+            check=_check,
             open=False,
         )
 
@@ -199,6 +201,18 @@ class Database:
         elif name is not None and access not in self._missing:
             self._missing.add(access)
             logger.warning("the page has no role %s: it comes as it connects", name)
+
+
+async def _check(connection: AsyncConnection[Row]) -> None:
+    """Refuse a connection that the server has ended while it was idle, without asking it.
+
+    Nothing is to come on an idle connection but the reason for its end, or the end itself.
+    """
+    with DefaultSelector() as selector:
+        selector.register(connection.fileno(), EVENT_READ)
+        if selector.select(0):
+            await connection.close()  # or the pool lends it again
+            raise psycopg.OperationalError("the server has ended this idle connection")
 
 
 def _is_away(error: psycopg.OperationalError) -> bool:
