@@ -324,6 +324,18 @@ def test_several_databases_have_a_site_each_and_a_silent_one_is_named(
         assert http.get("/ops/0/").status_code == 403
 
 
+def test_a_database_without_rota_is_not_told_as_one_without_jobs(
+    web_url: str, scene: Scene
+) -> None:
+    bare = web_url.rpartition("/")[0] + "/postgres"
+    with serving(apps([web_url, bare])) as address:
+        rows = httpx.get(address, timeout=30).text.split('<th scope="row"')[1:]
+    totals = [re.findall(r'<td class="num"[^>]*>([^<]*)</td>', row) for row in rows]
+    assert all(totals[0])
+    assert totals[1] == [""] * 4
+    assert "schema &#34;rota&#34; does not exist" in rows[1]
+
+
 @pytest.mark.slow
 def test_a_database_that_hangs_keeps_no_page_waiting(
     login_url: str, web_url: str, scene: Scene

@@ -179,6 +179,6 @@ async def _state(number: int, name: str, site: Site) -> State:
         state.worst = found.rows[0]["severity"] if found.rows else "unknown"
         state.totals = {
             name: sum(row[name] for row in queues.rows)
-            for name in ("ready", "running", "retrying", "dead")
+            for name in (() if queues.problem else ("ready", "running", "retrying", "dead"))
         }
     return state
