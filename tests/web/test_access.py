@@ -95,7 +95,9 @@ def test_the_password_file_lets_in_whom_it_names(
 ) -> None:
     path = tmp_path / "users"
     told = users(path, allow_acts=True, name="ann", password="correct horse")
+    before = path.stat()
     users(path, allow_acts=False, name="bob", password="battery staple")
+    assert path.stat().st_ino != before.st_ino  # replaced as a whole, so never half read
     job = f"/jobs/{scene.jobs['dead']}"
 
     assert told == f"ann is an operator in {path}\n"
@@ -116,6 +118,9 @@ def test_the_password_file_lets_in_whom_it_names(
         assert "/act/" not in shown.text
         path.write_text("\n".join(path.read_text().splitlines()[1:]))
         assert http.get("/", auth=("ann", "correct horse")).status_code == 401
+    path.chmod(0o640)  # for a group that the page runs in
+    users(path, allow_acts=False, name="eve", password="in the group")
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("text", [None, b"ann:operator:00\n", b"ann\xff:operator:00:00\n"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -129,12 +130,16 @@ def _add_user(arguments: argparse.Namespace) -> None:
     if len(password) < 8:
         raise UsageError("a password has at least 8 characters")
     line = password_line(arguments.add_user, role, password)
-    path = Path(arguments.passwords)
+    path = Path(arguments.passwords).resolve()
     path.touch(mode=0o600, exist_ok=True)
     others = [
         line
         for line in path.read_text().splitlines()
         if line.split(":")[0] != arguments.add_user
     ]
-    path.write_text("\n".join([*others, line]) + "\n")
-    print(f"{arguments.add_user} is an {role} in {path}")
+    written = path.with_name(f"{path.name}.new")  # a page reads all of the file or the old one
+    written.touch(mode=0o600)
+    shutil.copystat(path, written)
+    written.write_text("\n".join([*others, line]) + "\n")
+    written.replace(path)
+    print(f"{arguments.add_user} is an {role} in {arguments.passwords}")
