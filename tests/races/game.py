@@ -24,13 +24,17 @@ class Game:
     states: dict[str, list[str]]
     # The answers of those that lock with `skip locked`, where they passed over the job.
     passed_over: Mapping[str, list[Any] | str] = field(default_factory=dict)
+    # The operations that leave to a check what they ask of a job that somebody holds.
+    later: frozenset[str] = frozenset()
+    # The operations that do two things, which others may come between.
+    halves: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     # What is done in the end, before one looks; what was put off is due by the last of it.
     settle: tuple[str, ...] = ()
     # The operations that are several, with what of them may have been done before the other.
     fronts: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    # What may have been done between the two, as it would have been a moment later.
+    # What a tick may have done between the two, as it would have a moment later.
     seams: tuple[str, ...] = ()
-    # What only fronts and seams speak of.
+    # What only fronts, seams and halves speak of.
     parts: dict[str, str] = field(default_factory=dict)
     # Operations that take what they can of many, and why no order tells what that is.  Of a
     # pair with one of them all is looked at but the outcome.

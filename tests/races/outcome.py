@@ -11,10 +11,13 @@ a job has a place of its own is compared; the storm of fairness judges which.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
+# What a run that follows a job has from it; else it is that of the call.
+SETTINGS = re.compile(r'"(?:lease_token|max_attempts)": \d+, ')
 # Columns that hold the id of a job; what ids new jobs get depends on who was first.
 ID_COLUMNS = {"id", "job_id", "last_job_id", "parent_id"}
 
@@ -29,6 +32,14 @@ class Outcome:
 
     def __str__(self) -> str:
         return f"A: {self.a}\nB: {self.b}\n{self.tables}"
+
+    def without_settings(self) -> Outcome:
+        """Return it without what a new job may have from one that it follows."""
+        lines = (
+            SETTINGS.sub("", line) if '"id": "new job' in line else line
+            for line in self.tables.splitlines()
+        )
+        return replace(self, tables="\n".join(lines))
 
     def tell_from(self, other: Outcome) -> str:
         """Return the lines that only one of the two has."""

@@ -18,12 +18,12 @@ def _enqueue(rule: str, function: str = "enqueue", by: str = "%(me)s::text") -> 
         ) as e (job_id)"""
 
 
-def _enqueue_many(*rules: str) -> str:
+def _enqueue_many(*rules: str, first: int = 0) -> str:
     jobs = ", ".join(
         f"jsonb_build_object('job_type', 't', 'queue', 'q', 'idempotency_key', 'k',"
         f" 'max_attempts', 3, 'payload', jsonb_build_object('by', %(me)s::text || {n})"
         f"{', ' if rule else ''}{rule})"
-        for n, rule in enumerate(rules)
+        for n, rule in enumerate(rules, first)
     )
     return (
         f"select m.job_id, m.is_new from rota.enqueue_many(jsonb_build_array({jobs})) as m"
@@ -31,6 +31,9 @@ def _enqueue_many(*rules: str) -> str:
     )
 
 
+_REPLACE = "'on_conflict', 'replace'"
+_RERUN = "'on_conflict', 'rerun'"
+_VERSION_1 = f"{_RERUN}, 'updated_at', '2026-01-01'"
 JOB = "%(job_id)s::bigint"
 LEASE = "%(job_id)s::bigint, %(token)s::bigint"
 CLAIMED = "c.job_id, c.lease_token, c.payload, c.attempt"
@@ -43,10 +46,8 @@ OPERATIONS = {
     "enqueue version 2": _enqueue("on_conflict => 'rerun', updated_at => '2026-01-02'"),
     "enqueue unique": _enqueue("unique_for => '1 day'"),
     "enqueue many": _enqueue_many("", ""),
-    "enqueue many rerun": _enqueue_many("'on_conflict', 'replace'", "'on_conflict', 'rerun'"),
-    "enqueue many mixed": _enqueue_many(
-        "'on_conflict', 'replace'", "'on_conflict', 'rerun', 'updated_at', '2026-01-01'"
-    ),
+    "enqueue many rerun": _enqueue_many(_REPLACE, _RERUN),
+    "enqueue many mixed": _enqueue_many(_REPLACE, _VERSION_1),
     "claim": f"select {CLAIMED} from rota.claim_jobs(%(me)s, '{{q}}') as c",
     "finish": f"select rota.finish_job({LEASE}) as answer",
     "finish batch": f"select f.outcome from rota.finish_jobs({BATCH}) as f",
@@ -78,7 +79,7 @@ _FINISH = "select rota.finish_job(j.id, j.lease_token) from rota.jobs as j"
 _FAIL = "select from rota.jobs as j, rota.fail_job(j.id, j.lease_token, 'first')"
 _DIE = _FAIL.replace("'first'", "'first', fatal => true")
 _CANCEL = "select rota.cancel_job(j.id, 'first') from rota.jobs as j"
-_RERUN = _enqueue("on_conflict => 'rerun'", by="'next'")
+_AGAIN = _enqueue("on_conflict => 'rerun'", by="'next'")
 _VERSION = _enqueue("on_conflict => 'rerun', updated_at => '2026-01-01'", by="'first'")
 _UNIQUE = _enqueue("unique_for => '1 day'", by="'first'")
 STATES = {
@@ -87,10 +88,10 @@ STATES = {
     "put off": [_enqueue("max_attempts => 3, delay => '1 day'", by="'first'")],
     "failed": [_NEW, _CLAIM, _FAIL],
     "running": [_NEW, _CLAIM],
-    "running, to be rerun": [_NEW, _CLAIM, _RERUN],
+    "running, to be rerun": [_NEW, _CLAIM, _AGAIN],
     "running, to be cancelled": [_NEW, _CLAIM, _CANCEL],
     "lapsed": [_NEW, _LAPSE],
-    "lapsed, to be rerun": [_NEW, _LAPSE, _RERUN],
+    "lapsed, to be rerun": [_NEW, _LAPSE, _AGAIN],
     "lapsed at its last attempt": [_ONE_ATTEMPT, _LAPSE],
     "succeeded": [_NEW, _CLAIM, _FINISH],
     "succeeded, version 1": [_VERSION, _CLAIM, _FINISH],
@@ -100,4 +101,25 @@ STATES = {
     "cancelled": [_NEW, _CANCEL],
 }
 
-KEYS = Game(OPERATIONS, STATES, PASSED_OVER)
+_CHECK = "select rota._do_checks(1000)"
+_DUE = "update rota.pending_checks set due_at = '-infinity'"
+
+KEYS = Game(
+    OPERATIONS,
+    STATES,
+    PASSED_OVER,
+    later=frozenset(
+        {"enqueue rerun", "enqueue version 1", "enqueue version 2", "then rerun", "then mixed"}
+    ),
+    halves={
+        "enqueue many rerun": ("first of many", "then rerun"),
+        "enqueue many mixed": ("first of many", "then mixed"),
+    },
+    parts={
+        "first of many": _enqueue_many(_REPLACE),
+        "then rerun": _enqueue_many(_RERUN, first=1),
+        "then mixed": _enqueue_many(_VERSION_1, first=1),
+    },
+    # What a check leaves to the next one, or could not do at once, that does.
+    settle=(_CHECK, _DUE, _CHECK, _DUE, _CHECK),
+)

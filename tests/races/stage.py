@@ -7,7 +7,8 @@ which takes some milliseconds; the sessions forget what they knew, and the clock
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -38,7 +39,11 @@ ROWS: dict[str, str] = {
     "audit_log": "to_jsonb(t) - '{id,before,after}'::text[]"
     " - case t.act when 'run_schedule_now' then 'job_ids' else '' end",
     "queue_moves": "to_jsonb(t) - 'move_id'",
-    "reruns": "to_jsonb(t) - '{id,made_by,seen}'::text[]",
+    # Which job made it unique; a run that follows late is that of another.
+    "idempotency_keys": "to_jsonb(t) - 'job_id'",
+    # The end of the job takes the newest, and with it those that no check has deleted yet.
+    "reruns": "case when not exists (select from rota.reruns as n where n.job_id = t.job_id"
+    " and n.seen is null and n.id > t.id) then to_jsonb(t) - '{id,made_by,seen}'::text[] end",
 }
 EXPECTED_WARNINGS = ("lock timeout", "updated partition constraint for default partition")
 FORGET_HINTS = """
@@ -84,6 +89,7 @@ class Stage:
         if game.role:
             self.observer.execute(BECOME.format(role=game.role))
         self.a, self.b = self._open(), self._open()
+        self._holder = connect()
         self.has_hint = False
         """Whether the sessions know where to begin when they claim."""
         # It would keep a tick from making a partition.
@@ -106,6 +112,13 @@ class Stage:
     def close(self) -> None:
         self.a.close()
         self.b.close()
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Hold the rows of all jobs, and change none."""
+        with self._holder.transaction(force_rollback=True):
+            self._holder.execute("select from rota.jobs for update")
+            yield
 
     def _open(self) -> Session:
         connection = self._connect()

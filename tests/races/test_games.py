@@ -89,6 +89,8 @@ def test_each_operation_of_the_world_succeeds_in_one_of_its_states(connect: Conn
         ("lines", "dead", "checks", "retry"),
         ("lines", "succeeded", "checks", "enqueue before second"),
         ("world", "a run is dead", "resume key", "restart pipeline"),
+        ("pairs", "waiting", "enqueue many mixed", "enqueue rerun"),
+        ("pairs", "running", "enqueue rerun", "finish"),
         pytest.param(
             *("world", "a run is under way", "tick alone", "finish"), marks=pytest.mark.long
         ),

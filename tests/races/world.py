@@ -142,6 +142,7 @@ LOOSE = {
     **dict.fromkeys(("finish batch", "end batch"), "is told busy where somebody holds the job"),
     "poll actively": "is told no while another is the active one, also one who rolls back",
     "act on jobs": "is told of a conflict where somebody holds the job",
+    "enqueue keyed": "asks for a run that follows where somebody holds the job",
     **dict.fromkeys(
         ("heartbeat batch", "release"), "is told nothing where somebody holds the job"
     ),
