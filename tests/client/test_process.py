@@ -49,22 +49,26 @@ def test_without_uvloop_it_is_the_one_of_asyncio(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("make_loop", [loop_factory, lambda: None], ids=["uvloop", "asyncio"])
-def test_a_task_of_a_handler_that_exits_ends_no_worker(
+@pytest.mark.parametrize("how", ["exits", "stops"])
+def test_a_task_of_a_handler_that_leaves_the_loop_ends_no_worker(
     client: rota.Client,
     db: psycopg.Connection[Any],
     dsn: str,
     monkeypatch: pytest.MonkeyPatch,
     make_loop: Any,
+    how: str,
 ) -> None:
     monkeypatch.setattr("rota.worker.process.loop_factory", make_loop)
     registry = rota.Registry()
     goes_on = asyncio.Event()
 
     async def leave() -> None:
-        sys.exit(7)
+        if how == "exits":
+            sys.exit(7)
+        asyncio.get_running_loop().stop()
 
-    @registry.handler("exits")
-    async def exits(job: rota.AsyncJob) -> None:
+    @registry.handler("leaves")
+    async def leaves(job: rota.AsyncJob) -> None:
         try:
             await asyncio.gather(leave())
         finally:
@@ -74,12 +78,12 @@ def test_a_task_of_a_handler_that_exits_ends_no_worker(
     async def other(job: rota.AsyncJob) -> None:
         await goes_on.wait()
 
-    client.enqueue_many([{"job_type": "exits", "max_attempts": 1}, {"job_type": "other"}])
+    client.enqueue_many([{"job_type": "leaves", "max_attempts": 1}, {"job_type": "other"}])
     rota.Worker(dsn, registry, poll_interval=0.05).run(drain=True)
 
     ended = "select job_type, status, error_type from rota.finished_jobs order by 1"
     assert db.execute(ended).fetchall() == [
-        ("exits", "dead", "SystemExit"),
+        ("leaves", "dead", "SystemExit") if how == "exits" else ("leaves", "succeeded", None),
         ("other", "succeeded", None),
     ]
 

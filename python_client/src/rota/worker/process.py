@@ -63,15 +63,19 @@ def run_in_loop(main: Coroutine[Any, Any, None]) -> bool:
 
 
 def _run_to_end(main: Coroutine[Any, Any, None], loop: AbstractEventLoop) -> None:
-    """Run *main*, also while something else in its loop, as of a handler, calls `sys.exit`."""
+    """Run *main*, also while something else in its loop, as of a handler, ends that."""
     running = loop.create_task(main)
-    while True:
+    running.add_done_callback(lambda _: loop.stop())
+    while not running.done():
         try:
-            return loop.run_until_complete(running)
+            loop.run_forever()
         except SystemExit:  # it leaves the loop at once, which can go on
-            if running.done():
-                raise
-            logger.exception("a task or callback of the event loop has called sys.exit()")
+            if not running.done():
+                logger.exception("a task or callback of the event loop has called sys.exit()")
+        else:
+            if not running.done():
+                logger.error("a task or callback has stopped the event loop, which goes on")
+    running.result()
 
 
 def _end_tasks(loop: AbstractEventLoop) -> bool:
