@@ -358,7 +358,7 @@ def test_a_function_of_on_end_ends_no_worker(
     registry, told = Registry(), []
     registry.add("plain", lambda job: None)
 
-    for error in (SystemExit, asyncio.CancelledError):
+    for error in (SystemExit, asyncio.CancelledError, StopIteration):
 
         @registry.on_end
         def fails(job: AnyJob, end: JobEnd, error: type[BaseException] = error) -> None:
@@ -375,7 +375,31 @@ def test_a_function_of_on_end_ends_no_worker(
     drain(registry)
 
     assert sorted(told) == [job.job_id for job in jobs]
-    assert caplog.text.count("of on_end, failed") == 8
+    assert caplog.text.count("of on_end, failed") == 12
+
+
+def test_a_function_of_on_end_that_does_not_return_is_named(
+    client: Client,
+    dsn: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rota.worker.events.LONG", 0.05)
+    registry, goes_on = Registry(), threading.Event()
+    registry.add("plain", lambda job: None)
+
+    @registry.on_end
+    def hangs(job: AnyJob, end: JobEnd) -> None:
+        goes_on.wait(30)
+
+    client.enqueue_many([{"job_type": "plain"}] * 3)
+    worker = BackgroundWorker(dsn, registry)
+    try:
+        said = ".hangs, of on_end, has not returned for 0.05 seconds; 2 more ends wait"
+        wait_until(lambda: said in caplog.text, "a warning")
+    finally:
+        goes_on.set()
+        worker.stop()
 
 
 def test_an_end_is_told_after_the_database_knows_of_it(

@@ -10,9 +10,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import rota
-from rota.worker.process import loop_factory
+from rota.worker.process import _Loop, loop_factory
+from support.started_workers import BackgroundWorker
+from support.waiting import DEADLINE, wait_until
 
 
 def test_a_worker_runs_in_the_loop_of_uvloop(
@@ -45,10 +48,10 @@ def test_a_worker_runs_in_the_loop_of_uvloop(
 def test_without_uvloop_it_is_the_one_of_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
 
-    assert loop_factory() is None
+    assert issubclass(loop_factory(), asyncio.SelectorEventLoop)
 
 
-@pytest.mark.parametrize("make_loop", [loop_factory, lambda: None], ids=["uvloop", "asyncio"])
+@pytest.mark.parametrize("make_loop", [loop_factory, lambda: _Loop], ids=["uvloop", "asyncio"])
 @pytest.mark.parametrize("how", ["exits", "stops"])
 def test_a_task_of_a_handler_that_leaves_the_loop_ends_no_worker(
     client: rota.Client,
@@ -86,6 +89,41 @@ def test_a_task_of_a_handler_that_leaves_the_loop_ends_no_worker(
         ("leaves", "dead", "SystemExit") if how == "exits" else ("leaves", "succeeded", None),
         ("other", "succeeded", None),
     ]
+
+
+@pytest.mark.own_session
+def test_handlers_that_use_all_threads_of_the_loop_hold_up_no_other_job(
+    client: rota.Client, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    registry, told = rota.Registry(), []
+    are_used, go_on = threading.Event(), threading.Event()
+
+    @registry.handler("uses_threads")
+    async def uses_threads(job: rota.AsyncJob) -> None:
+        calls = [asyncio.create_task(asyncio.to_thread(go_on.wait, 30)) for _ in range(64)]
+        await asyncio.sleep(0)
+        are_used.set()
+        await asyncio.gather(*calls)
+
+    @registry.handler("other")
+    async def other(job: rota.AsyncJob) -> None:
+        pass
+
+    registry.on_end(lambda job, end: told.append(job.job_type))
+    # A name is looked up when a connection is opened.
+    worker = BackgroundWorker(make_conninfo(dsn, host="localhost"), registry)
+    try:
+        client.enqueue("uses_threads")
+        assert are_used.wait(DEADLINE)
+        db.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name like 'rota %' and datname = current_database()"
+        )
+        client.enqueue("other")
+        wait_until(lambda: told == ["other"], "the end of the other job")
+    finally:
+        go_on.set()
+        worker.stop()
 
 
 def test_a_job_can_terminate_a_process_that_it_has_forked(

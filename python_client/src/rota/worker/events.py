@@ -33,6 +33,7 @@ from ..exceptions import (
 )
 from ..job import AsyncJob, BaseJob, Job, JobEnd
 from ..registry import EndFunction, is_async
+from .process import in_thread
 
 logger = logging.getLogger("rota")
 
@@ -42,6 +43,8 @@ MAX_TEXT = 100_000
 """Longer error texts are cut before they are sent; SQL cuts them again to what it keeps."""
 MAX_PENDING = 2000
 """So many ends may wait for their functions before no more jobs are started."""
+LONG = 60.0
+"""Seconds after which a function that has not returned is named in the log."""
 _LEVELS = {"failed": logging.WARNING, "lost": logging.WARNING, "dead": logging.ERROR}
 
 
@@ -265,19 +268,30 @@ class Ends:
             await self._telling
 
     async def _tell(self) -> None:
+        loop = asyncio.get_running_loop()
         while self._pending:
             job, end = self._pending.popleft()
             for function in self._functions:
+                name = getattr(function, "__qualname__", repr(function))
+                warning = loop.call_later(LONG, self._warn_of, name, job)
                 try:
                     if is_async(function):
                         await function(job, end)
                     else:
-                        await asyncio.to_thread(function, job, end)
+                        await in_thread(function, job, end)
                 except BaseException as error:  # one that raises SystemExit ends no worker
                     if _is_cancelled(error):
                         raise
-                    name = getattr(function, "__qualname__", repr(function))
                     logger.exception("job %s: %s, of on_end, failed", job.job_id, name)
+                finally:
+                    warning.cancel()
+
+    def _warn_of(self, name: str, job: BaseJob) -> None:
+        logger.warning(
+            "job %s: %s, of on_end, has not returned for %g seconds; %s more ends wait, and "
+            "with %s no more jobs start",
+            job.job_id, name, LONG, len(self._pending), MAX_PENDING,
+        )  # fmt: skip
 
 
 def _is_cancelled(error: BaseException) -> bool:

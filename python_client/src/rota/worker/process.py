@@ -12,27 +12,56 @@ import sys
 import threading
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 logger = logging.getLogger("rota")
+
+T = TypeVar("T")
 
 PR_SET_PDEATHSIG = 1
 LAST_WORDS = 1.0
 """Seconds that what is left in a loop has to end after it was cancelled."""
 
 
-def loop_factory() -> Callable[[], AbstractEventLoop] | None:
-    """Return what makes a loop of uvloop where that is installed, or None for asyncio's own."""
+def loop_factory() -> Callable[[], AbstractEventLoop]:
+    """Return what makes a loop: of uvloop where that is installed."""
     try:
         found = import_module("uvloop").new_event_loop
     except ImportError:
-        return None
+        return _Loop
     return cast(Callable[[], AbstractEventLoop], found)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """The loop of asyncio, but a connection is opened while handlers use all its threads."""
+
+    async def getaddrinfo(
+        self, host: Any, port: Any, *, family: int = 0, type: int = 0, proto: int = 0,
+        flags: int = 0,
+    ) -> Any:  # fmt: skip
+        return await in_thread(socket.getaddrinfo, host, port, family, type, proto, flags)
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a thread of its own: `asyncio.to_thread` would wait for handlers."""
+    called: Future[T] = Future()
+    called.set_running_or_notify_cancel()
+
+    def call() -> None:
+        try:
+            called.set_result(function(*arguments))
+        except StopIteration as error:  # which no future of asyncio takes
+            called.set_exception(RuntimeError(f"StopIteration: {error}"))
+        except BaseException as error:
+            called.set_exception(error)
+
+    threading.Thread(target=call, name="rota-call", daemon=True).start()
+    return await asyncio.wrap_future(called)
 
 
 def is_in_loop() -> bool:
