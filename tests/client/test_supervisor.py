@@ -149,6 +149,43 @@ def test_a_process_that_leaves_before_its_second_signal_has_not_failed() -> None
 
 
 @pytest.mark.slow
+def test_a_process_that_cannot_be_started_is_tried_again_and_ends_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    python = tmp_path / "python"  # as of an environment that a deployment replaces
+    log = tmp_path / "log"
+    code = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')"
+    python.symlink_to(sys.executable)
+    command = [str(python), "-c", f"{code}; time.sleep(600)", str(log)]
+    supervisor, codes = Supervisor(command, 2, reload=False, is_done=False), []
+    thread = threading.Thread(target=lambda: codes.append(supervisor.run()))
+
+    def pids(count: int) -> list[int]:
+        found: list[int] = wait_until(
+            lambda: (
+                log.exists()
+                and len(lines := log.read_text().split()) == count
+                and [int(line) for line in lines]
+            )
+        )
+        return found
+
+    thread.start()
+    try:
+        first, other = pids(2)
+        python.unlink()
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: "cannot be started: [Errno 2]" in caplog.text, "a warning")
+        python.symlink_to(sys.executable)
+        pids(3)
+        assert lives(other)
+    finally:
+        supervisor._stop(False)
+        thread.join(DEADLINE)
+    assert codes == [0]
+
+
+@pytest.mark.slow
 def test_processes_that_drain_end_and_have_no_successors(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
 ) -> None:

@@ -58,12 +58,16 @@ class Child:
             environment.pop("NOTIFY_SOCKET", None)  # the parent speaks for all
             if self.notify_socket is not None:
                 environment["NOTIFY_SOCKET"] = self.notify_socket
-            self._process = subprocess.Popen(  # noqa: S603
-                [*self._command, "--process-number", str(self.number)],
-                env=environment,
-                process_group=0,
-                preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
-            )
+            try:
+                self._process = subprocess.Popen(  # noqa: S603
+                    [*self._command, "--process-number", str(self.number)],
+                    env=environment,
+                    process_group=0,
+                    preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
+                )
+            except OSError as error:  # no memory, or half of a deployment
+                logger.warning("worker process %s cannot be started: %s", self.number, error)
+                self._pause(has_failed=True)
 
     def poll(self) -> int | None:
         """Return the exit code of a process that has ended since it was last asked."""
@@ -73,11 +77,15 @@ class Child:
             code = 0
         if code is not None:
             lived = time.monotonic() - self.started_at
-            self._failures = 0 if code == 0 or lived >= HEALTHY_AFTER else self._failures + 1
-            pause = min(2.0 ** (self._failures - 1), MAX_PAUSE) if self._failures else 0.0
-            self._start_at = time.monotonic() + pause
+            self._pause(has_failed=code != 0 and lived < HEALTHY_AFTER)
             self._process = None
         return code
+
+    def _pause(self, *, has_failed: bool) -> None:
+        """Start it again at once, or later and later if it fails."""
+        self._failures = self._failures + 1 if has_failed else 0
+        pause = min(2.0 ** (self._failures - 1), MAX_PAUSE) if has_failed else 0.0
+        self._start_at = time.monotonic() + pause
 
     def stop(self, signals: int) -> None:
         """Let it have so many signals: with one it leaves, with two at once."""
