@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from rota import Client, Job, Registry, RotaError, Worker
+from rota import Client, InvalidArgumentError, Job, Registry, RotaError, Worker
 from rota.cli.supervisor import Child, Supervisor
+from rota.worker.process import peak_memory
 from rota.worker.worker import run_together
 from support.mutation import mutate
 from support.started_workers import BackgroundWorker, WorkerProcess, lives
@@ -272,6 +273,21 @@ def test_a_limit_below_what_a_process_uses_at_first_stops_all(start_worker: Star
     worker = start_worker("--max-memory", "5", "--processes", "2")
     assert worker.wait() == 2
     assert "--max-memory 5 is no more than the" in worker.log.read_text()
+
+
+def test_a_limit_below_what_a_lifespan_uses_is_told(client: Client, dsn: str) -> None:
+    registry = Registry()
+    registry.add("plain", lambda job: None)
+
+    @registry.lifespan
+    async def model() -> AsyncIterator[dict[str, Any]]:
+        yield {"model": b"x" * 100_000_000}
+
+    client.enqueue("plain")
+    worker = Worker(dsn, registry, max_memory=peak_memory() + 20)
+
+    with pytest.raises(InvalidArgumentError, match="MB that the process uses before its first"):
+        worker.run(drain=True)
 
 
 @pytest.mark.slow

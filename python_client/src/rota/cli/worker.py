@@ -25,7 +25,6 @@ from ..client.connecting import named
 from ..forwarding.forwarder import Forwarder
 from ..registry import Registry
 from ..worker.executor import Places
-from ..worker.process import peak_memory
 from ..worker.worker import Worker, run_together
 from .output import (
     LEFT_BEHIND,
@@ -67,11 +66,6 @@ def work(arguments: argparse.Namespace) -> int:
     # A dictConfig() there disables the loggers that it does not name, if not told otherwise.
     logger.disabled = False
     workers = _workers(arguments, registry)
-    if arguments.max_memory is not None and (used := peak_memory()) >= arguments.max_memory:
-        raise UsageError(
-            f"--max-memory {arguments.max_memory:g} is no more than the {used:.0f} MB that the "
-            "process uses before its first job"
-        )
     beside: list[AbstractAsyncContextManager[None]] = []
     if health is not None:
         beside.append(serve_health(*health, workers))

@@ -26,7 +26,7 @@ from .._version import __version__
 from ..client.async_client import AsyncClient
 from ..client.connecting import name_of, one_line
 from ..client.values import check_name, check_range
-from ..exceptions import RotaError, to_duration
+from ..exceptions import InvalidArgumentError, RotaError, to_duration
 from ..job import JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
@@ -231,6 +231,11 @@ class Worker:
         await _expire_on(self._stop_now, limit, LAST_WORDS)
 
     async def _work(self, *, drain: bool, once: bool) -> None:
+        if self._max_memory is not None and (used := peak_memory()) >= self._max_memory:
+            raise InvalidArgumentError(  # one after the other would leave without a job
+                f"max_memory {self._max_memory:g} is no more than the {used:.0f} MB that the "
+                "process uses before its first job"
+            )
         is_patient = self._is_patient and not (drain or once)
         introducing = asyncio.create_task(self._introduce(is_patient=is_patient))
         await self._wait_unless_stopped(introducing)
