@@ -8,6 +8,7 @@ from typing import Any, LiteralString
 
 import psycopg
 import pytest
+from psycopg.adapt import Loader
 
 import rota
 from rota import AsyncJob, Client, Job, Registry
@@ -311,29 +312,48 @@ def test_a_handler_sees_nothing_of_the_session_of_another(
     assert seen == [('"$user", public', None, False, False)] * 3
 
 
+class Shouted(Loader):
+    def load(self, data: Any) -> str:
+        return bytes(data).decode().upper()
+
+
+CHANGES: dict[str, Callable[[Any, list[Any]], object]] = {
+    "a row factory": lambda c, seen: setattr(c, "row_factory", psycopg.rows.dict_row),
+    "a loader": lambda c, seen: c.adapters.register_loader("text", Shouted),
+    "a limit": lambda c, seen: setattr(c, "prepared_max", 0),
+    "a callback": lambda c, seen: c.add_notice_handler(seen.append),
+}
+
+
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_a_connection_that_a_handler_has_changed_is_not_lent_again(
-    client: Client, drain: Drain, kind: str
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_handler_sees_nothing_of_what_another_has_changed_in_a_connection(
+    client: Client, drain: Drain, kind: str, change: Callable[[Any, list[Any]], object]
 ) -> None:
     registry = Registry()
     seen: list[Any] = []
+    told = "do $$ begin raise notice 'told'; end $$"
 
     @registry.handler("plain")
     def plain(job: Job) -> None:
         with job.transaction() as connection:
-            seen.append(connection.row_factory)
-            connection.row_factory = psycopg.rows.dict_row
+            seen.append(connection.execute("select 'a'").fetchone())
+            seen.append(connection.prepared_max)
+            connection.execute(told)
+            change(connection, seen)
 
     @registry.handler("async")
     async def in_loop(job: AsyncJob) -> None:
         async with job.transaction() as connection:
-            seen.append(connection.row_factory)
-            connection.row_factory = psycopg.rows.dict_row
+            seen.append(await (await connection.execute("select 'a'")).fetchone())
+            seen.append(connection.prepared_max)
+            await connection.execute(told)
+            change(connection, seen)
 
     client.enqueue_many([{"job_type": kind}] * 3)
     drain(registry, concurrency=1)
 
-    assert seen == [psycopg.rows.tuple_row] * 3
+    assert seen == [("a",), 100] * 3
 
 
 @pytest.mark.own_session

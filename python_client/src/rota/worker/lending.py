@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
+from psycopg.adapt import AdaptersMap
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.waiting import Ready, Wait
@@ -59,7 +60,8 @@ PREPARE_AFTER = 5
 
 _SETTINGS = (
     "autocommit", "isolation_level", "read_only", "deferrable", "prepare_threshold",
-    "row_factory", "cursor_factory", "server_cursor_factory",
+    "prepared_max", "row_factory", "cursor_factory", "server_cursor_factory",
+    "_notice_handlers", "_notify_handlers",
 )  # fmt: skip
 """What a handler may change in a connection itself; then nobody else gets it."""
 # As discard all, but for the plans of our functions, which would cost more than the rest.
@@ -162,6 +164,7 @@ class Lent(Generic[C]):
         if self._resets:
             if _settings_of(self.connection) != self._settings:
                 return False
+            AdaptersMap.__init__(self.connection.adapters, psycopg.adapters)
             is_own = self.connection.prepare_threshold is not None
             try:
                 self.connection.pgconn.send_query(_RESET_OWN if is_own else _RESET_SHARED)
@@ -444,4 +447,5 @@ class Pool:
 
 
 def _settings_of(connection: Plain | AsyncConnection[Any]) -> list[Any]:
-    return [getattr(connection, name) for name in _SETTINGS]
+    found = [getattr(connection, name, None) for name in _SETTINGS]
+    return [list(each) if isinstance(each, list) else each for each in found]
