@@ -166,3 +166,27 @@ def test_a_worker_goes_on_when_its_sessions_begin_otherwise(
         assert started.wait(20)
     finally:
         worker.stop(now=True)
+
+
+@pytest.mark.slow
+@pytest.mark.own_session
+def test_a_worker_that_gets_no_session_for_its_ends_says_what_it_needs(
+    client: Client, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And after one call: with the second its own ticks would take its jobs for stale."""
+    registry = Registry()
+    registry.add("a", lambda job: None)
+    with pooled(dsn, "pool_mode = session\ndefault_pool_size = 1\n") as url:
+        worker = BackgroundWorker(url, registry, listen=False)
+        try:
+            wait_until(lambda: worker.worker.is_ready, "a worker that claims")
+            ends: Any = worker.worker._executor._completer
+            ends._connection.limit = lambda timeout: 0.5
+            client.enqueue("a")
+
+            wait_until(lambda: ends.is_behind, "the first failure")
+            assert ends._connection._unanswered == 1
+            assert "reporting ends failed, retrying: no answer within 0.5" in caplog.text
+            assert "a worker needs four connections" in caplog.text
+        finally:
+            worker.stop(now=True)

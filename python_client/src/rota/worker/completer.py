@@ -33,6 +33,7 @@ from .connection import (
     MAX_JOBS,
     PASSING,
     Connection,
+    NoAnswerError,
     Retry,
     end_task,
     is_lost,
@@ -273,7 +274,7 @@ class Completer:
                 )
             )
         except (psycopg.Error, RotaError, ValueError, RecursionError) as error:
-            if is_lost(error):
+            if is_lost(error) or isinstance(error, NoAnswerError):
                 raise
             return None
         return [

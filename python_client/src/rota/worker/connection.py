@@ -52,6 +52,10 @@ PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 """What a call raises that may go through later; in a failover the database is read-only."""
 
 
+FULL_POOL = "behind a pooler, its pool may be too small: a worker needs four connections"
+"""What may be the reason where a server does not answer to a new connection."""
+
+
 class NoAnswerError(psycopg.OperationalError):
     """A call had no answer within its time limit."""
 
@@ -255,6 +259,8 @@ class Connection:
         self._name = name
         self._opened_at = 0.0
         self._connection: AsyncConnection[Any] | None = None
+        self._is_open = False
+        """Whether the server has answered over it."""
         self._turn = asyncio.Lock()
         self._max_doublings = max_doublings
         self._unanswered = 0
@@ -289,6 +295,8 @@ class Connection:
             except (psycopg.Error, asyncio.CancelledError) as error:
                 if isinstance(error, NoAnswerError):
                     self._unanswered += 1
+                    if not self._is_open:
+                        error.args = (f"{error} to a new connection; {FULL_POOL}",)
                 elif isinstance(error, psycopg.Error) and is_lost(error):
                     self.state.lost(error, self._opened_at)
                 # Also when it seems usable: after a failover it may lead to a standby.
@@ -310,7 +318,7 @@ class Connection:
     async def open(self) -> AsyncConnection[Any]:
         """Return the connection; open it if it is not."""
         if self._connection is None or self._connection.closed:
-            self._opened_at = time.monotonic()
+            self._opened_at, self._is_open = time.monotonic(), False
             # Ours from here on: the questions below may fail or be cancelled.
             self._connection = await connect_async(self.conninfo, self._name)
             await self._connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
@@ -322,6 +330,7 @@ class Connection:
                 await self._connection.execute("set idle_session_timeout = 0")
             # Claims and ticks are refused where the database's default is another level.
             self._must_begin = row is not None and row[1] != "read committed"
+            self._is_open = True
         return self._connection
 
     def lend(self) -> None:
