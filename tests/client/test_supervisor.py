@@ -21,7 +21,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rota import Client, InvalidArgumentError, Job, Registry, RotaError, Worker
-from rota.cli.supervisor import Child, Supervisor
+from rota.cli.supervisor import Child, Supervisor, _Files
 from rota.worker.process import peak_memory
 from rota.worker.worker import run_together
 from support.mutation import mutate
@@ -324,6 +324,21 @@ def tell(job):
         finally:
             parent.terminate()
         assert parent.wait(30) == 0
+
+
+def test_reload_looks_at_a_package_with_a_private_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rota.cli.supervisor.RELOAD_INTERVAL", 0.0)
+    package = tmp_path / "_shared"
+    package.mkdir()
+    files = _Files()
+
+    (package / "__init__.py").touch()
+
+    assert files.have_changed()
+    assert not files.have_changed()
 
 
 @pytest.mark.slow

@@ -226,7 +226,7 @@ class _Files:
 
     def _look(self) -> Iterator[tuple[str, float]]:
         for folder, folders, files in os.walk("."):
-            folders[:] = [f for f in folders if f[0] not in "._" and f != "node_modules"]
+            folders[:] = [f for f in folders if f[0] != "." and f != "node_modules"]
             folders[:] = [f for f in folders if not Path(folder, f, "pyvenv.cfg").exists()]
             for file in files:
                 if file.endswith(".py"):
