@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -10,9 +11,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import rota
 from rota import Client, InvalidArgumentError, Job, Registry
+from rota.client.connecting import connect_async
+from rota.worker.process import _Loop
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
@@ -172,6 +176,23 @@ def test_a_thread_that_cannot_be_started_fails_its_job(
     drain(registry)
 
     assert status(job_id) == "failed"
+
+
+def test_a_name_that_is_looked_up_without_a_thread_is_an_outage(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def connect() -> None:
+        await connect_async(make_conninfo(dsn, host="localhost"))
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with (
+        asyncio.Runner(loop_factory=_Loop) as runner,
+        pytest.raises(psycopg.OperationalError, match="can't start new thread"),
+    ):
+        runner.run(connect())
 
 
 def test_an_end_that_cannot_be_put_down_keeps_no_lease(

@@ -60,7 +60,10 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
         except BaseException as error:
             called.set_exception(error)
 
-    threading.Thread(target=call, name="rota-call", daemon=True).start()
+    try:
+        threading.Thread(target=call, name="rota-call", daemon=True).start()
+    except RuntimeError as error:  # the system has no room for it
+        raise OSError(str(error)) from None  # which to psycopg is a name that was not found
     return await asyncio.wrap_future(called)
 
 
