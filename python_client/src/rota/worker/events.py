@@ -14,6 +14,7 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ from ..exceptions import (
 )
 from ..job import AsyncJob, BaseJob, Job, JobEnd
 from ..registry import EndFunction, is_async
-from .process import in_thread
 
 logger = logging.getLogger("rota")
 
@@ -235,9 +235,13 @@ class Ends:
     def __init__(self, functions: Sequence[EndFunction]) -> None:
         self.count = 0
         """How many attempts have ended."""
+        self.is_calling = False
+        """Whether a plain function runs."""
         self._functions = functions
         self._pending: deque[tuple[BaseJob, JobEnd]] = deque()
         self._telling: asyncio.Task[None] | None = None
+        # Of its own: handlers may use all threads of the loop.
+        self._thread = ThreadPoolExecutor(1, "rota-on-end")
 
     @property
     def is_full(self) -> bool:
@@ -264,8 +268,11 @@ class Ends:
 
     async def close(self) -> None:
         """Wait until the functions know of all."""
-        if self._telling is not None and not self._telling.done():
-            await self._telling
+        try:
+            if self._telling is not None and not self._telling.done():
+                await self._telling
+        finally:
+            self._thread.shutdown(wait=False)
 
     async def _tell(self) -> None:
         loop = asyncio.get_running_loop()
@@ -277,14 +284,27 @@ class Ends:
                 try:
                     if is_async(function):
                         await function(job, end)
-                    else:
-                        await in_thread(function, job, end)
+                    elif error := await loop.run_in_executor(
+                        self._thread, self._call, function, job, end
+                    ):
+                        raise error
                 except BaseException as error:  # one that raises SystemExit ends no worker
                     if _is_cancelled(error):
                         raise
                     logger.exception("job %s: %s, of on_end, failed", job.job_id, name)
                 finally:
                     warning.cancel()
+
+    def _call(self, function: EndFunction, job: BaseJob, end: JobEnd) -> BaseException | None:
+        """Call a plain function; return what it raises, as no future takes StopIteration."""
+        self.is_calling = True
+        try:
+            Context().run(function, job, end)
+        except BaseException as error:
+            return error
+        finally:
+            self.is_calling = False
+        return None
 
     def _warn_of(self, name: str, job: BaseJob) -> None:
         logger.warning(

@@ -17,11 +17,9 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 logger = logging.getLogger("rota")
-
-T = TypeVar("T")
 
 PR_SET_PDEATHSIG = 1
 LAST_WORDS = 1.0
@@ -38,33 +36,26 @@ def loop_factory() -> Callable[[], AbstractEventLoop]:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """The loop of asyncio, but a connection is opened while handlers use all its threads."""
+    """The loop of asyncio, but a name is looked up while handlers use all its threads."""
 
     async def getaddrinfo(
         self, host: Any, port: Any, *, family: int = 0, type: int = 0, proto: int = 0,
         flags: int = 0,
     ) -> Any:  # fmt: skip
-        return await in_thread(socket.getaddrinfo, host, port, family, type, proto, flags)
+        found: Future[Any] = Future()
+        found.set_running_or_notify_cancel()
 
+        def look_up() -> None:
+            try:
+                found.set_result(socket.getaddrinfo(host, port, family, type, proto, flags))
+            except Exception as error:
+                found.set_exception(error)
 
-async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a thread of its own: `asyncio.to_thread` would wait for handlers."""
-    called: Future[T] = Future()
-    called.set_running_or_notify_cancel()
-
-    def call() -> None:
         try:
-            called.set_result(function(*arguments))
-        except StopIteration as error:  # which no future of asyncio takes
-            called.set_exception(RuntimeError(f"StopIteration: {error}"))
-        except BaseException as error:
-            called.set_exception(error)
-
-    try:
-        threading.Thread(target=call, name="rota-call", daemon=True).start()
-    except RuntimeError as error:  # the system has no room for it
-        raise OSError(str(error)) from None  # which to psycopg is a name that was not found
-    return await asyncio.wrap_future(called)
+            threading.Thread(target=look_up, name="rota-lookup", daemon=True).start()
+        except RuntimeError as error:  # the system has no room for it
+            raise OSError(str(error)) from None  # which to psycopg is a name that was not found
+        return await asyncio.wrap_future(found)
 
 
 def is_in_loop() -> bool:

@@ -464,7 +464,10 @@ def run_together(
         for worker in workers:
             worker._has_signals, worker._together = has_signals, workers
         has_ended = run_in_loop(work())
-    return has_ended and not any(worker._executor.busy_threads for worker in workers)
+    executors = [worker._executor for worker in workers]
+    return has_ended and not any(
+        each.busy_threads or each.ends.is_calling for each in executors
+    )
 
 
 async def _tell_ready(workers: Sequence[Worker], tasks: Sequence[asyncio.Task[None]]) -> None:
