@@ -1,5 +1,6 @@
 """Business writes and the end of the job are committed together, or not at all."""
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -354,6 +355,40 @@ def test_a_handler_sees_nothing_of_what_another_has_changed_in_a_connection(
     drain(registry, concurrency=1)
 
     assert seen == [("a",), 100] * 3
+
+
+def test_what_goes_on_after_a_failed_transaction_writes_nothing_in_the_next(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    """As the other calls of `asyncio.gather` do when one raises."""
+    registry = Registry()
+    late: list[asyncio.Task[Any]] = []
+    is_next = asyncio.Event()
+    db.execute("create table written (job_type text)")
+
+    async def write(connection: psycopg.AsyncConnection[Any]) -> None:
+        await is_next.wait()
+        await connection.execute("insert into written values ('fails')")
+
+    @registry.handler("fails")
+    async def fails(job: AsyncJob) -> None:
+        async with job.transaction() as connection:
+            late.append(asyncio.create_task(write(connection)))
+            raise ValueError
+
+    @registry.handler("writes")
+    async def writes(job: AsyncJob) -> None:
+        async with job.transaction() as connection:
+            is_next.set()
+            await asyncio.wait(late)
+            await connection.execute("insert into written values ('writes')")
+
+    client.enqueue("fails", max_attempts=1)
+    client.enqueue("writes")
+    drain(registry, concurrency=1)
+
+    assert db.execute("select job_type from written").fetchall() == [("writes",)]
+    assert isinstance(late[0].exception(), psycopg.OperationalError)
 
 
 @pytest.mark.own_session

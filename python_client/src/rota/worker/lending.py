@@ -282,7 +282,8 @@ class Pool:
     """At most *size* connections, plain and async ones together, also those that are idle.
 
     Threads and tasks take turns, first come first served.  With *resets* what was set in a
-    session is gone before another gets it.
+    session is gone before another gets it, and one whose block raised is closed: others of the
+    handler may still use it, such as what `asyncio.gather` has begun.
     """
 
     def __init__(self, conninfo: str, size: int, watch: Watch, *, resets: bool = False) -> None:
@@ -430,14 +431,16 @@ class Pool:
         lent.job = job
         self._watch.add(lent)
         lent.expect()
+        must_close = self._resets
         try:
             yield
+            must_close = False
         except psycopg.Error as error:
             if lent.error is not None:
                 raise lent.error from error
             raise
         finally:
-            is_clean = lent.give_back()
+            is_clean = not must_close and lent.give_back()
             self._watch.remove(lent)
             with self._lock:
                 if is_clean and lent.error is None and not self._is_closed:
