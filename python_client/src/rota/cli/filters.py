@@ -1,17 +1,13 @@
 """Which jobs a command is about: the same words for those that list and those that act.
 
-What is chosen is a filter as `act_on_jobs()` takes it.  A list asks for the same of each job,
-so that what was listed is what would be changed.
+What is chosen is a filter as `act_on_jobs()` takes it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import Any, LiteralString
-
-from psycopg import sql
-from psycopg.types.json import Jsonb
+from typing import Any
 
 from .output import UsageError
 
@@ -33,27 +29,6 @@ KEYS = {
     "newer_than": "newer_than",
 }
 """The options that say which jobs, and what they are called in a filter of act_on_jobs()."""
-
-CONDITIONS: dict[str, LiteralString] = {
-    "queue": "queue = %(queue)s",
-    "status": "status = any(%(status)s)",
-    "job_type": "job_type = %(job_type)s",
-    "error": "rota.fold_error(last_error) in (rota.fold_error(%(error)s), %(error)s)",
-    "error_text": "strpos(lower(last_error), lower(%(error_text)s)) > 0",
-    "error_type": "error_type = %(error_type)s",
-    "worker": "locked_by = %(worker)s",
-    "idempotency_key": "idempotency_key = %(idempotency_key)s",
-    "ordering_key": "ordering_key = %(ordering_key)s",
-    "limit_key": "limit_key = %(limit_key)s",
-    "definition": "definition = %(definition)s",
-    "pipeline": "pipeline = %(pipeline)s",
-    "older_than": "coalesce(finished_at, created_at) <= rota.now() - %(older_than)s::interval",
-    "newer_than": "coalesce(finished_at, created_at) > rota.now() - %(newer_than)s::interval",
-    "payload": "payload @> %(payload)s",
-    "headers": "headers @> %(headers)s",
-    "all": "true",
-}
-"""What each key of a filter asks of a row of job_runs, as act_on_jobs() does."""
 
 
 def add_filter(parser: argparse.ArgumentParser) -> Any:
@@ -100,16 +75,6 @@ def chosen_filter(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.header:
         chosen["headers"] = dict(pair(text, "--header") for text in arguments.header)
     return chosen
-
-
-def conditions(chosen: dict[str, Any]) -> tuple[sql.Composed, dict[str, Any]]:
-    """Return the same as a condition on job_runs, and its values."""
-    wanted = sql.SQL(" and ").join(sql.SQL(CONDITIONS[key]) for key in chosen)
-    values = {
-        key: Jsonb(value) if key in ("payload", "headers") else value
-        for key, value in chosen.items()
-    }
-    return (wanted if chosen else sql.Composed([sql.SQL("true")])), values
 
 
 def parse_json(text: str, what: str = "payload") -> Any:

@@ -10,11 +10,13 @@ from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
+from ..client.conditions import all_of
 from ..client.statement import UNSET
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError
-from .filters import chosen_filter, conditions, parse_json
+from .filters import chosen_filter, parse_json
 from .output import (
     LOCK_TIMEOUT,
     CommandError,
@@ -55,7 +57,7 @@ LISTED: LiteralString = """
         id, queue, job_type, status, attempts, max_attempts, run_at, created_at, finished_at,
         locked_by, error_type, last_error
     from rota.job_runs
-    where {} and (%(before)s::bigint is null or id < %(before)s)
+    where {}
     order by id desc
     limit %(limit)s
     """
@@ -65,13 +67,18 @@ PATIENCE: LiteralString = "set local statement_timeout = '10s'"
 
 def jobs(arguments: argparse.Namespace) -> None:
     """List jobs, the newest first."""
-    wanted, values = conditions(chosen_filter(arguments))
+    chosen = chosen_filter(arguments)
+    if arguments.before is not None:
+        chosen["before"] = arguments.before
+    values = {
+        name: [Jsonb(value)] if name in ("payload", "headers") else value
+        for name, value in chosen.items()
+    }
     with asking(arguments) as connection:
         connection.execute(PATIENCE)
         try:
             rows = connection.execute(
-                sql.SQL(LISTED).format(wanted),
-                {**values, "before": arguments.before, "limit": arguments.limit},
+                sql.SQL(LISTED).format(all_of(chosen)), {**values, "limit": arguments.limit}
             ).fetchall()
         except psycopg.errors.QueryCanceled:
             raise CommandError(

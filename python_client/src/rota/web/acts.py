@@ -261,8 +261,8 @@ async def act(request: Request) -> Response:
         done, failed, rows = await _do(site, request, call, last)
     jobs = Answer()
     if wanted.about == JOB and call.about:
-        ids = {"id": [one["job_id"] for one in call.about[:SAMPLES]], "limit": SAMPLES}
-        jobs = await site.ask(queries.listed(["id"], payload=False), ids)
+        ids = {"ids": [one["job_id"] for one in call.about[:SAMPLES]], "limit": SAMPLES}
+        jobs = await site.ask(queries.listed(["ids"], payload=False), ids)
     answer = await site.render(
         request,
         "act.html",

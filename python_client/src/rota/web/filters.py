@@ -18,10 +18,14 @@ from .show import WORDS, Json
 
 STATUSES = ("queued", "running", "failed", "blocked", "dead", "succeeded", "cancelled")
 LIVE = frozenset(STATUSES[:4])
-TEXTS = (
-    "queue", "type", "error", "error_type", "group", "key", "schedule", "pipeline", "stage",
-    "worker", "older", "newer", "discarded",
-)  # fmt: skip
+KEYS = {
+    "id": "ids", "queue": "queue", "status": "status", "type": "job_type", "group": "error",
+    "error_type": "error_type", "error": "error_text", "discarded": "is_discarded",
+    "key": "key", "schedule": "definition", "pipeline": "pipeline", "stage": "stage",
+    "worker": "worker", "older": "older_than", "newer": "newer_than", "payload": "payload",
+    "header": "headers",
+}  # fmt: skip
+"""What the filters of an address are called in one of act_on_jobs()."""
 MANY = ("id", "status", "payload", "header")
 MAX_LENGTH = 1000
 COLUMNS = (
@@ -53,11 +57,13 @@ class Filter:
         values: dict[str, list[str]] = {}
         for name, value in pairs:
             value = value.replace("\0", "").strip()[:MAX_LENGTH]
-            if name in TEXTS and value:
+            if name not in KEYS or not value:
+                continue
+            if name not in MANY:
                 values[name] = [value]
-            elif name in MANY and value and value not in values.setdefault(name, []):
+            elif value not in values.setdefault(name, []):
                 values[name].append(value)
-        return cls({name: found for name, found in values.items() if found})
+        return cls(values)
 
     def with_words(self, text: str) -> Filter:
         """Return this with what was typed added to it."""
@@ -96,81 +102,60 @@ class Filter:
         return Filter({**self.values, name: [value]})
 
     def asked(self) -> dict[str, Any]:
-        """Return the values as the conditions want them; raise BadFilterError."""
-        values: dict[str, Any] = {name: self.get(name) for name in TEXTS if self.get(name)}
-        for name in ("older", "newer"):
-            if name in values:
-                values[name] = age(values[name])
-        if "discarded" in values:
-            if values["discarded"] not in ("yes", "no"):
-                raise BadFilterError(WORDS["discarded_wrong"])
-            values["discarded"] = values["discarded"] == "yes"
-        if "error" in values:
-            values["error"] = re.sub(r"([\\%_])", r"\\\1", values["error"])
-        if found := self.values.get("id"):
-            values["id"] = [_job_id(text) for text in found]
-        if found := self.values.get("status"):
-            for status in found:
-                if status not in STATUSES:
-                    raise BadFilterError(f"there is no status {status}")
-            values["status"] = list(found)
-        for name in ("payload", "header"):
-            if found := self.values.get(name):
-                values[name] = [contained(text, is_text=name == "header") for text in found]
-        return values
+        """Return it as a filter of act_on_jobs(), JSON as texts; raise BadFilterError."""
+        return {KEYS[name]: _asked(name, found) for name, found in self.values.items()}
 
 
-FOR_ACTS = {
-    "queue": "queue", "type": "job_type", "group": "error", "error_type": "error_type",
-    "error": "error_text", "key": "key", "schedule": "definition", "pipeline": "pipeline",
-    "stage": "stage", "worker": "worker",
-}  # fmt: skip
+def _asked(name: str, found: Sequence[str]) -> Any:
+    match name:
+        case "older" | "newer":
+            return age(found[0])
+        case "discarded" if found[0] in ("yes", "no"):
+            return found[0] == "yes"
+        case "discarded":
+            raise BadFilterError(WORDS["discarded_wrong"])
+        case "id":
+            return [_job_id(text) for text in found]
+        case "status":
+            if wrong := [status for status in found if status not in STATUSES]:
+                raise BadFilterError(f"there is no status {wrong[0]}")
+            return list(found)
+        case "payload" | "header":
+            return [contained(text, is_text=name == "header") for text in found]
+    return found[0]
 
 
 def acted(wanted: Filter) -> str:
     """Return a filter as act_on_jobs() takes it."""
-    values = {**wanted.asked(), "error": wanted.get("error")}
-    told: dict[str, str] = {}
-    for name in wanted.values:
-        if name in FOR_ACTS:
-            told[FOR_ACTS[name]] = json.dumps(values[name])
-        elif name in ("older", "newer"):
-            told[f"{name}_than"] = json.dumps(values[name])
-        elif name == "discarded":
-            told["is_discarded"] = json.dumps(values[name])
-        elif name == "id":
-            told["ids"] = json.dumps(values["id"])
-        elif name == "status":
-            told["status"] = json.dumps(values["status"])
-        elif name in ("payload", "header"):
-            one, *more = values[name]
-            text = f"[{', '.join(values[name])}]" if more else one
-            told["headers" if name == "header" else "payload"] = text
+    told = wanted.asked()
+    for name, value in told.items():
+        if name not in ("payload", "headers"):
+            told[name] = json.dumps(value)
+        else:
+            told[name] = f"[{', '.join(value)}]" if len(value) > 1 else value[0]
     return json_object(told)
 
 
 def asked_of(text: str) -> list[tuple[str, str]]:
     """Return the filters of the page for one of act_on_jobs(); raise BadFilterError."""
-    ours = {theirs: own for own, theirs in FOR_ACTS.items()}
+    ours = {theirs: own for own, theirs in KEYS.items()}
     pairs: list[tuple[str, str]] = []
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         raise BadFilterError(text) from None
     for name, value in found.items():
-        if name in ours and isinstance(value, str):
-            pairs.append((ours[name], value))
-        elif name in ("older_than", "newer_than") and isinstance(value, str):
-            pairs.append((name.removesuffix("_than"), age(value) and value))
-        elif name == "is_discarded" and isinstance(value, bool):
-            pairs.append(("discarded", "yes" if value else "no"))
-        elif name in ("ids", "status"):
-            many = value if isinstance(value, list) else [value]
-            pairs += [("id" if name == "ids" else name, str(one)) for one in many]
+        many = value if isinstance(value, list) else [value]
+        if name in ("ids", "status"):
+            pairs += [(ours[name], str(one)) for one in many]
         elif name in ("payload", "headers"):
-            many = value if isinstance(value, list) else [value]
-            own = "header" if name == "headers" else name
-            pairs += [(own, json.dumps(one)) for one in many]
+            pairs += [(ours[name], json.dumps(one)) for one in many]
+        elif name == "is_discarded" and isinstance(value, bool):
+            pairs.append((ours[name], "yes" if value else "no"))
+        elif name in ours and isinstance(value, str):
+            if name in ("older_than", "newer_than"):
+                age(value)
+            pairs.append((ours[name], value))
         else:
             raise BadFilterError(name)
     return pairs
@@ -211,7 +196,7 @@ def _typed(text: str) -> Iterable[tuple[str, str]]:
             head, _, path = name.partition(".")
             if head in ("payload", "header") and path:
                 yield head, f"{path}={value}"
-            elif name in TEXTS or name in MANY:
+            elif name in KEYS:
                 for part in value.split(",") if name in ("id", "status") else [value]:
                     yield name, part
             else:

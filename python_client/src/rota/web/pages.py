@@ -203,7 +203,7 @@ async def _searched(
     A rare one among millions is not found in an instant; then it is told how far we looked,
     and a page that has found none goes on by itself.
     """
-    if "id" in values:
+    if "ids" in values:
         question = queries.listed(list(values), payload=payload)
         return await site.ask(question, {**values, "limit": wanted})
     question = queries.listed([*_sides(values), *values, "before", "from"], payload=payload)

@@ -12,6 +12,8 @@ from typing import Any, LiteralString
 
 from psycopg import sql
 
+from ..client.conditions import all_of
+
 MAX_ERRORS = 5000
 """How many of the newest failed attempts are looked at for the groups."""
 MAX_LISTED = 200
@@ -123,41 +125,11 @@ LISTED: LiteralString = """
     where {} order by id desc limit %(limit)s
     """
 
-CONDITIONS: dict[str, LiteralString] = {
-    "id": "id = any(%(id)s)",
-    "status": "status = any(%(status)s)",
-    "queue": "queue = %(queue)s",
-    "type": "job_type = %(type)s",
-    "error": "last_error ilike '%%' || %(error)s || '%%'",
-    "error_type": "error_type = %(error_type)s",
-    "group": "rota.fold_error(last_error) = %(group)s",
-    "key": "%(key)s in (idempotency_key, ordering_key, limit_key)",
-    "payload": "payload @> all(%(payload)s::jsonb[])",
-    "header": "headers @> all(%(header)s::jsonb[])",
-    "schedule": "definition = %(schedule)s",
-    "pipeline": "pipeline = %(pipeline)s",
-    "stage": "stage = %(stage)s",
-    "worker": "locked_by = %(worker)s",
-    "older": "coalesce(finished_at, created_at) <= rota.now() - %(older)s::interval",
-    "newer": "coalesce(finished_at, created_at) > rota.now() - %(newer)s::interval",
-    "discarded": (
-        "exists (select from rota.dead_jobs as d where d.id = job_runs.id"
-        " and d.discarded_at is not null) = %(discarded)s"
-    ),
-    "before": "id < %(before)s",
-    "from": "id >= %(from)s",
-    # One of the two tables is then not read at all.
-    "is_live": "finished_at is null",
-    "is_ended": "finished_at is not null",
-}
-"""What each filter of the list of jobs asks of a job."""
-
 
 def listed(wanted: list[str], *, payload: bool) -> sql.Composed:
     """Return the question for the jobs that fulfil all of these conditions."""
-    conditions = sql.SQL(" and ").join(sql.SQL(CONDITIONS[name]) for name in wanted)
     column = sql.SQL(", left(payload::text, 4000) as payload" if payload else "")
-    return sql.SQL(LISTED).format(column, conditions if wanted else sql.SQL("true"))
+    return sql.SQL(LISTED).format(column, all_of(wanted))
 
 
 JOB: LiteralString = """

@@ -1,0 +1,51 @@
+"""Which jobs a filter of act_on_jobs() means, as conditions on `job_runs`.
+
+The command line and the page list jobs by the same filters as they change them by, so that what
+was listed is what would be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import LiteralString
+
+from psycopg import sql
+
+CONDITIONS: dict[str, LiteralString] = {
+    "ids": "id = any(%(ids)s)",
+    "queue": "queue = %(queue)s",
+    "status": "status = any(%(status)s)",
+    "job_type": "job_type = %(job_type)s",
+    "error": "rota.fold_error(last_error) in (rota.fold_error(%(error)s), %(error)s)",
+    "error_text": "strpos(lower(last_error), lower(%(error_text)s)) > 0",
+    "error_type": "error_type = %(error_type)s",
+    "is_discarded": (
+        "exists (select from rota.dead_jobs as d where d.id = job_runs.id"
+        " and d.discarded_at is not null) = %(is_discarded)s"
+    ),
+    "worker": "locked_by = %(worker)s",
+    "key": "%(key)s in (idempotency_key, ordering_key, limit_key)",
+    "idempotency_key": "idempotency_key = %(idempotency_key)s",
+    "ordering_key": "ordering_key = %(ordering_key)s",
+    "limit_key": "limit_key = %(limit_key)s",
+    "definition": "definition = %(definition)s",
+    "pipeline": "pipeline = %(pipeline)s",
+    "stage": "stage = %(stage)s",
+    "older_than": "coalesce(finished_at, created_at) <= rota.now() - %(older_than)s::interval",
+    "newer_than": "coalesce(finished_at, created_at) > rota.now() - %(newer_than)s::interval",
+    "payload": "payload @> all(%(payload)s::jsonb[])",
+    "headers": "headers @> all(%(headers)s::jsonb[])",
+    "all": "true",
+    # Not of a filter, but of a part of the list.
+    "before": "id < %(before)s",
+    "from": "id >= %(from)s",
+    # One of the two tables is then not read at all.
+    "is_live": "finished_at is null",
+    "is_ended": "finished_at is not null",
+}
+"""What each key asks of a job; lists of `payload` and `headers` are of JSON as texts."""
+
+
+def all_of(names: Iterable[str]) -> sql.Composed:
+    """Return that a job fulfils each of these conditions."""
+    return sql.SQL(" and ").join(sql.SQL(CONDITIONS[name]) for name in [*names, "all"])
