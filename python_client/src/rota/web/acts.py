@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -230,20 +231,41 @@ def _unquoted(escapes: str | None, text: str | None) -> str:
     return found.replace("\\\\", "\\") if escapes else found
 
 
-async def act(request: Request) -> Response:
+Pairs = list[tuple[str, str]]
+
+
+def form(
+    answer: Callable[[Request, Site, Pairs], Awaitable[tuple[Response, bool]]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """Make a screen of a function that tells whether the act is over, for who may act.
+
+    Who has acted is sent on to the answer, so that to load it again does not do it again.
+    """
+
+    @wraps(answer)
+    async def found(request: Request) -> Response:
+        site = site_of(request)
+        if not await site.may_act(request):
+            raise HTTPException(403, WORDS["read_only_text"])
+        if request.method == "POST":
+            told, is_over = await answer(request, site, await _checked_form(request))
+            key = site.results.keep(request.state.user, told) if is_over else None
+            return RedirectResponse(f"{request.url.path}?result={key}", 303) if key else told
+        if (key := request.query_params.get("result")) is None:
+            return (await answer(request, site, request.query_params.multi_items()))[0]
+        if (kept := site.results.get(key, request.state.user)) is None:
+            raise HTTPException(404, WORDS["result_gone"])
+        return kept
+
+    return found
+
+
+@form
+async def act(request: Request, site: Site, pairs: Pairs) -> tuple[Response, bool]:
     """Show what an act would do; when its form is sent, do it."""
-    site = site_of(request)
     wanted = ACTS.get(str(request.path_params["function"]))
     if wanted is None:
         raise HTTPException(404)
-    if not await site.may_act(request):
-        raise HTTPException(403, WORDS["read_only_text"])
-    if (told_before := _told_before(site, request)) is not None:
-        return told_before
-    if request.method != "POST":
-        pairs = request.query_params.multi_items()
-    else:
-        pairs = await checked_form(request)
     is_look = wanted.looks and any(name == "look" for name, _ in pairs)
     if wanted.looks and request.method != "POST":
         pairs = await _as_it_is(site, pairs)
@@ -281,10 +303,10 @@ async def act(request: Request) -> Response:
         undo=await _undo(site, rows),
         back=_back(wanted, call),
     )
-    return _kept(site, request, answer) if is_done else answer
+    return answer, is_done
 
 
-async def _as_it_is(site: Site, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+async def _as_it_is(site: Site, pairs: Pairs) -> Pairs:
     """Return what is asked for, with the rest as the schedule has it now."""
     given = dict(pairs)
     found = await site.ask(queries.SCHEDULE_AS_GIVEN, {"name": given.get("name", "")[:63]})
@@ -366,10 +388,7 @@ async def _do(
     rows: list[int] = []
     for about, each in zip(call.about, call.statements(), strict=True):
         try:
-            async with site.database.acting(request.state.user.name) as connection:
-                found = await connection.execute(each)
-                returned = await found.fetchall()
-                left = await _audited(connection, last)
+            returned, left = await _sent(site, request, each, last)
             done += returned
             rows += left
         except UnreachableError as error:
@@ -379,6 +398,18 @@ async def _do(
         except (psycopg.DatabaseError, TooSlowError) as error:
             failed.append((about, _refusal(error)))
     return done, failed, rows
+
+
+async def _sent(
+    site: Site, request: Request, call: sql.Composed, last: int | None = None
+) -> tuple[list[Row], list[int]]:
+    """Return what a call returned, and its rows of the audit, if the *last* before is known."""
+    async with site.database.acting(request.state.user.name) as connection:
+        returned = await (await connection.execute(call)).fetchall()
+        if last is None:
+            return returned, []
+        found = await connection.execute(queries.AUDIT_OF_ACT, {"since": last})
+        return returned, [row["id"] for row in await found.fetchall()]
 
 
 def _refusal(error: psycopg.DatabaseError | TooSlowError | UnreachableError) -> str:
@@ -446,20 +477,12 @@ WANTED = {
 DANGERS = ("cancel", "purge")
 
 
-async def act_on_all(request: Request) -> Response:
+@form
+async def act_on_all(request: Request, site: Site, pairs: Pairs) -> tuple[Response, bool]:
     """Show to how many jobs an act would be done; do it in steps, each of which is a page."""
-    site = site_of(request)
     name = str(request.path_params["act"])
     if name not in BULK:
         raise HTTPException(404)
-    if not await site.may_act(request):
-        raise HTTPException(403, WORDS["read_only_text"])
-    if (told_before := _told_before(site, request)) is not None:
-        return told_before
-    if request.method == "POST":
-        pairs = await checked_form(request)
-    else:
-        pairs = request.query_params.multi_items()
     wanted = Filter.of(pairs)
     # What an act takes has names of its own beside those of the filter.
     values = {n.removeprefix("to."): v.strip() for n, v in pairs if n.startswith("to.")}
@@ -508,7 +531,7 @@ async def act_on_all(request: Request) -> Response:
         sql=_bulk_sql(name, asked, arguments, is_one="id" in wanted.values),
         counts_on=_counts_on(wanted, values, progress) if problem is None else None,
     )
-    return _kept(site, request, answer) if is_over else answer
+    return answer, is_over
 
 
 def _counts_on(wanted: Filter, values: Mapping[str, str], progress: Progress) -> str | None:
@@ -534,15 +557,9 @@ def _arguments(fields: Sequence[Field], values: dict[str, str]) -> tuple[str, st
     return json_object(texts), problem
 
 
-def _bulk(
-    act: str, asked: str, arguments: str, after_id: int | None, dry_run: bool | None
-) -> sql.Composed:
-    call: dict[str, Any] = {"act": act, "filter": asked}
-    if arguments != "{}":
-        call["arguments"] = arguments
-    if after_id is not None:
-        call |= {"after_id": after_id, "dry_run": dry_run}
-    return statement("act_on_jobs", call)
+def _bulk(act: str, asked: str, arguments: str, **more: Any) -> sql.Composed:
+    given = {} if arguments == "{}" else {"arguments": arguments}
+    return statement("act_on_jobs", {"act": act, "filter": asked, **given, **more})
 
 
 LOOP = """\
@@ -560,7 +577,7 @@ end;
 
 def _bulk_sql(act: str, asked: str, arguments: str, *, is_one: bool) -> str:
     """Return what does the same by hand, in steps where more than some jobs are looked at."""
-    call = _bulk(act, asked, arguments, None, None)
+    call = _bulk(act, asked, arguments)
     if is_one:
         return told(call)
     text = call.as_string(None).removeprefix("select * from ").removesuffix(")")
@@ -572,7 +589,7 @@ async def _run(
     site: Site,
     request: Request,
     progress: Progress,
-    call: tuple[str, str, str],
+    asked_for: tuple[str, str, str],
     seconds: float,
     last: int | None,
     *,
@@ -580,18 +597,15 @@ async def _run(
 ) -> str | None:
     """Call until all is done, or for as long as a page may take; return what went wrong."""
     until = time.monotonic() + seconds
-    act, asked, arguments = call
-    if not is_step and act in ("set_priority", "move", "reschedule") and arguments == "{}":
+    act, asked, arguments = asked_for
+    if not is_step and arguments == "{}":
         # Only counted yet: what it takes is still to be said.
-        arguments = COUNTED_WITH[act]
+        arguments = COUNTED_WITH.get(act, arguments)
     try:
         while progress.after_id is not None and time.monotonic() < until:
-            query = _bulk(act, asked, arguments, progress.after_id, not is_step)
-            async with site.database.acting(request.state.user.name) as connection:
-                found = await (await connection.execute(query)).fetchone()
-                left = await _audited(connection, last)
-            if found is None:
-                break
+            more = {"after_id": progress.after_id, "dry_run": not is_step}
+            call = _bulk(act, asked, arguments, **more)
+            (found,), left = await _sent(site, request, call, last)
             progress.add(found)
             progress.rows += left
     except (psycopg.DatabaseError, TooSlowError, UnreachableError) as error:
@@ -621,9 +635,18 @@ def _number(pairs: Sequence[tuple[str, str]], name: str) -> int:
     return int(text) if re.fullmatch(r"\d{1,18}", text) else 0
 
 
-async def checked_form(request: Request) -> list[tuple[str, str]]:
+async def _checked_form(request: Request) -> Pairs:
     """Return what was sent by a form of ours."""
-    pairs = await _form(request)
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY:
+            raise HTTPException(413, WORDS["act_too_large"])
+    try:
+        sent = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=5000)
+    except ValueError:
+        raise HTTPException(400, WORDS["act_nothing"]) from None
+    pairs = [(name.replace("\0", ""), value.replace("\0", "")) for name, value in sent]
     token = next((value for name, value in pairs if name == "token"), "")
     try:
         site_of(request).tokens.check(request, request.state.user, token)
@@ -632,32 +655,10 @@ async def checked_form(request: Request) -> list[tuple[str, str]]:
     return pairs
 
 
-async def _form(request: Request) -> list[tuple[str, str]]:
-    """Return what was sent."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY:
-            raise HTTPException(413, WORDS["act_too_large"])
-    try:
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=5000)
-    except ValueError:
-        raise HTTPException(400, WORDS["act_nothing"]) from None
-    return [(name.replace("\0", ""), value.replace("\0", "")) for name, value in pairs]
-
-
 async def _last_of_audit(site: Site) -> int | None:
     """Return the newest row of the audit, if its rows may be read."""
     found = await site.ask(queries.LAST_OF_AUDIT)
     return found.rows[0]["id"] if found.rows else None
-
-
-async def _audited(connection: psycopg.AsyncConnection[Row], last: int | None) -> list[int]:
-    """Return the rows of the audit, after the *last* before it, that this act has left."""
-    if last is None:
-        return []
-    found = await connection.execute(queries.AUDIT_OF_ACT, {"since": last})
-    return [row["id"] for row in await found.fetchall()]
 
 
 async def _undo(site: Site, rows: Sequence[int]) -> str | None:
@@ -670,15 +671,10 @@ async def _undo(site: Site, rows: Sequence[int]) -> str | None:
     return f"/undo?audit={','.join(map(str, rows))}"
 
 
-async def undo(request: Request) -> Response:
+@form
+async def undo(request: Request, site: Site, pairs: Pairs) -> tuple[Response, bool]:
     """Show what would take acts back; when its form is sent, do it, in steps."""
-    site = site_of(request)
-    if not await site.may_act(request):
-        raise HTTPException(403, WORDS["read_only_text"])
-    if (told_before := _told_before(site, request)) is not None:
-        return told_before
     is_step = request.method == "POST"
-    pairs = await checked_form(request) if is_step else request.query_params.multi_items()
     ids, until = numbers(pairs), time.monotonic() + STEP_TIME
     progress = _so_far(pairs) if is_step else Progress()
     undos: list[Undo] = []
@@ -708,38 +704,20 @@ async def undo(request: Request) -> Response:
         is_over=is_over,
         statements=[told(call) for one in undos for call in one.calls][:SAMPLES],
     )
-    return _kept(site, request, answer) if is_over else answer
+    return answer, is_over
 
 
 async def _take_back(site: Site, request: Request, undo: Undo, progress: Progress) -> None:
     """Take one act back, as far as that can be."""
     try:
         for call in undo.calls:
-            async with site.database.acting(request.state.user.name) as connection:
-                for row in await (await connection.execute(call)).fetchall():
-                    if "conflicts" in row:
-                        progress.add(row)
+            for row in (await _sent(site, request, call))[0]:
+                if "conflicts" in row:
+                    progress.add(row)
             progress.changed += undo.row["job_ids"] is None
     except (psycopg.DatabaseError, TooSlowError, UnreachableError) as error:
         progress.failed += 1
         progress.conflicts = [*progress.conflicts, {"reason": _refusal(error)}][:MAX_TOLD]
-
-
-def _told_before(site: Site, request: Request) -> Response | None:
-    """Return what an act has answered, to the address that its form was sent on to."""
-    key = request.query_params.get("result") if request.method == "GET" else None
-    if key is None:
-        return None
-    kept = site.results.get(key, request.state.user)
-    if kept is None:
-        raise HTTPException(404, WORDS["result_gone"])
-    return kept
-
-
-def _kept(site: Site, request: Request, answer: Response) -> Response:
-    """Send on to the answer of an act, so that to load it again does not do it again."""
-    key = site.results.keep(request.state.user, answer)
-    return RedirectResponse(f"{request.url.path}?result={key}", 303) if key else answer
 
 
 def _back(act: Act, call: Call) -> str:
