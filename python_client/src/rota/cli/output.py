@@ -62,7 +62,6 @@ NAMING = frozenset(
 )
 """Columns of which a value is what another command wants to be told, or an error, and so is
 never cut."""
-UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 UNSAFE = re.compile(
@@ -354,19 +353,6 @@ def print_findings(findings: Sequence[tuple[str, str, str | None]]) -> None:
 def width() -> int:
     """Return how many columns there are: 80 where nobody looks, unless COLUMNS tells."""
     return shutil.get_terminal_size().columns
-
-
-def span(length: timedelta) -> str:
-    """Return a length of time by its two largest units."""
-    left = abs(round(length.total_seconds()))
-    parts: list[str] = []
-    for unit, seconds in UNITS:
-        count, left = divmod(left, seconds)
-        if count:
-            parts.append(f"{count} {unit}")
-        elif parts:
-            break
-    return " ".join(parts[:2])
 
 
 def _cell(name: str, value: Any) -> str:

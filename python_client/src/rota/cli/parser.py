@@ -14,6 +14,7 @@ from . import (
     front,
     jobs,
     maintenance,
+    many,
     moves,
     queues,
     schedules,
@@ -29,9 +30,7 @@ MAX_INTEGER = 2**31 - 1
 MAX_ID = 2**63 - 1
 FOR_MANY = {
     *("status", "doctor", "verify", "explain", "job", "jobs", "errors", "limits", "tick"),
-    *("retry", "cancel", "discard", "reschedule", "priority", "move", "purge", "erase"),
-    *("pause", "resume", "import", "audit", "effects", "top", "list", "show", "next"),
-    *("remove", "enable", "disable"),
+    *("audit", "effects", "top", "list", "show", "next", *many.ACTS),
 }
 """Commands that take several databases, and are run on each."""
 OWN_MANY = {"worker", "forward", "web", "make", "queue move"}

@@ -19,6 +19,7 @@ from psycopg import Connection
 
 from ..client.connecting import one_line
 from ..client.sync_client import Client
+from ..client.values import span
 from ..exceptions import (
     BadScheduleError,
     InvalidArgumentError,
@@ -43,7 +44,6 @@ from .output import (
     print_record,
     print_table,
     printable,
-    span,
     table_lines,
     text_of,
 )

@@ -18,6 +18,7 @@ from psycopg import Connection
 from .._version import __version__
 from ..client.connecting import one_line
 from ..client.sync_client import Client
+from ..client.values import span
 from ..rows import Finding
 from .output import (
     LOCK_TIMEOUT,
@@ -30,7 +31,6 @@ from .output import (
     print_list,
     short,
     shortened,
-    span,
     table_lines,
     width,
 )

@@ -347,3 +347,16 @@ def to_job_array(jobs: Sequence[Mapping[str, Any]] | str) -> Jsonb | str:
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"jobs must be the text of a JSON array: {error}") from None
     return jobs
+
+
+def span(length: timedelta) -> str:
+    """Return a length of time, as it is told, by its two largest units."""
+    left = abs(round(length.total_seconds()))
+    parts: list[str] = []
+    for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, seconds)
+        if count:
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])

@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from markupsafe import Markup, escape
 
+from ..client.values import span as two_units
+
 WORDS: dict[str, str] = tomllib.loads(Path(__file__).with_name("words.toml").read_text())
 
 Payloads = Literal["hide", "mask", "show"]
 
-UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 MASKED_KEYS = (
     "password", "passwd", "secret", "token", "api_key", "apikey", "authorization", "cookie",
     "private_key", "credit_card", "card_number", "cvc", "iban", "ssn",
@@ -40,17 +41,7 @@ def span(length: timedelta | None) -> str:
     if length is None:
         return ""
     seconds = abs(length.total_seconds())
-    if seconds < 1:
-        return f"{round(seconds * 1000)} ms"
-    left = round(seconds)
-    parts: list[str] = []
-    for unit, size in UNITS:
-        count, left = divmod(left, size)
-        if count:
-            parts.append(f"{count} {unit}")
-        elif parts:
-            break
-    return " ".join(parts[:2])
+    return two_units(length) if seconds >= 1 else f"{round(seconds * 1000)} ms"
 
 
 def number(value: float | None) -> str:
