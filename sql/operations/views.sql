@@ -18,7 +18,7 @@ select j.id, j.queue, j.job_type, j.payload, j.priority, j.run_at, j.status, j.a
     j.last_error, j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at,
     null::timestamptz as finished_at, null::jsonb as result, j.ordering_key, j.limit_key,
     j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for, j.time_limit,
-    j.expires_at, j.headers
+    j.expires_at, j.headers, null::timestamptz as discarded_at
 from rota.jobs as j
 union all
 select f.id, f.queue, f.job_type, f.payload, f.priority, f.run_at, f.status, f.attempts,
@@ -26,7 +26,8 @@ select f.id, f.queue, f.job_type, f.payload, f.priority, f.run_at, f.status, f.a
     f.progress_percent, f.progress_message, f.cancel_requested_at, f.cancel_reason,
     f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at, f.started_at,
     f.finished_at, f.result, f.ordering_key, f.limit_key, f.pipeline, f.stage,
-    f.stage_input, f.definition, f.scheduled_for, f.time_limit, f.expires_at, f.headers
+    f.stage_input, f.definition, f.scheduled_for, f.time_limit, f.expires_at, f.headers,
+    f.discarded_at
 from rota.finished_jobs as f;
 
 create or replace view rota._visible_runs with (security_barrier = true) as
@@ -41,7 +42,7 @@ select r.id, r.queue, r.job_type, r.payload, r.priority, r.run_at, r.status, r.a
     r.progress_percent, r.progress_message, r.cancel_requested_at, r.cancel_reason,
     r.last_error, r.error_type, r.failed_at, r.created_at, r.updated_at, r.started_at,
     r.finished_at, r.result, r.ordering_key, r.limit_key, r.pipeline, r.stage, r.stage_input,
-    r.definition, r.scheduled_for, r.time_limit, r.expires_at, r.headers
+    r.definition, r.scheduled_for, r.time_limit, r.expires_at, r.headers, r.discarded_at
 from (
     select a.*, 'open'::text as way from rota._runs as a
     union all
@@ -122,28 +123,12 @@ comment on view rota.stale_jobs is
     'Running jobs to check: the lease has expired and no tick has swept it yet, or the worker '
     'has reported nothing for an hour.';
 
-create or replace view rota._visible_dead with (security_barrier = true) as
-select f.* from rota.finished_jobs_dead as f
-where f.queue = any((select rota.visible_queues())::text[]);
-
-create or replace view rota._barred_dead with (security_barrier = true) as
-select f.* from rota.finished_jobs_dead as f;
-
 create or replace view rota.dead_jobs as
-select f.id, f.queue, f.job_type, f.payload, f.attempts, f.max_attempts, f.last_error,
-    f.error_type, f.locked_by, f.created_at, f.failed_at, f.finished_at, f.discarded_at
-from (
-    select a.*, 'open'::text as way from rota.finished_jobs_dead as a
-    union all
-    select v.*, 'queues'::text as way from rota._visible_dead as v
-    union all
-    select b.*, 'barred'::text as way from rota._barred_dead as b
-) as f
-where (rota.sees_all_queues() or f.way <> 'open')
-  and f.way = case
-    when (select rota.visible_queues()) is not null then 'queues'
-    when rota.sees_all_queues() then 'open' else 'barred'
-  end;
+select r.id, r.queue, r.job_type, r.payload, r.attempts, r.max_attempts, r.last_error,
+    r.error_type, r.locked_by, r.created_at, r.failed_at, r.finished_at, r.discarded_at
+from rota.job_runs as r
+-- By its end the server knows that none of them is live, and reads no table of these.
+where r.status = 'dead' and r.finished_at is not null;
 
 comment on view rota.dead_jobs is
     'Dead jobs; retry_job(id) gives a job all its attempts again.';

@@ -128,9 +128,7 @@ _READS = """
     job_runs              .       .         x         x
     _ends                 .       .         .         .
     _runs                 .       .         .         .
-    _barred_dead          .       .         .         .
     _barred_runs          .       .         .         .
-    _visible_dead         .       .         .         .
     _visible_runs         .       .         .         .
     _workers              .       .         .         .
     jobs                  .       .         .         .

@@ -19,10 +19,7 @@ CONDITIONS: dict[str, LiteralString] = {
     "error": "rota.fold_error(last_error) in (rota.fold_error(%(error)s), %(error)s)",
     "error_text": "strpos(lower(last_error), lower(%(error_text)s)) > 0",
     "error_type": "error_type = %(error_type)s",
-    "is_discarded": (
-        "exists (select from rota.dead_jobs as d where d.id = job_runs.id"
-        " and d.discarded_at is not null) = %(is_discarded)s"
-    ),
+    "is_discarded": "(discarded_at is not null) = %(is_discarded)s",
     "worker": "locked_by = %(worker)s",
     "key": "%(key)s in (idempotency_key, ordering_key, limit_key)",
     "idempotency_key": "idempotency_key = %(idempotency_key)s",
