@@ -268,7 +268,7 @@ begin
 end $$;
 
 /* The jobs that a filter finds among so many behind an id, how many were looked at, and the
- * last of them.  Each part of the history is left alone whose statuses are not wanted. */
+ * last of them.  Each table is left alone whose statuses are not wanted. */
 create or replace function rota._matching_jobs(
     filter jsonb, act text, after_id bigint, max_rows integer, out ids bigint[],
     out last_id bigint, out looked integer
@@ -277,10 +277,13 @@ declare
     c_allowed constant text[] := rota._allowed_queues('operator');
     c_statuses constant text[] := array(
         select jsonb_array_elements_text(_matching_jobs.filter -> 'status'));
-    c_is_live constant boolean := c_statuses && '{blocked,queued,failed,running}'::text[];
-    c_ended constant text[] := case when 'dead' = any(c_statuses) then '{dead}'::text[] end
-        || case when c_statuses && '{succeeded,cancelled}' then '{succeeded,cancelled}'::text[]
-        end;
+    -- All that a table has are looked at, so that a rare one ends no window late.
+    c_parts constant text[] := array(
+        select unnest(p.statuses)
+        from (values ('{blocked,queued,failed,running}'::text[]), ('{dead}'),
+            ('{succeeded,cancelled}')) as p (statuses)
+        where p.statuses && c_statuses
+    );
     c_ids constant bigint[] := case when filter ? 'ids' then array(
         select jsonb_array_elements_text(_matching_jobs.filter -> 'ids')::numeric::bigint) end;
     c_queue constant text := filter ->> 'queue';
@@ -327,26 +330,11 @@ begin
         max(w.id), count(*)::integer
     into ids, last_id, looked
     from (
-        select a.*
-        from (
-            (select j.id, j.status, j.queue, j.job_type, j.error_type, j.idempotency_key,
-                j.ordering_key, j.limit_key, j.definition, j.pipeline, j.stage,
-                j.created_at as since, null::timestamptz as discarded_at, j.payload, j.headers,
-                j.last_error, j.locked_by
-            from rota.jobs as j
-            where c_is_live and j.id > _matching_jobs.after_id
-              and (c_ids is null or j.id = any(c_ids))
-            order by j.id limit max_rows)
-            union all
-            (select f.id, f.status, f.queue, f.job_type, f.error_type, f.idempotency_key,
-                f.ordering_key, f.limit_key, f.definition, f.pipeline, f.stage, f.finished_at,
-                f.discarded_at, f.payload, f.headers, f.last_error, f.locked_by
-            from rota.finished_jobs as f
-            where f.status = any(c_ended) and f.id > _matching_jobs.after_id
-              and (c_ids is null or f.id = any(c_ids))
-            order by f.id limit max_rows)
-        ) as a
-        order by a.id limit max_rows
+        select r.*, coalesce(r.finished_at, r.created_at) as since from rota._runs as r
+        where r.id > _matching_jobs.after_id and (c_ids is null or r.id = any(c_ids))
+          and r.status = any(c_parts)
+          and ('queued' = any(c_parts) or r.finished_at is not null)
+        order by r.id limit max_rows
     ) as w;
 end $$;
 
@@ -365,11 +353,8 @@ create or replace function rota._missing_jobs(filter jsonb, after_id bigint)
     ) as i
     cross join (select rota._allowed_queues('operator') as queues) as a
     where not exists (
-        select from rota.jobs as j
-        where j.id = i.id and (a.queues is null or j.queue = any(a.queues))
-        union all
-        select from rota.finished_jobs as f
-        where f.id = i.id and (a.queues is null or f.queue = any(a.queues))
+        select from rota._runs as r
+        where r.id = i.id and (a.queues is null or r.queue = any(a.queues))
     );
 $$;
 
