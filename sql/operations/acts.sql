@@ -435,7 +435,6 @@ declare
     c_replaced constant text := coalesce((
         select k.name from jsonb_object_keys(_sort_out.arguments) as k (name)
         where k.name in ('queue', 'priority', 'run_at', 'max_attempts')), 'status');
-    v_known jsonb; v_refused jsonb;
 begin
     if dry_run then
         v_holders := array(
@@ -452,48 +451,36 @@ begin
             for update skip locked
         );
     end if;
-    v_known := (
-        select coalesce(jsonb_object_agg(k.id, to_jsonb(k)), '{}')
+    with known as (
+        select l.*, min(l.id) over (partition by l.key, l.key_scope) as first_of_key
         from (
-            select l.*, min(l.id) over (partition by l.key, l.key_scope) as first_of_key
-            from (
-                select j.id, j.status, j.job_type, j.queue, j.priority, j.run_at,
-                    j.max_attempts,
-                    jsonb_typeof(coalesce(r.payload, j.payload)) as payload_type,
-                    null::text as key, null::text as key_scope, null::timestamptz as ended_at
-                from rota.jobs as j
-                left join lateral (
-                    select n.job -> 'payload' as payload from rota.reruns as n
-                    where n.job_id = j.id order by n.id desc limit 1
-                ) as r on j.idempotency_key is not null
-                where j.id = any(v_ids) and j.xmax <> all(v_holders)
-                union all
-                select f.id, f.status, null, null, null, null, f.max_attempts,
-                    rota._payload_type(f.payload), f.idempotency_key,
-                    coalesce('pipeline ' || f.pipeline, f.job_type), f.finished_at
-                from rota.finished_jobs as f
-                where f.id = any(v_ids) and f.xmax <> all(v_holders)
-            ) as l
-        ) as k
-    );
-    select coalesce(jsonb_object_agg(i.id, c.conflict)
-        filter (where c.conflict is not null), '{}')
-    into v_refused from unnest(_sort_out.job_ids) as i (id)
-    cross join lateral (
-        select rota._conflict(act, i.id, v_known -> i.id::text, arguments) as conflict
-    ) as c;
-    done := array(select i.id from unnest(_sort_out.job_ids) as i (id)
-        where not v_refused ? i.id::text order by i.id);
-    conflicts := (
-        select coalesce(jsonb_agg(r.value order by r.key::bigint), '[]')
-        from jsonb_each(v_refused) as r
-    );
-    before := (
-        select coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('status',
-            l.job -> 'status', c_replaced, l.job -> c_replaced)) order by i.id), '[]')
-        from unnest(done) as i (id)
-        cross join lateral (select v_known -> i.id::text as job) as l
-    );
+            select j.id, j.status, j.job_type, j.queue, j.priority, j.run_at, j.max_attempts,
+                jsonb_typeof(coalesce(r.payload, j.payload)) as payload_type,
+                null::text as key, null::text as key_scope, null::timestamptz as ended_at
+            from rota.jobs as j
+            left join lateral (
+                select n.job -> 'payload' as payload from rota.reruns as n
+                where n.job_id = j.id order by n.id desc limit 1
+            ) as r on j.idempotency_key is not null
+            where j.id = any(v_ids) and j.xmax <> all(v_holders)
+            union all
+            select f.id, f.status, null, null, null, null, f.max_attempts,
+                rota._payload_type(f.payload), f.idempotency_key,
+                coalesce('pipeline ' || f.pipeline, f.job_type), f.finished_at
+            from rota.finished_jobs as f where f.id = any(v_ids) and f.xmax <> all(v_holders)
+        ) as l
+    ), judged as materialized (
+        select i.id, k.job, rota._conflict(act, i.id, k.job, arguments) as conflict
+        from unnest(_sort_out.job_ids) as i (id)
+        left join (select n.id, to_jsonb(n) as job from known as n) as k on k.id = i.id
+    )
+    select coalesce(array_agg(j.id order by j.id) filter (where j.conflict is null), '{}'),
+        coalesce(jsonb_agg(j.conflict order by j.id) filter (where j.conflict is not null),
+            '[]'),
+        coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('status', j.job -> 'status',
+            c_replaced, j.job -> c_replaced)) order by j.id)
+            filter (where j.conflict is null), '[]')
+    into done, conflicts, before from judged as j;
 end $$;
 
 /* What the record keeps of jobs as they were: how many had which status; and of what was
