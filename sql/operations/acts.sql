@@ -435,6 +435,8 @@ declare
     c_replaced constant text := coalesce((
         select k.name from jsonb_object_keys(_sort_out.arguments) as k (name)
         where k.name in ('queue', 'priority', 'run_at', 'max_attempts')), 'status');
+    c_statuses constant text[] := rota._act_statuses(act, arguments);
+    c_counted_until constant timestamptz := rota._counted_until();
 begin
     if dry_run then
         v_holders := array(
@@ -470,16 +472,42 @@ begin
             from rota.finished_jobs as f where f.id = any(v_ids) and f.xmax <> all(v_holders)
         ) as l
     ), judged as materialized (
-        select i.id, k.job, rota._conflict(act, i.id, k.job, arguments) as conflict
+        select i.id, jsonb_strip_nulls(jsonb_build_object('status', k.status, c_replaced,
+                to_jsonb(k) -> c_replaced)) as before, h.pid, case
+                when h.pid is not null then 'locked by ' || rota._session_words(h.pid)
+                when k.id is null then 'locked, or in another status by now'
+                when k.status <> all(c_statuses) then concat('it is ', k.status, case
+                    when act = 'retry' then ': force takes it from its worker' end)
+                -- No worker knows what to do with it, and no act could move it back.
+                when act = 'move' and k.job_type = 'rota.forward'
+                    then 'it carries a job to another database'
+                when act = 'retry' and arguments ? 'merge' and k.payload_type <> 'object'
+                    then 'its payload is no object to merge with'
+                when act = 'retry' and k.payload_type = 'erased' and not arguments ? 'payload'
+                    then 'it was erased: without another payload it cannot run'
+                when act = 'retry' and k.key is not null
+                    then 'its idempotency_key is taken by job '
+                        || coalesce(rota._find_keyed(k.key, k.key_scope),
+                            nullif(k.first_of_key, i.id))::text
+                when act = 'purge' and (
+                        exists (select from rota.dependencies as d where d.parent_id = i.id)
+                        or exists (select from rota.halted_keys as s where s.job_id = i.id)
+                    ) then 'other jobs wait for it'
+                when act = 'purge' and k.ended_at >= c_counted_until
+                  and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}'
+                    then 'an open transaction may let jobs wait for it: try again'
+            end as reason
         from unnest(_sort_out.job_ids) as i (id)
-        left join (select n.id, to_jsonb(n) as job from known as n) as k on k.id = i.id
+        left join known as k on k.id = i.id
+        left join lateral (
+            select r.pid from rota.jobs as l cross join rota._row_holder(l.xmax) as r
+            where k.id is null and l.id = i.id limit 1
+        ) as h on true
     )
-    select coalesce(array_agg(j.id order by j.id) filter (where j.conflict is null), '{}'),
-        coalesce(jsonb_agg(j.conflict order by j.id) filter (where j.conflict is not null),
-            '[]'),
-        coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('status', j.job -> 'status',
-            c_replaced, j.job -> c_replaced)) order by j.id)
-            filter (where j.conflict is null), '[]')
+    select coalesce(array_agg(j.id order by j.id) filter (where j.reason is null), '{}'),
+        coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('job_id', j.id, 'reason',
+            j.reason, 'pid', j.pid)) order by j.id) filter (where j.reason is not null), '[]'),
+        coalesce(jsonb_agg(j.before order by j.id) filter (where j.reason is null), '[]')
     into done, conflicts, before from judged as j;
 end $$;
 
@@ -529,46 +557,6 @@ begin
                 else '{}' end
         from kinds as k
     );
-end $$;
-
-/* Why an act cannot be done to a job, which was locked unless it is null; null if it can. */
-create or replace function rota._conflict(
-    act text, job_id bigint, locked jsonb, arguments jsonb
-) returns jsonb language plpgsql stable as $$
-declare
-    v_xmax xid; v_pid integer; v_reason text;
-begin
-    if locked is null then
-        v_xmax := (select j.xmax from rota.jobs as j where j.id = _conflict.job_id);
-        v_pid := (select h.pid from rota._row_holder(v_xmax) as h);
-        v_reason := case when v_pid is not null then 'locked by ' || rota._session_words(v_pid)
-            else 'locked, or in another status by now' end;
-    elsif locked ->> 'status' <> all(rota._act_statuses(act, arguments)) then
-        v_reason := concat('it is ', locked ->> 'status', case
-            when act = 'retry' then ': force takes it from its worker' end);
-    elsif act = 'move' and locked ->> 'job_type' = 'rota.forward' then
-        -- No worker knows what to do with it, and no act could move it back.
-        v_reason := 'it carries a job to another database';
-    elsif act = 'retry' and arguments ? 'merge' and locked ->> 'payload_type' <> 'object' then
-        v_reason := 'its payload is no object to merge with';
-    elsif act = 'retry' and locked ->> 'payload_type' = 'erased' and not arguments ? 'payload'
-    then
-        v_reason := 'it was erased: without another payload it cannot run';
-    elsif act = 'retry' and locked ->> 'key' is not null then
-        v_reason := 'its idempotency_key is taken by job ' || coalesce(
-            rota._find_keyed(locked ->> 'key', locked ->> 'key_scope'),
-            nullif((locked ->> 'first_of_key')::bigint, job_id))::text;
-    elsif act = 'purge' and (exists (
-            select from rota.dependencies as d where d.parent_id = _conflict.job_id
-        ) or exists (select from rota.halted_keys as h where h.job_id = _conflict.job_id)) then
-        v_reason := 'other jobs wait for it';
-    elsif act = 'purge' and (locked ->> 'ended_at')::timestamptz >= rota._counted_until()
-      and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}' then
-        v_reason := 'an open transaction may let jobs wait for it: try again';
-    end if;
-    if v_reason is null then return null; end if;
-    return jsonb_strip_nulls(jsonb_build_object('job_id', job_id, 'reason', v_reason, 'pid',
-        v_pid));
 end $$;
 
 /* Change payload and max_attempts before a retry.  The attempts that failed keep the payload

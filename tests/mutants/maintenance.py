@@ -1006,8 +1006,8 @@ MAINTENANCE = (
         "sql/operations/test_acts.py",
         sql(
             "operations/acts",
-            "elsif locked ->> 'status' <> all(rota._act_statuses(act, arguments)) then",
-            "elsif false then",
+            "when k.status <> all(c_statuses) then",
+            "when false then",
         ),
     ),
     mutant(
