@@ -6,6 +6,7 @@ DATABASE_URL=postgresql://localhost/shop python fan_out.py
 import os
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 import rota
 
@@ -21,10 +22,14 @@ def count_words(job: rota.Job) -> None:
     """
     with job.transaction() as connection:
         client = rota.Client(connection)
-        total = client.enqueue("add_up", depends_on=[job.job_id])
+        total = client.enqueue("add_up", {"document": job.job_id}, depends_on=[job.job_id])
         client.enqueue_many(
             [
-                {"job_type": "count_page", "payload": {"page": page}, "blocks": total.job_id}
+                {
+                    "job_type": "count_page",
+                    "payload": {"document": job.job_id, "page": page},
+                    "blocks": total.job_id,
+                }
                 for page in job.payload["pages"]
             ]
         )
@@ -38,10 +43,16 @@ def count_page(job: rota.Job) -> int:
 
 @registry.handler("add_up")
 def add_up(job: rota.Job) -> None:
-    """Run once, after the last part."""
+    """Run once, after the last part.
+
+    To read results a worker needs the rights of an observer.  Many or large ones belong in a
+    table of your own.
+    """
     with job.transaction() as connection:
         row = connection.execute(
-            "select sum(result::int) from rota.job_runs where job_type = 'count_page'"
+            "select sum(result::int) from rota.job_runs"
+            " where job_type = 'count_page' and payload @> %s",
+            [Jsonb({"document": job.payload["document"]})],
         ).fetchone()
     print(f"{row[0] if row else 0} words")
 
