@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 import uuid
@@ -79,6 +80,13 @@ def test_exported_members_are_complete_and_sorted() -> None:
 
     assert rota.__all__ == sorted(rota.__all__)
     assert set(rota.__all__) == public | {"__version__"}
+
+
+def test_every_row_that_a_client_returns_is_exported() -> None:
+    methods = [m for n, m in inspect.getmembers(rota.Client, callable) if n[0] != "_"]
+    returned = " ".join(str(method.__annotations__.get("return")) for method in methods)
+
+    assert set(re.findall(r"rows\.(\w+)", returned)) - set(rota.__all__) == set()
 
 
 def test_version_is_that_of_the_database(client: Client) -> None:
