@@ -89,7 +89,7 @@ def test_retry_of_a_group_counts_asks_and_edits(run: Run, client: Client, db: Db
     assert [job.payload for job in jobs] == [{"cents": 6, "currency": "EUR"}] * 3
     seen = run("retry", *map(str, ids[1:]), "--dry-run")
     assert re.fullmatch(
-        rf"1 job would be changed, such as\n.*\n{ids[3]} .*\n2 jobs could not be .*\n.*\n.*\n",
+        rf"1 job would be changed, such as\n.*\n{ids[3]} .*\n2 jobs could not .*\n2 jobs  .*\n",
         seen,
     )
     assert "running" in seen
@@ -107,7 +107,7 @@ def test_several_ids_and_conflicts(run: Run, partly: Run, client: Client, db: Db
     told = partly("retry", *map(str, ids), str(busy), "999999999")
 
     assert told.startswith("2 jobs put back to run now\n2 jobs could not be changed:\n")
-    assert "running" in told
+    assert f"\n1 job  such as job {busy}: it is running: force " in told
     assert "not found" in told
     assert statuses(db, ids) == ["queued"] * 2
     found = json.loads(run("cancel", *map(str, ids), "--reason", "wrong", "--json"))
@@ -126,6 +126,9 @@ def test_a_locked_job_is_told_with_its_holder(
     assert told["changed"] == 1
     (conflict,) = told["conflicts"]
     assert (conflict["job_id"], conflict["pid"]) == (ids[0], other.info.backend_pid)
+    told = partly("cancel", "--queue", "default", "--yes")
+    assert conflict["reason"] in " ".join(told.split())
+    assert told.endswith(f" select pg_terminate_backend({other.info.backend_pid});\n")
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from .output import (
     asking,
     confirm,
     connected,
+    print_findings,
     print_json,
     print_list,
     short,
@@ -250,11 +251,17 @@ def _tell_conflicts(conflicts: list[dict[str, Any]]) -> None:
     print(f"{_jobs(len(conflicts))} could not be changed:")
     reasons = Counter(conflict["reason"] for conflict in conflicts)
     examples = {conflict["reason"]: conflict["job_id"] for conflict in reversed(conflicts)}
-    rows = [
-        {"jobs": jobs, "such as": examples[reason], "because": reason}
-        for reason, jobs in reasons.most_common(MAX_SHOWN)
-    ]
-    print_list(rows)
+    holders = {conflict["reason"]: conflict.get("pid") for conflict in conflicts}
+    print_findings(
+        [
+            (
+                _jobs(count),
+                f"such as job {examples[reason]}: {reason}",
+                f"select pg_terminate_backend({pid});" if (pid := holders[reason]) else None,
+            )
+            for reason, count in reasons.most_common(MAX_SHOWN)
+        ]
+    )
     if len(reasons) > MAX_SHOWN:
         print(f"and {len(reasons) - MAX_SHOWN} more reasons: see them all with --json")
 
