@@ -323,9 +323,11 @@ begin
                 and w.payload -> 'payload' @> all(c_payload))
             and (c_headers = '{}' or w.headers @> all(c_headers))
             and (c_error_text is null or strpos(lower(w.last_error), c_error_text) > 0)
-            -- What is folded already may fold once more.
-            and (c_error is null or rota.fold_error(w.last_error)
-                in (c_error, filter ->> 'error'))
+            -- What is folded already may fold once more; every screen shows the type in front.
+            and (c_error is null
+                or rota.fold_error(w.last_error) in (c_error, filter ->> 'error')
+                or rota.fold_error(w.error_type || ': ' || w.last_error)
+                    in (c_error, filter ->> 'error'))
             and (c_error is not null or not filter ? 'error' or w.last_error is null)), '{}'),
         max(w.id), count(*)::integer
     into ids, last_id, looked

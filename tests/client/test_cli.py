@@ -1151,6 +1151,7 @@ def test_jobs_are_found_by_whatever_is_known_of_them(
 
     assert found("--payload", '{"user": {"id": 7}}') == [wanted]
     assert found("--key", "k") == found("--error", "Disk Full at 8") == [wanted]
+    assert found("--error", "OSError: Disk Full at 8") == [wanted]
     assert found("--error-type", "OSError") == found("--older-than", "1 hour") == [wanted]
     assert found("--ordering-key", "o") == [second]
     assert found("--status", "failed", "--status", "blocked") == [wanted]

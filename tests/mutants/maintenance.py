@@ -1049,6 +1049,17 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "act-on-error-with-its-type",
+        "An act on an error that is given with its type, as screens show it, finds no job.",
+        "sql/operations/test_acts.py",
+        sql(
+            "operations/acts",
+            "or rota.fold_error(w.error_type || ': ' || w.last_error)\n"
+            "                    in (c_error, filter ->> 'error'))",
+            ")",
+        ),
+    ),
+    mutant(
         "schedule-of-another-queue",
         "An operator who is confined to a queue makes jobs in others by a schedule.",
         "sql/access/test_queue_grants.py",

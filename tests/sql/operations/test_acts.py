@@ -105,6 +105,8 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         {"older_than": "1 hour"},
         {"error": "card 12 declined"},
         {"error": "card N declined"},
+        {"error": "E: card 12 declined"},
+        {"error": "E: card N declined"},
         {"older_than": "1 hour", "is_discarded": False},
         {"ids": [old]},
         {"error_text": "4711"},

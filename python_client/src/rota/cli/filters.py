@@ -38,7 +38,10 @@ def add_filter(parser: argparse.ArgumentParser) -> Any:
     which.add_argument("--status", action="append", choices=STATUSES, metavar="STATUS",
                        help=f"{', '.join(STATUSES)}; may be repeated")  # fmt: skip
     which.add_argument("--type", dest="job_type")
-    what = "with this last error, as `rota errors` shows it; numbers and ids may differ"
+    what = (
+        "with this last error, as `rota errors` shows it, with or without its type; numbers and"
+        " ids may differ"
+    )
     which.add_argument("--error", metavar="TEXT", help=what)
     what = "with this text in the last error"
     which.add_argument("--error-text", metavar="TEXT", help=what)

@@ -16,10 +16,10 @@ CONDITIONS: dict[str, LiteralString] = {
     "queue": "queue = %(queue)s",
     "status": "status = any(%(status)s)",
     "job_type": "job_type = %(job_type)s",
-    # Folded once and not for each row, whatever plan there is.
+    # What is looked for is folded once and not for each row, whatever plan there is.
     "error": (
-        "rota.fold_error(last_error)"
-        " = any(array(values (rota.fold_error(%(error)s)), (%(error)s)))"
+        "array[rota.fold_error(last_error), rota.fold_error(error_type || ': ' || last_error)]"
+        " && array(values (rota.fold_error(%(error)s)), (%(error)s))"
     ),
     "error_text": "strpos(lower(last_error), lower(%(error_text)s)) > 0",
     "error_type": "error_type = %(error_type)s",
