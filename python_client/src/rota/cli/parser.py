@@ -113,6 +113,7 @@ examples:
   rota web -d shop --passwords users --host 0.0.0.0 --allow-acts
   rota web --database shop --database billing
 """
+AT_MOST = "at most this many (default: %(default)s)"
 
 
 def whole(least: int = 1, most: int = MAX_INTEGER) -> Callable[[str], int]:
@@ -261,17 +262,17 @@ def _add_job_commands(commands: Any) -> None:
     add = _add(commands, "jobs", jobs.jobs, "list jobs, the newest first", json=True)
     add_filter(add)
     add.add_argument("--before", type=job_id, metavar="ID", help="continue after this job")
-    add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
+    add.add_argument("--limit", type=count, default=50, help=AT_MOST)
     what = "list the errors of failed attempts, grouping similar ones"
     add = _add(commands, "errors", jobs.errors, what, json=True)
     add.add_argument("--queue")
     add.add_argument("--type", dest="job_type")
     what = "how far back (default: %(default)s)"
     add.add_argument("--since", default="1 day", metavar="AGE", help=what)
-    add.add_argument("--limit", type=count, default=20, help="(default: %(default)s)")
+    add.add_argument("--limit", type=count, default=20, help=AT_MOST)
     what = "list effects that may or may not have happened"
     add = _add(commands, "effects", jobs.effects, what, json=True)
-    add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
+    add.add_argument("--limit", type=count, default=50, help=AT_MOST)
     own = add.add_subparsers(title="commands", metavar="COMMAND")
     what = "record whether an unknown effect has happened"
     add = _add(own, "settle", jobs.settle, what, json=True)
@@ -305,7 +306,7 @@ def _add_queue_commands(commands: Any) -> None:
     how.add_argument("--for", dest="length", metavar="INTERVAL", help=what)
     what = "list the limits in use, and how many jobs wait for them"
     add = _add(commands, "limits", queues.limits, what, json=True)
-    add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
+    add.add_argument("--limit", type=count, default=50, help=AT_MOST)
     what = "resume claims of a queue, of a type, or of all jobs"
     _add_paused(_add(commands, "resume", queues.resume, what, json=True))
 
@@ -355,7 +356,7 @@ def _add_acts(commands: Any) -> None:
     add.add_argument("--act", help="such as retry, pause or set_limit")
     add.add_argument("--by", metavar="NAME", help="of a role, or of the person behind it")
     add.add_argument("--since", metavar="AGE", help="such as '1 day'")
-    add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
+    add.add_argument("--limit", type=count, default=50, help=AT_MOST)
     what = "print a completion script for a shell"
     add = _add(commands, "completion", _print_completion, what)
     _teach(add, COMPLETION)
@@ -420,7 +421,8 @@ def _add_worker(commands: Any) -> None:
         what += " (default: %(default)s)" if default is not None else ""
         add.add_argument(name, type=kind, default=default, metavar="N", help=what)
 
-    add.add_argument("registry", help="MODULE:NAME of a rota.Registry")
+    what = "MODULE:NAME of a rota.Registry; without :NAME, registry"
+    add.add_argument("registry", help=what)
     _add_databases(add)
     what = "leave jobs of enqueue_to() to rota forward"
     add.add_argument("--no-forward", action="store_true", help=what)
