@@ -97,6 +97,8 @@ class Registry:
         self._middlewares: list[Callable[[BaseJob], AbstractContextManager[None]]] = []
         self.end_functions: list[EndFunction] = []
         """The functions of `on_end`."""
+        self.task_queues: set[str] = set()
+        """Where its tasks are enqueued by default."""
 
     def handler(self, job_type: str) -> HandlerDecorator:
         """Register the decorated function for a job type."""
@@ -161,6 +163,7 @@ class Registry:
             )
             for each in (name, *aliases):
                 self.add(each, task.handler)
+            self.task_queues.add(options.get("queue") or "default")
             return task
 
         return TaskDecorator(make)
@@ -307,6 +310,7 @@ class Registry:
         self._lifespans += other._lifespans
         self._middlewares += other._middlewares
         self.end_functions += other.end_functions
+        self.task_queues |= other.task_queues
 
     @property
     def job_types(self) -> list[str]:
