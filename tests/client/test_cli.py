@@ -63,6 +63,15 @@ def test_enqueue_and_job(run: Callable[..., str]) -> None:
     assert job["payload"] == {"user_id": 7}
     assert job["status"] == "queued"
     assert "send_mail" in run("job", job_id)
+    keys = ["--ordering-key", "o", "--limit-key", "l", "--key", "u", "--unique-for", "1 day"]
+    limits = ["--time-limit", "30 s", "--expires-after", "1 hour"]
+    other = run("enqueue", "other", *keys, *limits).strip()
+    job = json.loads(run("job", other, "--json"))
+    assert (job["ordering_key"], job["limit_key"]) == ("o", "l")
+    assert job["time_limit"] is not None
+    assert job["expires_at"] is not None
+    run("cancel", other)
+    assert run("enqueue", "other", *keys) == f"{other} (already exists)\n"
 
 
 @pytest.mark.slow

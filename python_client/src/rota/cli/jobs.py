@@ -35,6 +35,7 @@ from .output import (
 
 ENQUEUE_OPTIONS = (
     "queue", "run_at", "delay", "priority", "max_attempts", "lease", "idempotency_key",
+    "unique_for", "ordering_key", "limit_key", "time_limit", "expires_after",
 )  # fmt: skip
 
 

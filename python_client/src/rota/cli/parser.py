@@ -259,6 +259,13 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument("--max-attempts", type=count)
     add.add_argument("--lease", metavar="INTERVAL", help="such as '5 minutes'")
     add.add_argument("--key", dest="idempotency_key", help="idempotency key")
+    what = "keep the idempotency key taken for so long"
+    add.add_argument("--unique-for", metavar="INTERVAL", help=what)
+    add.add_argument("--ordering-key", metavar="KEY", help="after all earlier jobs of this key")
+    add.add_argument("--limit-key", metavar="KEY", help="such as customer:7")
+    add.add_argument("--time-limit", metavar="INTERVAL", help="of one attempt")
+    what = "no attempt begins later than this"
+    add.add_argument("--expires-after", metavar="INTERVAL", help=what)
     add = _add(commands, "jobs", jobs.jobs, "list jobs, the newest first", json=True)
     add_filter(add)
     add.add_argument("--before", type=job_id, metavar="ID", help="continue after this job")
