@@ -384,6 +384,7 @@ def test_the_command_serves_one_database_or_several_and_tells_its_rights(web_url
             assert told[-1] == f"rota web: http://127.0.0.1:{port}/\n"
             if not several:
                 assert "reads as postgres, which is not a member of rota_observer" in told[0]
+                assert "(rota install --with-roles, then grant rota_observer to it)" in told[0]
             with httpx.Client(transport=retrying, timeout=30) as http:
                 shown = http.get(f"http://127.0.0.1:{port}/")
             assert shown.status_code == 200

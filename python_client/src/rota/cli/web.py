@@ -109,7 +109,9 @@ def _tell_roles(connection: psycopg.Connection[Any], *, allow_acts: bool) -> Non
         does = {"rota_observer": "reads", "rota_operator": "acts" if allow_acts else ""}[name]
         if does:
             print(
-                f"rota web: {does} as {login}, which is not a member of {name}", file=sys.stderr
+                f"rota web: {does} as {login}, which is not a member of {name} and may do more "
+                f"(rota install --with-roles, then grant {name} to it)",
+                file=sys.stderr,
             )
 
 
