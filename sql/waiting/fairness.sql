@@ -177,7 +177,9 @@ begin
 end $$;
 
 /* The last place that jobs of a key have in a lane, apart from these, how many of them have it,
- * and how many may, which is the weight of the key; if there are none, the lane's first. */
+ * and how many may, which is the weight of the key; if there are none, the lane's first.  Only
+ * of those places that claims walk to: behind them are jobs that still have the place of an
+ * ageing that the queue had. */
 create or replace function rota._last_of_key(
     queue text, limit_key text, lane integer, has_limits boolean, job_ids bigint[],
     out place timestamptz, out jobs integer, out weight integer
@@ -185,6 +187,8 @@ create or replace function rota._last_of_key(
 declare
     c_key constant text := coalesce(limit_key, '');
     v_first constant timestamptz := rota._first_place(queue, lane);
+    -- As _open_queues() has it.
+    v_end constant timestamptz := rota.now() + interval '1 minute';
 begin
     weight := coalesce(
         case when has_limits then (rota._bound('key ' || limit_key)).weight end, 1);
@@ -195,7 +199,8 @@ begin
           and coalesce(j.own_lane, j.priority) = _last_of_key.lane
           and coalesce(j.limit_key, '') = c_key and j.own_place is not null
           and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(_last_of_key.job_ids)
+          and coalesce(j.own_place, j.run_at) >= v_first
+          and coalesce(j.own_place, j.run_at) <= v_end and j.id <> all(_last_of_key.job_ids)
         order by coalesce(j.own_place, j.run_at) desc limit _last_of_key.weight
     ) as l
     group by l.place order by l.place desc limit 1;

@@ -1882,4 +1882,14 @@ any(array['access producer', enqueue.queue])
             "where false returning",
         ),
     ),
+    mutant(
+        "placed-behind-the-aged",
+        "A job of a queue that stopped ageing waits for months, behind one that had aged.",
+        "sql/waiting/test_fairness.py",
+        sql(
+            "waiting/fairness",
+            "and coalesce(j.own_place, j.run_at) <= v_end and j.id <> all(",
+            "and j.id <> all(",
+        ),
+    ),
 )

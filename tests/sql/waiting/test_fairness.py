@@ -147,6 +147,19 @@ def test_a_held_job_is_where_it_belongs_when_its_queue_ages_no_more(db, clock, h
     assert [c.job_id for c in claim(db)] == [job]
 
 
+def test_a_job_stands_behind_no_aged_one_of_its_key_when_its_queue_ages_no_more(db, clock):
+    """Their places may be years ahead, where no claim looks."""
+    clock.set("2026-03-01 12:00+00")
+    value(db, "set_queue", queue="default", ageing="1 day")
+    aged = _aged(db, limit_key="k")
+    value(db, "set_queue", queue="default", reset=True)
+    new = enqueue(db, limit_key="k")
+    _maintain(db, clock)
+    late = enqueue(db, limit_key="k")
+
+    assert [c.job_id for c in claim(db, max_jobs=5)] == [new, late, aged]
+
+
 def test_jobs_of_open_transactions_are_where_they_belong_too(db, connect, clock):
     """One was not to be seen yet, the other was locked, again and again."""
     clock.set("2026-03-01 12:00+00")
