@@ -250,8 +250,9 @@ end $$;
 
 /* Give jobs of a queue their places anew, from one id on, a few thousand at a time; the subject
  * is the queue, the id that the last step has come to, and the pass.  After the first pass it
- * waits until all transactions are over that may not have known the new setting.  A second pass
- * follows, and another as long as a session has one of the jobs locked, which may come back. */
+ * waits until all transactions are over that may not have known the new setting, and begins
+ * again now and then.  A second pass follows, and another as long as a session has one of the
+ * jobs locked, which may come back. */
 create or replace function rota._check_queue(subject text)
     returns boolean language plpgsql as $$
 declare
@@ -269,9 +270,16 @@ declare
     v_holds text[];
 begin
     if v_pass = 'wait' then
-        if not rota._has_outlasted_others('queue', subject) then return false; end if;
-        perform rota._add_checks('queue', array[c_queue || ' 0 second']);
-        return true;
+        if rota._has_outlasted_others('queue', subject) then
+            perform rota._add_checks('queue', array[c_queue || ' 0 second']);
+            return true;
+        end if;
+        -- What others commit or leave meanwhile does not wait for one that stays open: after
+        -- six seconds it begins again.
+        perform rota._add_checks('queue', array[c_queue]) from rota.pending_checks as c
+        where c.kind = 'queue' and c.subject = _check_queue.subject and c.due_at > '-infinity'
+          and c.deferrals >= 7;
+        return found;
     end if;
 
     v_ids := array(

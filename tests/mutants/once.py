@@ -1867,6 +1867,12 @@ any(array['access producer', enqueue.queue])
         sql("waiting/fairness", "elsif v_pass = '' then", "elsif false then"),
     ),
     mutant(
+        "placed-when-the-last-stranger-goes",
+        "A job that was locked when its queue stopped ageing waits for a forgotten transaction.",
+        "sql/waiting/test_fairness.py",
+        sql("waiting/fairness", "and c.deferrals >= 7", "and false"),
+    ),
+    mutant(
         "placed-but-for-the-locked",
         "A job that a claim held when its queue stopped ageing waits for months.",
         "sql/waiting/test_fairness.py",

@@ -183,6 +183,25 @@ def test_jobs_of_open_transactions_are_where_they_belong_too(db, connect, clock)
     assert pending(db) == []
 
 
+def test_a_stranger_keeps_no_job_where_it_aged(db, connect, clock):
+    """One was not to be seen yet, the other was locked, when the queue was looked at."""
+    clock.set("2026-03-01 12:00+00")
+    value(db, "set_queue", queue="default", ageing="1 day")
+    locked = _aged(db)
+    producer, claimer, stranger = (connect(autocommit=False) for _ in range(3))
+    unseen = _aged(producer)
+    assert len(claim(claimer)) == 1
+    enqueue(stranger, queue="other")
+    value(db, "set_queue", queue="default", reset=True)
+    settle(db)
+
+    producer.commit()
+    claimer.rollback()
+    _maintain(db, clock)
+
+    assert {c.job_id for c in claim(db, max_jobs=5)} == {locked, unseen}
+
+
 def test_another_ageing_moves_the_jobs_that_wait(db, clock):
     clock.set("2026-03-01 12:00+00")
     value(db, "set_queue", queue="default", ageing="30 days")
