@@ -112,7 +112,8 @@ begin
             select from rota.jobs as j
             where j.opened_for = 'try ' || c_name and j.queue = breaker.queue
               and j.job_type = breaker.job_type
-            limit 100
+            -- In place of one that another session keeps, the next may try.
+            limit 100 for update skip locked
         ) as w
     ) - (
         select count(*)::integer from rota.jobs as j

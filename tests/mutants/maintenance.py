@@ -145,6 +145,12 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "breaker-kept-by-a-stranger",
+        "A job type stays paused while a stranger has what its breaker let through to try.",
+        "sql/jobs/test_retries.py",
+        sql("maintenance/breakers", "limit 100 for update skip locked", "limit 100"),
+    ),
+    mutant(
         "breaker-counts-old-attempts",
         "An attempt of before the pause decides about those that try.",
         "sql/jobs/test_retries.py",

@@ -1868,7 +1868,7 @@ any(array['access producer', enqueue.queue])
     ),
     mutant(
         "placed-when-the-last-stranger-goes",
-        "A job that was locked when its queue stopped ageing waits for a forgotten transaction.",
+        "A job that was locked when its queue stopped ageing waits for a stranger.",
         "sql/waiting/test_fairness.py",
         sql("waiting/fairness", "and c.deferrals >= 7", "and false"),
     ),

@@ -441,6 +441,22 @@ def test_what_a_breaker_lets_through_stops_at_the_pause_of_an_operator(db):
     assert claim(db, max_jobs=5) == []
 
 
+def test_a_stranger_who_locks_what_a_breaker_lets_through_keeps_nothing_else(db, connect):
+    open_breaker_until_now(db)
+    settle(db)
+    (kept,) = rows(db, "select id from rota.jobs where opened_for is not null")
+    stranger = connect(autocommit=False)
+    value(stranger, "set_priority", job_id=kept.id, priority=1)
+    settle(db)
+
+    (job,) = claim(db, max_jobs=5)
+    value(db, "finish_job", **owner(job))
+    settle(db)
+    settle(db)
+
+    assert len(claim(db, max_jobs=5)) == 2
+
+
 def test_set_breaker_reset_ends_its_pause(db):
     value(db, "set_breaker", job_type="mail", max_failures=1)
     fail(db, running(db, job_type="mail"))
