@@ -129,25 +129,22 @@ begin
         'rota.jobs_id_seq'::regclass::oid), 0) & 536870911)::integer;
 end $$;
 
-/* Leap over 2^30 ids, unless another session has done it for this timeline. */
+/* Leap over 2^30 ids, unless another session has done it for this timeline.  The lock is that
+ * of a table of ours: an advisory one any login could take, and hold up all producers. */
 create or replace function rota._leap(timeline integer)
     returns void language plpgsql as $$
-declare
-    c_key constant bigint := hashtextextended('rota.ids', 0);
 begin
-    perform pg_advisory_lock(c_key);
-    begin
-        if (select t.last_value from rota.id_timeline as t) <> _leap.timeline then
-            perform setval('rota.jobs_id_seq',
-                s.last_value + (1::bigint << 30) * rota._id_step())
-            from rota.jobs_id_seq as s;
-            perform setval('rota.id_timeline', _leap.timeline);
-        end if;
-    exception when others or query_canceled then
-        perform pg_advisory_unlock(c_key);
-        raise;
-    end;
-    perform pg_advisory_unlock(c_key);
+    lock table rota.upgrade_log in share update exclusive mode;
+    if (select t.last_value from rota.id_timeline as t) <> _leap.timeline then
+        perform setval('rota.jobs_id_seq',
+            s.last_value + (1::bigint << 30) * rota._id_step())
+        from rota.jobs_id_seq as s;
+        perform setval('rota.id_timeline', _leap.timeline);
+    end if;
+    -- Undone is the lock alone.
+    raise exception using errcode = 'RTB02';
+exception
+    when sqlstate 'RTB02' then null;
 end $$;
 
 /* How far two ids are apart that are drawn one after the other. */

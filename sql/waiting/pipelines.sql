@@ -74,12 +74,18 @@ comment on function rota.define_pipeline is
 
 /* Lock a pipeline, and refuse one that leads through queues that an operator is kept from, or
  * has: its runs, also those that are retried, continue by the names of stages.  Two definitions
- * at once would make one of both.  Calls that start, finish or claim jobs read the stages, and
- * take no lock. */
+ * at once would make one of both.  Where it has no stages that could be locked, the first
+ * definitions of all pipelines wait for each other.  Calls that start, finish or claim jobs
+ * read the stages, and take no lock. */
 create or replace function rota._lock_pipeline(pipeline text)
     returns void language plpgsql as $$
 begin
-    perform pg_advisory_xact_lock(hashtextextended('rota.pipeline ' || pipeline, 0));
+    for v_try in 1..2 loop
+        perform from rota.pipeline_stages as p where p.pipeline = _lock_pipeline.pipeline
+        order by p.stage for update;
+        exit when found;
+        lock table rota.pipeline_stages in share update exclusive mode;
+    end loop;
     perform rota._check_queues('operator', array(
         select p.queue from rota.pipeline_stages as p
         where p.pipeline = _lock_pipeline.pipeline

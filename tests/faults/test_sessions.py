@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -140,6 +140,28 @@ def test_advisory_locks_of_others_stop_nothing(
     assert runs(db) == [("failed", 1)] * 2
 
 
+@pytest.mark.parametrize(
+    ("lock", "query"),
+    [
+        ("rota.ids", "select rota.enqueue('x')"),
+        (
+            "rota.pipeline p",
+            """select rota.define_pipeline('p', '[{"stage": "a", "job_type": "x"}]')""",
+        ),
+    ],
+)
+def test_a_login_without_rights_holds_up_no_call(
+    db: psycopg.Connection[Any], connect: Connect, lock: str, query: LiteralString
+) -> None:
+    """Any login can take any advisory lock, and keep it; ids of a promotion have none."""
+    db.execute("select setval('rota.id_timeline', 77)")
+    stranger, caller = connect(), connect()
+    stranger.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (lock,))
+    caller.execute("set statement_timeout = '5s'")
+
+    assert len(caller.execute(query).fetchall()) == 1
+
+
 def test_no_other_function_takes_an_advisory_lock(
     db: psycopg.Connection[Any],
 ) -> None:
@@ -155,7 +177,6 @@ def test_no_other_function_takes_an_advisory_lock(
         "_lock_move",
         "begin_queue_move",
         "end_queue_move",
-        "_lock_pipeline",
         "_lock_part",
         "_take_starts",
         "_note_fair_queue",
@@ -170,7 +191,6 @@ def test_no_other_function_takes_an_advisory_lock(
         "_take_listen_slots",
         "_held_locks",
         "_give_up",
-        "_leap",
         "_archive_jobs",
         "wait_for_result",
         "_notify_results",

@@ -1282,6 +1282,34 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "pipeline-under-an-advisory-lock",
+        "Any login can keep operators from defining a pipeline.",
+        "faults/test_sessions.py",
+        sql(
+            "waiting/pipelines",
+            "    for v_try in 1..2 loop\n",
+            "    perform pg_advisory_xact_lock(\n"
+            "        hashtextextended('rota.pipeline ' || pipeline, 0));\n"
+            "    for v_try in 1..2 loop\n",
+        ),
+    ),
+    mutant(
+        "first-definitions-at-once",
+        "Two first definitions of a pipeline at once make one of both.",
+        "races/test_racing_pipelines.py",
+        sql(
+            "waiting/pipelines",
+            "        lock table rota.pipeline_stages in share update exclusive mode;\n",
+            "",
+        ),
+    ),
+    mutant(
+        "known-definitions-at-once",
+        "Two definitions of a pipeline at once make one of both.",
+        "races/test_racing_pipelines.py",
+        sql("waiting/pipelines", "        order by p.stage for update;", "        limit 1;"),
+    ),
+    mutant(
         "restarted-in-another-queue",
         "An operator who is confined to a queue lets runs go on in others.",
         "sql/access/test_queue_grants.py",

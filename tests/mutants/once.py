@@ -219,6 +219,22 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "leap-under-an-advisory-lock",
+        "Any login can keep all producers from the first ids after a promotion.",
+        "faults/test_sessions.py",
+        sql(
+            "base/ids",
+            "lock table rota.upgrade_log in share update exclusive mode",
+            "perform pg_advisory_xact_lock(hashtextextended('rota.ids', 0))",
+        ),
+    ),
+    mutant(
+        "leap-locked-until-the-commit",
+        "The first session after a promotion stays open, and others cannot enqueue.",
+        "sql/base/test_ids.py",
+        sql("base/ids", "    raise exception using errcode = 'RTB02';\n", ""),
+    ),
+    mutant(
         "number-below",
         "A database that gets a number gives ids again.",
         "sql/base/test_ids.py",

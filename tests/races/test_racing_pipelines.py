@@ -384,6 +384,26 @@ def test_two_definitions_at_once_do_not_mix(a: Session, b: Session) -> None:
     assert found == [("two", "three"), ("three", None)]
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_two_first_definitions_at_once_do_not_mix(
+    a: Session, b: Session, is_known: bool
+) -> None:
+    """A defines a new pipeline, or adds a stage, and stays open; B defines another stage."""
+    if is_known:
+        a.fetch(*call("define_pipeline", pipeline="new", stages=Jsonb(STAGES[:1])))
+    with a.transaction():
+        a.fetch(*call("define_pipeline", pipeline="new", stages=Jsonb(STAGES[:2])))
+        pending = b.start(*call("define_pipeline", pipeline="new", stages=Jsonb(STAGES[2:])))
+        pending.wait_blocked(by=a)
+    pending.result()
+
+    found = a.fetch(
+        "select stage, next_stage from rota.pipeline_stages"
+        " where pipeline = 'new' and ordinal is not null"
+    )
+    assert found == [("three", None)]
+
+
 class Crashing:
     """A worker that takes jobs in batches and often does not live to tell how they went."""
 
