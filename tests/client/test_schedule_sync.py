@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 import rota
 from rota import AsyncJob, Client, Job, Registry
+from support.waiting import wait_until
 
 Run = Callable[..., str]
 
@@ -118,6 +120,34 @@ def test_what_the_code_has_no_more_may_be_broken(
     assert "no schedule" in deploy(only)
     assert "no schedule" in deploy(only, "--prune")
     assert there(db) == [("one", "shop", "0 2 * * *")]
+
+
+def test_two_deployments_at_once_prune_the_same(
+    deploy: Callable[..., str],
+    connect: Callable[[], psycopg.Connection[Any]],
+    db: psycopg.Connection[Any],
+) -> None:
+    """The other has removed it and commits while this one waits for it."""
+    deploy(with_schedules("shop", "one", "two"))
+    other = connect()
+    other.execute("begin")
+    other.execute("select rota.unschedule_job('two')")
+
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(deploy, with_schedules("shop", "one", "three"), "--prune")
+        wait_until(
+            lambda: (
+                db.execute(
+                    "select from pg_locks where not granted and locktype = 'transactionid'"
+                ).fetchone()
+                is not None
+            ),
+            "the wait",
+        )
+        other.execute("commit")
+
+    assert said.result().splitlines()[-1] == ("1 created, 0 changed, 1 unchanged, 1 removed")
+    assert [name for name, _, _ in there(db)] == ["one", "three"]
 
 
 @pytest.mark.slow

@@ -525,6 +525,18 @@ def test_import_puts_in_every_line(run: Run, put: Run, db: Db, tmp_path: Path) -
     ]  # fmt: skip
 
 
+def test_import_ends_a_line_only_where_a_line_ends(put: Run, db: Db) -> None:
+    """Editors of Windows begin a file with a mark; JSON may hold any separator as it is."""
+    separators = "\x0b\x0c\x1c\x85\u2028\u2029"
+    kept = '{"text": "a\x85\u2028\u2029b"}'
+
+    said = put(f"\ufeff# see{separators}0 3 * * * other\r\n0 2 * * * first {kept}\r\n")
+
+    assert said.endswith("1 created, 0 changed, 0 unchanged\n")
+    row = db.execute("select name, payload from rota.job_definitions").fetchall()
+    assert row == [("first", json.loads(kept))]
+
+
 BAD_LINES = [
     ("0 2 * * *", "a line is SCHEDULE JOB_TYPE"),
     ("clean_up", "a line is SCHEDULE JOB_TYPE"),

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import pairwise
@@ -315,12 +316,13 @@ def import_file(arguments: argparse.Namespace) -> None:
 
 def _lines(file: str) -> list[str]:
     try:
-        text = _whole(sys.stdin) if file == "-" else Path(file).read_text(encoding="utf-8-sig")
+        text = _whole(sys.stdin) if file == "-" else Path(file).read_text(encoding="utf-8")
     except OSError as error:
         raise CommandError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise CommandError(f"cannot read {file}: it is not UTF-8 text") from None
-    return text.splitlines()
+    # Not splitlines(), which ends a line at characters that JSON and comments may hold.
+    return text.removeprefix("\ufeff").split("\n")
 
 
 @lru_cache(maxsize=1)
@@ -409,7 +411,9 @@ def sync(arguments: argparse.Namespace) -> None:
                 if row["name"] in names:
                     continue
                 if arguments.prune:
-                    Client(connection).unschedule_job(row["name"])
+                    # Another deployment may just have removed it.
+                    with suppress(UnknownScheduleError), connection.transaction():
+                        Client(connection).unschedule_job(row["name"])
                 outcome = "removed" if arguments.prune else "left"
                 rows.append((_shown_row(connection, outcome, row), {}))
     if arguments.json:
