@@ -80,6 +80,21 @@ def test_without_passwords_what_a_proxy_passes_on_is_refused(
     assert "proxy" in answer.text
 
 
+def test_without_passwords_a_proxy_that_names_nobody_is_refused(
+    make_page: Make, scene: Scene
+) -> None:
+    """For years nginx sent HTTP/1.0, the host of its proxy_pass and no header of its own."""
+    with serving(make_page()) as address:
+        url = httpx.URL(address)
+        with socket.create_connection((url.host, url.port)) as proxy:
+            proxy.sendall(
+                f"GET /static/rota.css HTTP/1.0\r\nHost: {url.netloc.decode()}\r\n\r\n".encode()
+            )
+            answer = proxy.makefile().readline()
+
+    assert " 403 " in answer
+
+
 def users(path: Path, *, allow_acts: bool, name: str, password: str) -> str:
     command = [sys.executable, "-m", "rota", "web", "--passwords", str(path)]
     command += ["--add-user", name, *(["--allow-acts"] if allow_acts else [])]
@@ -87,6 +102,34 @@ def users(path: Path, *, allow_acts: bool, name: str, password: str) -> str:
         command, input=f"{password}\n", capture_output=True, text=True, check=True
     )
     return done.stdout
+
+
+def test_to_add_a_user_writes_to_no_file_of_another_name(tmp_path: Path) -> None:
+    """In a directory like /tmp somebody else may have made it, and would read all."""
+    path, other = tmp_path / "users", tmp_path / "other"
+    users(path, allow_acts=True, name="ann", password="correct horse")
+    other.write_text("precious")
+    for name in ("users.new", "users.tmp", "users~"):
+        (tmp_path / name).symlink_to(other)
+
+    users(path, allow_acts=False, name="bob", password="battery staple")
+
+    assert other.read_text() == "precious"
+    assert not path.is_symlink()
+    assert [line.split(":")[0] for line in path.read_text().splitlines()] == ["ann", "bob"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_the_password_file_stays_with_the_page_that_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    users(path, allow_acts=True, name="ann", password="correct horse")
+    os.chown(path, 12345, 23456)
+    path.chmod(0o640)
+
+    users(path, allow_acts=False, name="bob", password="battery staple")
+
+    now = path.stat()
+    assert (now.st_uid, now.st_gid, now.st_mode & 0o777) == (12345, 23456, 0o640)
 
 
 @pytest.mark.slow

@@ -7,7 +7,9 @@ import getpass
 import shutil
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 from urllib.parse import quote
 
@@ -139,9 +141,11 @@ def _add_user(arguments: argparse.Namespace) -> None:
         for line in path.read_text().splitlines()
         if line.split(":")[0] != arguments.add_user
     ]
-    written = path.with_name(f"{path.name}.new")  # a page reads all of the file or the old one
-    written.touch(mode=0o600)
-    shutil.copystat(path, written)
-    written.write_text("\n".join([*others, line]) + "\n")
-    written.replace(path)
+    # A page reads all of the file or the old one; and nobody else has made this one before us.
+    with NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as written:
+        written.write("\n".join([*others, line]) + "\n")
+    with suppress(PermissionError):  # only root can leave it to the user of the page
+        shutil.chown(written.name, path.stat().st_uid, path.stat().st_gid)
+    shutil.copymode(path, written.name)
+    Path(written.name).replace(path)
     print(f"{arguments.add_user} is an {role} in {arguments.passwords}")

@@ -174,7 +174,9 @@ async def only_this_machine(request: Request) -> User | None:
     name = re.sub(r":\d+$", "", request.headers.get("host", "").lower()).strip("[]")
     if address is None or not address.is_loopback or name not in LOOPBACK_NAMES:
         raise RefusedError("without passwords this page serves only its own machine: localhost")
-    if any(header in request.headers for header in FORWARDED):
+    # No browser has sent HTTP/1.0 for long; nginx does, and tells nothing else of itself.
+    is_old = request.scope["http_version"] == "1.0"
+    if is_old or any(header in request.headers for header in FORWARDED):
         raise RefusedError(
             "this request came through a proxy: configure passwords or trusted_header"
         )
