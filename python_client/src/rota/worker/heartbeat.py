@@ -27,6 +27,7 @@ from .connection import (
     wait_for,
 )
 from .lending import Watch
+from .process import Loop
 
 BEATS_PER_LEASE = 3
 LOOK_AGAIN = 1.0
@@ -78,7 +79,8 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         """Beat until stopped."""
-        asyncio.run(self._run())
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            runner.run(self._run())
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()

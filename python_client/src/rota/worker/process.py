@@ -29,19 +29,23 @@ LAST_WORDS = 1.0
 def loop_factory() -> Callable[[], AbstractEventLoop]:
     """Return what makes a loop: of uvloop where that is installed."""
     try:
-        found = import_module("uvloop").new_event_loop
+        kind = import_module("uvloop").Loop
     except ImportError:
-        return _Loop
-    return cast(Callable[[], AbstractEventLoop], found)
+        return Loop
+    return cast(Callable[[], AbstractEventLoop], type("Loop", (_LooksUp, kind), {}))
 
 
-class _Loop(asyncio.SelectorEventLoop):
-    """The loop of asyncio, but a name is looked up while handlers use all its threads."""
+class _LooksUp:
+    """Looks names up in threads of its own.
+
+    Those of the loop may all be used by handlers, and its end waits for them.
+    """
 
     async def getaddrinfo(
         self, host: Any, port: Any, *, family: int = 0, type: int = 0, proto: int = 0,
         flags: int = 0,
     ) -> Any:  # fmt: skip
+        """Return the addresses of a host, as `socket.getaddrinfo` does."""
         found: Future[Any] = Future()
         found.set_running_or_notify_cancel()
 
@@ -56,6 +60,10 @@ class _Loop(asyncio.SelectorEventLoop):
         except RuntimeError as error:  # the system has no room for it
             raise OSError(str(error)) from None  # which to psycopg is a name that was not found
         return await asyncio.wrap_future(found)
+
+
+class Loop(_LooksUp, asyncio.SelectorEventLoop):
+    """The loop of asyncio."""
 
 
 def is_in_loop() -> bool:
