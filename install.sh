@@ -212,7 +212,8 @@ run_psql() {
     fi
 }
 
-ask() { run_psql -A -t -c "$1"; }
+# One message, so it is one transaction, in which no schema that others may fill is looked at.
+ask() { run_psql -A -t -c "set local search_path = pg_catalog, pg_temp; $1"; }
 
 # --- the actions
 
@@ -220,6 +221,9 @@ require_installed() {
     [ "$installed" = t ] || fail 1 "rota is not installed in $place"
     [ "$may_use" = t ] || fail 1 "rota is installed in $place, but this role may not use it; \
 let its owner see $self --print-grants"
+    # Whatever its owner has put there would run with the rights of a superuser.
+    [ "$is_trusted" = t ] || fail 1 "rota belongs to another role in $place; \
+run this as its owner, for example with PGOPTIONS='-c role=ROLE'"
 }
 
 print_sql() {
@@ -230,6 +234,7 @@ print_sql() {
     if [ "$first" = t ]; then
         vars="${vars}is_first fresh"
     elif [ "$installed" = t ]; then
+        require_installed
         applied=$(ask 'select id from rota.upgrade_log order by id' | tr '\n' ' ')
     else
         vars="${vars}fresh"
@@ -293,7 +298,8 @@ uninstall() {
 
 install() {
     before=
-    [ "$installed" != t ] || before=$(ask 'select rota.version()')
+    # The SQL refuses what belongs to others, so nothing of it may run before.
+    [ "$is_ours" != t ] || before=$(ask 'select rota.version()')
     run_psql ${with_roles:+-v with_roles=1} ${with_cron:+-v with_cron=1} \
         ${force:+-v allow_downgrade=1} -f "$here/sql/install.sql" || fail 3 "the SQL failed; nothing has changed in $place"
     if [ "$before" = "$version" ]; then
@@ -314,12 +320,25 @@ if ! facts=$(ask "
            coalesce(has_schema_privilege(to_regnamespace('rota'), 'usage'), false),
            coalesce((select pg_has_role(n.nspowner, 'usage') from pg_catalog.pg_namespace as n
                      where n.nspname = 'rota'), false),
-           format('database %s (role %s)', current_database(), current_user)"); then
+           o.is_ours, o.is_ours or not (select r.rolsuper from pg_catalog.pg_roles as r
+                                        where r.rolname = current_user),
+           format('database %s (role %s)', current_database(), current_user)
+    from (select count(*) = 3 and bool_and(p.owner = to_regrole(quote_ident(current_user)))
+                 as is_ours
+          from (select n.nspowner as owner from pg_catalog.pg_namespace as n
+                where n.nspname = 'rota'
+                union all
+                select c.relowner from pg_catalog.pg_class as c
+                where c.relnamespace = to_regnamespace('rota') and c.relname = 'upgrade_log'
+                union all
+                select f.proowner from pg_catalog.pg_proc as f
+                where f.pronamespace = to_regnamespace('rota') and f.proname = 'version') as p
+         ) as o"); then
     [ -n "$dry_run" ] || fail 4 "no connection to the database"
     say "$self: no connection, so this is the SQL for a database without rota" >&2
-    facts='99|unknown|f|f|f|no database'
+    facts='99|unknown|f|f|f|f|f|no database'
 fi
-IFS='|' read -r major server_version installed may_use is_owner place <<END
+IFS='|' read -r major server_version installed may_use is_owner is_ours is_trusted place <<END
 $facts
 END
 [ "$major" -ge 14 ] || fail 5 "rota needs PostgreSQL 14 or newer, and this server is $server_version"

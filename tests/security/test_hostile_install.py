@@ -18,6 +18,7 @@ from security.good_calls import CALLS, UNAVAILABLE, attempt, set_scene
 Db = psycopg.Connection[Any]
 
 STRANGER = "gate_stranger"
+INSTALL_SH = Path(__file__).resolve().parents[2] / "install.sh"
 
 
 @pytest.fixture
@@ -209,6 +210,45 @@ def test_a_rota_of_a_stranger_is_refused_to_a_superuser(
     assert done.returncode == 3
     assert f"rota belongs to role {STRANGER}, and you are postgres" in done.stderr
     assert dumped() == before
+
+
+TELLING = (
+    "returns {} language plpgsql as $$ begin raise exception 'run as %', current_user; end $$"
+)
+STRANGE = {
+    "a rota of his": [
+        "create schema rota; create function rota.tell() " + TELLING.format("integer"),
+        "create function rota.version() " + TELLING.format("text"),
+        "create view rota.upgrade_log as select rota.tell() as id",
+        "create view rota.jobs as select rota.tell() as id",
+    ],
+    "a function of his in public": [
+        "create function public.format(pg_catalog.text, pg_catalog.name, pg_catalog.name) "
+        + TELLING.format("pg_catalog.text"),
+    ],
+}
+
+
+@pytest.mark.parametrize("made", STRANGE)
+@pytest.mark.parametrize(
+    "options", [[], ["--dry-run"], ["--status"], ["--uninstall", "--yes"]], ids=str
+)
+def test_the_install_command_runs_nothing_of_a_stranger(
+    superuser: str, stranger: str, psql: Any, options: list[str], made: str
+) -> None:
+    """It asks what is there, as a superuser, before the SQL could refuse it."""
+    if made != "a rota of his":
+        infest(superuser, stranger)
+    psql(stranger, *(word for statement in STRANGE[made] for word in ("-c", statement)))
+
+    done = subprocess.run(
+        [INSTALL_SH, *options, superuser], check=False, capture_output=True, text=True
+    )
+
+    assert "run as postgres" not in done.stderr
+    # Neither is there anything to look at or to remove in the second.
+    expected = {"[]": 0, "['--dry-run']": 0} if made != "a rota of his" else {"[]": 3}
+    assert done.returncode == expected.get(str(options), 1)
 
 
 def test_a_rota_of_a_role_is_refused_to_its_members(
