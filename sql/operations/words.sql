@@ -153,11 +153,12 @@ create or replace function rota._error_words(error_type text, error text)
         nullif(rota._one_line(error), '')), ''), 'no text');
 $$;
 
-/* The live job that has the idempotency key of an ended one; null where none has it. */
+/* The live job that has the idempotency key of an ended one; null where none has it, or the
+ * caller does not see the ended one. */
 create or replace function rota._key_holder(ended_id bigint)
     returns bigint language sql stable as $$
     select rota._find_keyed(f.idempotency_key, coalesce('pipeline ' || f.pipeline, f.job_type))
-    from rota.finished_jobs as f where f.id = _key_holder.ended_id limit 1;
+    from rota.job_runs as f where f.id = _key_holder.ended_id limit 1;
 $$;
 
 /* That a live job has the key of an ended one, and what follows; null where none has it. */
@@ -177,8 +178,8 @@ create or replace function rota._retry_statement(
 ) returns text language sql stable as $$
     select case
         when h.id is null and exists (
-            select from rota.finished_jobs as f
-            where f.id = ended_id and rota._payload_type(f.payload) = 'erased'
+            select from rota.job_runs as r
+            where r.id = ended_id and rota._payload_type(r.payload) = 'erased'
         ) then format('select * from rota.act_on_jobs(''retry'', ''{"ids": [%s]}'', '
             '''{"payload": {}}'');', ended_id)
         when h.id is null then c.call || ';'

@@ -1282,6 +1282,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "key-of-another-queue-told",
+        "A confined observer is told which job of another queue has the key of a dead one.",
+        "sql/access/test_visible_rows.py",
+        sql(
+            "operations/words",
+            "from rota.job_runs as f where f.id = _key_holder.ended_id",
+            "from rota.finished_jobs as f where f.id = _key_holder.ended_id",
+        ),
+    ),
+    mutant(
         "pipeline-under-an-advisory-lock",
         "Any login can keep operators from defining a pipeline.",
         "faults/test_sessions.py",

@@ -81,9 +81,15 @@ PAGE = (
         "web/test_access.py",
         client(
             "web/access",
-            "if any(header in request.headers for header in FORWARDED):",
-            "if False:",
+            "any(header in request.headers for header in FORWARDED)",
+            "False",
         ),
+    ),
+    mutant(
+        "page-through-a-silent-proxy",
+        "Without passwords a proxy that adds no header lets the world in.",
+        "web/test_access.py",
+        client("web/access", "if is_old or ", "if "),
     ),
     mutant(
         "page-waits-for-each",

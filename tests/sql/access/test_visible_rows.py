@@ -273,11 +273,12 @@ def test_a_job_of_another_queue_for_which_one_waits_is_told_without_its_error(
     db: Db, observers: tuple[Db, Db]
 ) -> None:
     confined, free = observers
-    parent = enqueue(db, "dies", queue="b", ordering_key="k")
+    parent = enqueue(db, "dies", queue="b", ordering_key="k", idempotency_key="i")
     waits = enqueue(db, "waits", queue="a", depends_on=[parent], if_parent_dead="wait")
     behind = enqueue(db, "behind", queue="a", ordering_key="k")
     (job,) = claim(db, queues=["b"])
     one(db, "fail_job", **owner(job), error="secret", fatal=True)
+    again = enqueue(db, "dies", queue="b", idempotency_key="i")
 
     enqueue(db, "hidden", queue="b", ordering_key="l")
     after = enqueue(db, "behind", queue="a", ordering_key="l")
@@ -288,7 +289,10 @@ def test_a_job_of_another_queue_for_which_one_waits_is_told_without_its_error(
         assert f"job {parent}" in told
         assert "dead" in told
         assert "secret" not in told
-        assert "secret" in str(call(free, "explain_job", job_id=job_id))
+        assert f"job {again}" not in told
+        free_told = str(call(free, "explain_job", job_id=job_id))
+        assert "secret" in free_told
+        assert f"taken by job {again}" in free_told
 
 
 @pytest.mark.parametrize(

@@ -173,3 +173,27 @@ def test_who_comes_first_on_a_new_timeline_holds_up_nobody(connect, db):
     step = other - drawn
     assert 0 < step < LEAP
     assert enqueue(a) == other + step
+
+
+@pytest.mark.own_session
+def test_who_leaps_while_another_waits_for_that_does_not_hold_it_up(connect, db):
+    """A and B both find a new timeline; one of them leaps, and stays open."""
+    pretend_promotion(db)
+    sessions = [connect(autocommit=False), connect(autocommit=False)]
+    for session in sessions:
+        session.execute("set statement_timeout = '10s'")
+    before = connect(autocommit=False)
+    before.execute("lock table rota.upgrade_log in share update exclusive mode")
+    with ThreadPoolExecutor() as threads:
+        drawn = [threads.submit(enqueue, session) for session in sessions]
+        query = (
+            "select count(*) = 2 from pg_locks"
+            " where relation = 'rota.upgrade_log'::regclass and not granted"
+        )
+        wait_until(lambda: scalar(db, query))
+        before.rollback()
+
+        first, second = sorted(future.result() for future in drawn)
+
+    assert first > LEAP
+    assert second == first + 1
