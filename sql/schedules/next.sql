@@ -73,9 +73,11 @@ begin
         return;
     end if;
     for i in 1..upcoming_runs.max_runs loop
-        -- Such a run does not pass: what is due waits for a tick.
+        -- What is planned decides, as where the clock was ahead; and a run of an `after`
+        -- schedule does not pass: what is due waits for a tick.
         run_at := coalesce(
-            case when v_parsed.kind = 'after'
+            case when upcoming_runs.after is null and v_definition.next_run_at > run_at
+                or v_parsed.kind = 'after'
                 and (v_definition.next_run_at > run_at or upcoming_runs.after is null)
                 then v_definition.next_run_at end,
             rota._next_occurrence(v_parsed, v_definition.time_zone, greatest(run_at, v_after),

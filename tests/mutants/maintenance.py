@@ -971,6 +971,16 @@ MAINTENANCE = (
         sql("operations/doctor", "and a.created_at > c_now + interval '1 minute'", "and false"),
     ),
     mutant(
+        "preview-of-what-is-not-planned",
+        "Where the clock was ahead, a schedule is said to run at times that make no job.",
+        "sql/schedules/test_next.py",
+        sql(
+            "schedules/next",
+            "case when upcoming_runs.after is null and v_definition.next_run_at > run_at",
+            "case when false",
+        ),
+    ),
+    mutant(
         "schedule-broken-untold",
         "A schedule whose text was broken by hand misses its time before anybody knows.",
         "sql/operations/test_doctor.py",

@@ -314,6 +314,23 @@ def test_upcoming_runs_of_an_after_schedule_are_none_while_its_job_has_not_ended
     assert run.local_time.strftime("%H:%M") == "12:10"
 
 
+def test_upcoming_runs_begin_with_the_one_that_is_planned(db, clock):
+    """The clock was ahead when a tick planned it."""
+    clock.set("2026-03-27 12:00+00")
+    call(db, "schedule_job", name="s", schedule="0 * * * *", job_type="x")
+    clock.set("2026-03-27 20:30+00")
+    call(db, "tick")
+    clock.set("2026-03-27 12:10+00")
+
+    found = call(db, "upcoming_runs", name="s", max_runs=2)
+    asked = call(db, "upcoming_runs", name="s", after="2026-03-27 12:10+00", max_runs=1)
+
+    assert [run.local_time.hour for run in (*found, *asked)] == [21, 22, 13]
+    for hour, jobs_enqueued in ((13, 0), (21, 1), (22, 1)):
+        clock.set(f"2026-03-27 {hour}:00+00")
+        assert value(db, "tick") == jobs_enqueued
+
+
 def test_of_an_after_text_only_the_first_run_can_be_known(read_only_db):
     after = "2026-03-27 12:00+00"
 
