@@ -286,18 +286,14 @@ declare
     );
     c_ids constant bigint[] := case when filter ? 'ids' then array(
         select jsonb_array_elements_text(_matching_jobs.filter -> 'ids')::numeric::bigint) end;
-    c_queue constant text := filter ->> 'queue';
-    c_job_type constant text := filter ->> 'job_type';
     c_error constant text := rota.fold_error(filter ->> 'error');
     c_error_text constant text := lower(filter ->> 'error_text');
-    c_key constant text := filter ->> 'key';
     -- What has to be the same; of an error type that may be null.
     c_same constant jsonb := (
         select jsonb_object_agg(e.key, e.value) from jsonb_each(_matching_jobs.filter) as e
         where e.key in ('error_type', 'idempotency_key', 'ordering_key', 'limit_key',
             'definition', 'pipeline', 'stage', 'worker')
     );
-    c_is_discarded constant boolean := (filter ->> 'is_discarded')::boolean;
     c_payload constant jsonb[] := array(
         select jsonb_path_query(_matching_jobs.filter, '$.payload[*]'));
     c_headers constant jsonb[] := array(
@@ -307,14 +303,16 @@ declare
 begin
     select coalesce(array_agg(w.id order by w.id) filter (where w.status = any(c_statuses)
             and (c_allowed is null or w.queue = any(c_allowed))
-            and (c_queue is null or w.queue = c_queue)
-            and (c_job_type is null or w.job_type = c_job_type)
-            and (c_key is null or c_key in (w.idempotency_key, w.ordering_key, w.limit_key))
+            and (not filter ? 'queue' or w.queue = filter ->> 'queue')
+            and (not filter ? 'job_type' or w.job_type = filter ->> 'job_type')
+            and (not filter ? 'key'
+                or filter ->> 'key' in (w.idempotency_key, w.ordering_key, w.limit_key))
             and (c_same is null or jsonb_build_object('error_type', w.error_type,
                 'idempotency_key', w.idempotency_key, 'ordering_key', w.ordering_key,
                 'limit_key', w.limit_key, 'definition', w.definition, 'pipeline', w.pipeline,
                 'stage', w.stage, 'worker', w.locked_by) @> c_same)
-            and (c_is_discarded is null or (w.discarded_at is not null) = c_is_discarded)
+            and (not filter ? 'is_discarded'
+                or (w.discarded_at is not null) = (filter ->> 'is_discarded')::boolean)
             and (c_before is null or w.since <= c_before)
             and (c_since is null or w.since > c_since)
             and (act <> 'discard' or w.discarded_at is null)
