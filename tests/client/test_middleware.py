@@ -378,6 +378,28 @@ def test_a_function_of_on_end_ends_no_worker(
     assert caplog.text.count("of on_end, failed") == 12
 
 
+def test_a_function_of_on_end_sees_no_context_of_another_end(
+    client: Client, drain: Drain
+) -> None:
+    registry, seen = Registry(), []
+    registry.add("plain", lambda job: None)
+
+    @registry.on_end
+    def tell(job: AnyJob, end: JobEnd) -> None:
+        seen.append(TENANT.get(None))
+        TENANT.set("of a thread")
+
+    @registry.on_end
+    async def tell_in_loop(job: AnyJob, end: JobEnd) -> None:
+        seen.append(TENANT.get(None))
+        TENANT.set("of the loop")
+
+    client.enqueue_many([{"job_type": "plain"}] * 50)
+    drain(registry)
+
+    assert seen == [None] * 100
+
+
 def test_a_function_of_on_end_that_does_not_return_is_named(
     client: Client,
     dsn: str,

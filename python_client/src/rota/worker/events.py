@@ -283,20 +283,21 @@ class Ends:
                 warning = loop.call_later(LONG, self._warn_of, name, job)
                 try:
                     if is_async(function):
-                        await function(job, end)
-                    elif error := await loop.run_in_executor(
-                        self._thread, self._call, function, job, end
-                    ):
-                        raise error
-                except BaseException as error:  # one that raises SystemExit ends no worker
-                    if _is_cancelled(error):
-                        raise
-                    logger.exception("job %s: %s, of on_end, failed", job.job_id, name)
+                        error = await loop.create_task(
+                            _call_in_loop(function, job, end), context=Context()
+                        )
+                    else:
+                        error = await loop.run_in_executor(
+                            self._thread, self._call, function, job, end
+                        )
                 finally:
                     warning.cancel()
+                if error is not None:
+                    text = "job %s: %s, of on_end, failed"
+                    logger.error(text, job.job_id, name, exc_info=error)
 
     def _call(self, function: EndFunction, job: BaseJob, end: JobEnd) -> BaseException | None:
-        """Call a plain function; return what it raises, as no future takes StopIteration."""
+        """Call a plain function; return what it raises, also SystemExit and StopIteration."""
         self.is_calling = True
         try:
             Context().run(function, job, end)
@@ -314,12 +315,18 @@ class Ends:
         )  # fmt: skip
 
 
-def _is_cancelled(error: BaseException) -> bool:
-    """Whether this task is cancelled, and not something that it awaited."""
-    task = asyncio.current_task()
-    return (
-        isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-    )
+async def _call_in_loop(
+    function: EndFunction, job: BaseJob, end: JobEnd
+) -> BaseException | None:
+    """Await an async function; return what it raises, unless this task is cancelled."""
+    try:
+        await function(job, end)
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+            raise
+        return error
+    return None
 
 
 class JsonFormatter(logging.Formatter):
