@@ -92,6 +92,16 @@ PAGE = (
         client("web/access", "if is_old or ", "if "),
     ),
     mutant(
+        "page-looks-into-public",
+        "The page runs what somebody has put into public, with its own rights.",
+        "web/test_pages.py",
+        client(
+            "web/database",
+            "begin {}; set local search_path = pg_catalog, pg_temp;",
+            "begin {};",
+        ),
+    ),
+    mutant(
         "page-waits-for-each",
         "Each question of a screen takes the time of all of them.",
         "web/test_pages.py",

@@ -688,6 +688,24 @@ def test_a_page_without_the_role_of_an_observer_says_so(
         assert "reads as" not in httpx.get(f"{address}/").text
 
 
+def test_the_page_runs_no_function_that_somebody_has_put_into_public(
+    http: httpx.Client, web_url: str
+) -> None:
+    """Of two functions of one name that fits better which takes what it is given as it is."""
+    with psycopg.connect(web_url, autocommit=True) as owner:
+        owner.execute(
+            "create function public.set_config(text, name, boolean) returns text"
+            " language plpgsql as $$ begin raise exception 'run as %', session_user; end $$"
+        )
+        try:
+            answer = http.get("/workers")
+        finally:
+            owner.execute("drop function public.set_config(text, name, boolean)")
+
+    assert answer.status_code == 200
+    assert "run as" not in answer.text
+
+
 def test_the_page_reads_as_the_observer_and_writes_nothing(
     make_page: Callable[..., Any], db_of_page: Any
 ) -> None:

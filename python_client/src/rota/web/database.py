@@ -1,9 +1,10 @@
 """Ask the database so that nobody else feels it.
 
 Each question is a transaction of its own: read only, as the role that the page reads with, in
-UTC, and with a time limit after which the server stops it; for one that hangs nobody waits much
-longer.  The questions of one page share its time: each gets what those before it have left, and
-a moment if they left nothing.  Nothing is left in the session, so it works behind a pooler.
+UTC, without the schemas that others may fill, and with a time limit after which the server
+stops it; for one that hangs nobody waits much longer.  The questions of one page share its
+time: each gets what those before it have left, and a moment if they left nothing.  Nothing is
+left in the session, so it works behind a pooler.
 What took too long is told on the page, beside all that did not.
 """
 
@@ -168,7 +169,8 @@ class Database:
                 time_limit(seconds + GRACE),
             ):
                 begin = sql.SQL(
-                    "begin {}; set local statement_timeout = {}; set local time zone 'UTC';"
+                    "begin {}; set local search_path = pg_catalog, pg_temp;"
+                    " set local statement_timeout = {}; set local time zone 'UTC';"
                     " set local datestyle = 'ISO'; set local intervalstyle = 'postgres';"
                     " set local jit = off"
                 ).format(sql.SQL(mode), sql.Literal(f"{round(seconds * 1000)}ms"))
