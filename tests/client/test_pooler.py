@@ -63,6 +63,14 @@ def test_a_worker_counts_on_its_session_only_where_that_is_its_own(
             worker.stop()
 
 
+def test_a_command_leaves_nothing_in_the_sessions_of_a_pooler(pooler: str) -> None:
+    with psycopg.connect(pooler, autocommit=True) as other:
+        path = other.execute("show search_path").fetchone()
+        for _ in range(4):
+            assert main(["status", "-d", pooler]) == 0
+            assert other.execute("show search_path").fetchone() == path
+
+
 @pytest.mark.slow
 def test_everything_works_behind_a_pooler(
     client: Client, db: psycopg.Connection[Any], pooler: str

@@ -52,6 +52,11 @@ OLDEST: LiteralString = """
     )
     order by a.xact_start limit 1
     """
+OWN_PATH: LiteralString = """
+    select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)
+    where pg_catalog.pg_backend_pid() operator(pg_catalog.=) %s::pg_catalog.int4
+    """
+"""Look into no schema that others may fill, unless a pooler would lend the session to them."""
 NAMES = ("DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 LEFT_BEHIND = 3
 """The exit code of a worker that has left a handler, or a thread of a job, behind."""
@@ -212,6 +217,7 @@ def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
         connection.patience = getattr(arguments, "patience", inf)
         connection.row_factory = dict_row
         connection.cursor_factory = BinaryCursor
+        connection.execute(OWN_PATH, [connection.info.backend_pid])
         yield connection
 
 
