@@ -472,7 +472,22 @@ create or replace function rota._examine_statistics()
         'select pid, usename, application_name, xact_start from pg_stat_activity '
         'where backend_xid = any(array(select xid from rota.late_xids)) order by xact_start;'
     from rota.late_xids as l where l.until is null
-    having min(l.since) < rota.now() - interval '5 minutes';
+    having min(l.since) < rota.now() - interval '5 minutes'
+    union all
+    -- From this minute on all is counted anew: what ended ahead when the clock comes there.
+    select 'warning', format('no job that ends is counted, and rising_failures() is blind, '
+            'until the clock of the server shows %s again, as it did before',
+            rota._moment(p.counted_until)),
+        'with clock as (select rota.now() as shows), ahead as (delete from rota.job_stats as s '
+            'using clock as c where s.starts_at >= date_bin((''1 '' || s.step)::interval, '
+            'c.shows, ''epoch'')) '
+            'update rota.stats_progress as p set counted_until = m.began, '
+            'complete_until = m.began, sampled_at = m.began, '
+            'hours_until = least(p.hours_until, date_bin(''1 hour'', c.shows, ''epoch'')), '
+            'days_until = least(p.days_until, date_bin(''1 day'', c.shows, ''epoch'')) '
+            'from clock as c cross join lateral (select date_bin(''1 minute'', c.shows, '
+            '''epoch'') - interval ''1 us'' as began) as m;'
+    from rota.stats_progress as p where p.counted_until > rota.now() + interval '1 minute';
 $$;
 
 /* The newest dead jobs, by their errors; of many the groups are those of the newest 5000. */

@@ -971,6 +971,16 @@ MAINTENANCE = (
         sql("operations/doctor", "and a.created_at > c_now + interval '1 minute'", "and false"),
     ),
     mutant(
+        "statistics-ahead-untold",
+        "Nothing is counted until a time that a wrong clock had shown: the doctor is silent.",
+        "sql/operations/test_doctor.py",
+        sql(
+            "operations/doctor",
+            "where p.counted_until > rota.now() + interval '1 minute'",
+            "where false",
+        ),
+    ),
+    mutant(
         "preview-of-what-is-not-planned",
         "Where the clock was ahead, a schedule is said to run at times that make no job.",
         "sql/schedules/test_next.py",

@@ -31,6 +31,10 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def _ticked(db):
     settle(db)
+    # Tests set the clock back, and nothing has ended yet.
+    db.execute(
+        "update rota.stats_progress set counted_until = 'epoch', complete_until = 'epoch'"
+    )
 
 
 def doctor(db):
@@ -470,6 +474,37 @@ def test_jobs_that_were_enqueued_while_a_clock_was_ahead(db, clock):
     db.execute(row.remedy)
     assert [job.job_id for job in claim(db, queues=["q"], max_jobs=5)] == ids
     assert later not in ids
+
+
+def test_statistics_that_a_clock_was_ahead_of(db, clock):
+    def total():
+        clock.advance("31 s")
+        settle(db)
+        return [
+            sum(
+                row.succeeded
+                for row in call(db, "job_stats", since="2026-01-10 00:00+00", step=step)
+            )
+            for step in ("minute", "hour", "day", "total")
+        ]
+
+    for moment, ends in (("12:00:30", 2), ("17:20", 1), ("12:01", 3)):
+        clock.set(f"2026-01-10 {moment}+00")
+        for _ in range(ends):
+            one(db, "finish_job", **owner(running(db)))
+        total()
+
+    (found,) = [row for row in doctor(db) if row.finding == "statistics"]
+    assert found.severity == "warning"
+    assert "until the clock of the server shows 2026-01-10 17:20:30" in found.evidence
+    db.execute(found.remedy)
+
+    assert "statistics" not in {row.finding for row in doctor(db)}
+    assert total() == [5, 5, 5, 5]
+    clock.set("2026-01-10 17:25+00")
+    assert total() == [6, 6, 6, 6]
+    clock.set("2026-01-11 01:25+00")
+    assert total() == [6, 6, 6, 6]
 
 
 def test_schedules_that_were_planned_while_a_clock_was_ahead(db, clock):
