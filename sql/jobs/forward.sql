@@ -93,8 +93,9 @@ declare
     v_queue text := 'forward:';
 begin
     loop
+        -- No number is above it, in whatever collation.
         select j.queue into v_queue from rota.jobs as j
-        where j.queue > v_queue and j.queue < 'forward;'
+        where j.queue > v_queue and j.queue <= 'forward:9999'
           and j.hold is null and j.status in ('queued', 'failed') order by j.queue limit 1;
         exit when not found;
         -- Others may be from before enqueue() refused them.
