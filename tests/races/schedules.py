@@ -93,6 +93,7 @@ SCHEDULES = Game(
     STATES,
     PASSED_OVER,
     settle=(
+        _CHECK,
         _DUE,
         "update rota_test.clock set stopped_at = stopped_at + interval '1 second'",
         _CHECK,
