@@ -58,6 +58,8 @@ begin
                 when 'breakers' then perform rota._check_breakers();
                 when 'retry budgets' then perform rota._spend_budgets();
                 when 'pending checks' then
+                    perform rota._check_later(k.limit_name, rota.now() + interval '1 second')
+                    from unnest(rota._kept_limits('do')) as k (limit_name);
                     checks_done := rota._do_late('later', 1000) + rota._do_checks(1000);
                 when 'statistics' then
                     select c.rows_counted, c.has_more into v_rows_counted, v_has_uncounted
@@ -123,6 +125,7 @@ begin
     if patient and not rota._is_full_scan_due(rota._scan_start('patient')::bigint, v_now) then
         return false;
     elsif rota._has_uncounted(true) or rota._has_count_due() or rota._is_tick_due(true, false)
+      or rota._kept_limits('ask') <> '{}'
       or exists (
         select from rota.maintenance as m where m.task = 'retention' and m.has_more
     ) then

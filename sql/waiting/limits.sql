@@ -188,13 +188,14 @@ begin
         limit 1;
         if found and (slots_given is null or (
             select o.jobs from rota._opened(limit_name, v_kind.queue, v_kind.job_type,
-                v_first.lane, v_kind.open_id, 100) as o) < 100) then
+                v_first.lane, v_kind.open_id, 100, 1000) as o) < 100) then
             -- Slots before jobs: a claim takes both.
             v_free := coalesce(v_free, rota._free_slots(rota._bound(limit_name), 200), 200);
             -- Before any is locked: the end of one of these opens the next by itself.
             select o.jobs, o.id into v_open
             from rota._opened(limit_name, v_kind.queue, v_kind.job_type, v_first.lane,
-                v_kind.open_id, v_free) as o;
+                v_kind.open_id, v_free,
+                case when slots_given is not null then 1000 end) as o;
             v_ids := array(
                 select j.id from rota.jobs as j
                 where j.hold = _open_held.limit_name
@@ -235,10 +236,12 @@ begin
     return cardinality(v_opened);
 end $$;
 
-/* How many jobs of a kind a limit has let into their lanes, up to so many, and the first. */
+/* How many jobs of a kind a limit has let into their lanes, up to so many, and the first.  One
+ * that another session has locked does not count, once so many transactions have begun since:
+ * the session may keep it, while the slot is for another. */
 create or replace function rota._opened(
     limit_name text, queue text, job_type text, last_lane smallint, first_id bigint,
-    max_jobs integer, out jobs integer, out id bigint
+    max_jobs integer, max_lock_age integer, out jobs integer, out id bigint
 ) language plpgsql stable as $$
 begin
     select count(*)::integer, min(o.id) into jobs, id
@@ -249,8 +252,52 @@ begin
           and j.queue = _opened.queue and j.job_type = _opened.job_type
           and j.id >= _opened.first_id
           and coalesce(j.own_lane, j.priority) <= _opened.last_lane
+          and (j.xmax = '0'::xid or j.xmax = j.xmin or age(j.xmax) < _opened.max_lock_age)
         order by j.id limit _opened.max_jobs
     ) as o;
+end $$;
+
+/* The limits of which other sessions have locked jobs that were let in, up to a hundred jobs.
+ * No end of a job has to come that would let in another.  Each reader looks at all by a memory
+ * of its own (base/scan_start.sql). */
+create or replace function rota._kept_limits(reader text)
+    returns text[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+    c_scan constant text := 'kept ' || reader;
+    v_now constant timestamptz := rota.now();
+    c_index constant oid := 'rota.jobs_opened_for_idx'::regclass::oid;
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    v_marked bigint[];
+    v_id bigint;
+begin
+    -- In an older snapshot, to lock what was changed since would be an error.
+    if rota._scan_from(c_scan, v_now) is not null
+      or current_setting('transaction_isolation') <> 'read committed' then
+        return '{}'::text[];
+    end if;
+    v_marked := array(
+        select j.id from rota.jobs as j
+        where j.opened_for is not null and j.opened_for not like 'try %'
+          and j.xmax <> '0'::xid and j.xmax <> j.xmin
+        limit 100
+    );
+    perform rota._keep_scan_from(c_scan, v_now, true, c_index, v_walked, 0);
+    if v_marked = '{}' then return '{}'::text[]; end if;
+    begin
+        -- The mark of a lock stays when the lock is gone.
+        for v_id in
+            select j.id from rota.jobs as j where j.id = any(v_marked) for update skip locked
+        loop
+            v_marked := array_remove(v_marked, v_id);
+        end loop;
+        raise exception using errcode = 'RTB01';
+    exception
+        when sqlstate 'RTB01' then null;
+    end;
+    return array(
+        select distinct j.opened_for from rota.jobs as j
+        where j.id = any(v_marked) and j.opened_for is not null
+    );
 end $$;
 
 /* The queues and types that have held jobs of a limit, at most so many. */

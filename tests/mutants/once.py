@@ -1914,4 +1914,47 @@ any(array['access producer', enqueue.queue])
             "and j.id <> all(",
         ),
     ),
+    mutant(
+        "slot-kept-with-a-locked-job",
+        "A slot waits for a job that a stranger has locked, and no other may have it.",
+        "sql/waiting/test_limits_open.py",
+        sql(
+            "maintenance/tick",
+            "from unnest(rota._kept_limits('do')) as k (limit_name);",
+            "from unnest('{}'::text[]) as k (limit_name);",
+        ),
+    ),
+    mutant(
+        "slot-kept-until-a-tick",
+        "Each slot waits for a tick while a stranger has a job of its limit locked.",
+        "sql/waiting/test_limits_open.py",
+        sql(
+            "waiting/limits",
+            "or age(j.xmax) < _opened.max_lock_age)",
+            "or _opened.max_lock_age > 0)",
+        ),
+    ),
+    mutant(
+        "locked-job-asks-for-no-tick",
+        "Nobody ticks for a slot that waits for a job that a stranger has locked.",
+        "sql/waiting/test_limits_open.py",
+        sql("maintenance/tick", "      or rota._kept_limits('ask') <> '{}'\n", ""),
+    ),
+    mutant(
+        "mark-taken-for-a-lock",
+        "Ticks are asked for on and on where a lock on a job was given up.",
+        "sql/waiting/test_limits_open.py",
+        sql("waiting/limits", "v_marked := array_remove(v_marked, v_id);", "null;"),
+    ),
+    mutant(
+        "locks-of-a-later-time",
+        "A worker in an older snapshot fails where it asks whether to tick.",
+        "sql/waiting/test_limits_open.py",
+        sql(
+            "waiting/limits",
+            "      or current_setting('transaction_isolation') <> 'read committed' then\n"
+            "        return '{}'::text[];",
+            " then\n        return '{}'::text[];",
+        ),
+    ),
 )

@@ -7,7 +7,7 @@ import random
 import pytest
 from psycopg.types.json import Jsonb
 
-from sql.helpers import call, claim, enqueue, one, owner, owners, rows, scalar, value
+from sql.helpers import call, claim, enqueue, one, owner, owners, rows, scalar, settle, value
 
 pytestmark = pytest.mark.slow
 
@@ -351,3 +351,72 @@ def test_jobs_that_no_worker_takes_do_not_come_into_their_lane_one_by_one(db):
     assert len(jobs) == 2
     opened = "select count(*) from rota.jobs where queue = 'idle' and opened_for is not null"
     assert scalar(db, opened) <= 2
+
+
+def _let_in_and_locked(db, connect, clock):
+    """Let one of five held jobs in, and lock it; return the session that has."""
+    clock.set("2026-01-12 10:00+00")
+    limit(db, job_type="x", max_running=1)
+    for _ in range(6):
+        enqueue(db)
+    (running,) = claim(db, lease="1 hour")
+    # Until no check is left.
+    _quiet(db, clock)
+    value(db, "finish_job", **owner(running))
+    (kept,) = rows(db, "select id from rota.jobs where opened_for is not null")
+    stranger = connect(autocommit=False)
+    value(stranger, "set_priority", job_id=kept.id, priority=-1)
+    return stranger
+
+
+def test_a_tick_gives_the_slot_of_a_locked_job_to_another(db, connect, clock):
+    _let_in_and_locked(db, connect, clock)
+    assert claim(db) == []
+
+    _quiet(db, clock)
+
+    assert len(claim(db, max_jobs=5)) == 1
+
+
+def test_an_end_gives_the_slot_of_a_long_locked_job_to_another(db, connect, clock):
+    _let_in_and_locked(db, connect, clock)
+    _quiet(db, clock)
+    (job,) = claim(db, lease="1 hour")
+    for _ in range(1000):
+        db.execute("select pg_current_xact_id()")
+
+    value(db, "finish_job", **owner(job))
+
+    assert len(claim(db, max_jobs=5)) == 1
+
+
+def test_ticks_are_asked_for_while_a_job_is_locked_and_not_by_the_mark_that_stays(
+    db, connect, clock
+):
+    stranger = _let_in_and_locked(db, connect, clock)
+    _quiet(db, clock)
+    assert scalar(db, "select rota._has_maintenance()") is True
+
+    stranger.rollback()
+    _quiet(db, clock)
+
+    assert scalar(db, "select rota._has_maintenance()") is False
+    assert len(claim(db, max_jobs=5)) == 1
+
+
+def test_a_tick_of_an_older_snapshot_does_not_meet_a_lock_that_was_committed(
+    db, connect, clock
+):
+    stranger = _let_in_and_locked(db, connect, clock)
+    late = connect(autocommit=False)
+    late.execute("set transaction isolation level repeatable read")
+    late.execute("select from rota.jobs")
+    stranger.commit()
+
+    assert scalar(late, "select rota._kept_limits('ask')") == []
+
+
+def _quiet(db, clock):
+    for _ in range(8):
+        clock.advance("5 s")
+        settle(db)
