@@ -27,6 +27,7 @@ from pip_audit._service import (  # type: ignore[import-untyped]
 )
 
 TIMEOUT_S = 20
+DEVELOPMENT = {"bench", "lint", "test"}
 
 
 class Pages(requests.Session):
@@ -49,7 +50,8 @@ def installed() -> dict[str, str]:
     """Return the version of each package that a user of the client gets."""
     found = {}
     seen = set()
-    todo = [("rota", frozenset({"binary", "demo", "rich"}))]
+    all_extras = distribution("rota").metadata.get_all("Provides-Extra") or []
+    todo = [("rota", frozenset(all_extras) - DEVELOPMENT)]
     while todo:
         name, extras = todo.pop()
         if (name, extras) in seen:

@@ -116,3 +116,13 @@ def test_an_audit_without_an_answer_does_not_pass(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "psycopg 3" in done.stdout
     assert "AUDIT NOT MADE" in done.stderr
+
+
+def test_the_audit_is_of_each_extra_that_a_user_may_choose() -> None:
+    # Not imported here, for the same reason.
+    from security.audit import installed
+
+    of_extras = {"psycopg-pool", "starlette", "uvicorn", "jinja2", "opentelemetry-api"}
+    of_extras |= {"prometheus-client", "rich", "shtab"}
+    assert of_extras <= installed().keys()
+    assert "ruff" not in installed()
