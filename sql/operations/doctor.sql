@@ -357,20 +357,22 @@ begin
 
     -- Not those with a delay of their own, which is not kept.
     return query
-    select 'critical', format('%s enqueued while the clock of the server was ahead, such as '
-            'job %s, and %s due only when it shows %s again', case count(*)
+    select 'critical', format('%s enqueued or failed while the clock of the server was ahead, '
+            'such as job %s, and %s due only when it shows %s again', case count(*)
                 when 1 then '1 job was' else count(*)::text || ' jobs were' end, max(a.id),
             case count(*) when 1 then 'is' else 'are' end, rota._moment(max(a.run_at))),
         'select * from rota.act_on_jobs(''reschedule'', jsonb_build_object(''ids'', array('
             'select r.id from rota.job_runs as r where r.status = ''queued'' '
-            'and r.created_at > rota.now() and r.run_at = r.created_at limit 1000)), '
+            'and r.created_at > rota.now() and r.run_at = r.created_at '
+            'or r.status = ''failed'' and r.failed_at > rota.now() limit 1000)), '
             '''{"delay": "0"}'');'
     from (
-        select j.id, j.run_at, j.created_at, j.status from rota.jobs as j
+        select j.id, j.run_at, j.created_at, j.failed_at, j.status from rota.jobs as j
         order by j.id desc limit 1000
     ) as a
     where a.status = 'queued' and a.run_at = a.created_at
       and a.created_at > c_now + interval '1 minute'
+      or a.status = 'failed' and a.failed_at > c_now + interval '1 minute'
     having count(*) > 0;
 
     return query

@@ -971,6 +971,16 @@ MAINTENANCE = (
         sql("operations/doctor", "and a.created_at > c_now + interval '1 minute'", "and false"),
     ),
     mutant(
+        "failed-ahead-untold",
+        "Retries wait for a time that a wrong clock had shown, and the doctor is silent.",
+        "sql/operations/test_doctor.py",
+        sql(
+            "operations/doctor",
+            "or a.status = 'failed' and a.failed_at > c_now + interval '1 minute'",
+            "",
+        ),
+    ),
+    mutant(
         "statistics-ahead-untold",
         "Nothing is counted until a time that a wrong clock had shown: the doctor is silent.",
         "sql/operations/test_doctor.py",

@@ -468,12 +468,30 @@ def test_jobs_that_were_enqueued_while_a_clock_was_ahead(db, clock):
 
     assert (row.severity, row.finding) == ("critical", "queues")
     assert row.evidence == (
-        "2 jobs were enqueued while the clock of the server was ahead, such as job "
+        "2 jobs were enqueued or failed while the clock of the server was ahead, such as job "
         f"{ids[1]}, and are due only when it shows 2027-01-10 12:30:00 UTC again"
     )
     db.execute(row.remedy)
     assert [job.job_id for job in claim(db, queues=["q"], max_jobs=5)] == ids
     assert later not in ids
+
+
+def test_jobs_that_failed_while_a_clock_was_ahead(db, clock):
+    clock.set("2026-01-10 12:00+00")
+    job = running(db, queue="q")
+    clock.set("2026-01-10 20:00+00")
+    one(db, "fail_job", **owner(job), error="e", retry_in="5 minutes")
+    clock.set("2026-01-10 12:10+00")
+    settle(db)
+    assert claim(db, queues=["q"]) == []
+
+    (row,) = [row for row in doctor(db) if row.finding == "queues"]
+
+    assert row.severity == "critical"
+    assert row.evidence.startswith("1 job was enqueued or failed while the clock of the server")
+    assert row.evidence.endswith("is due only when it shows 2026-01-10 20:05:00 UTC again")
+    db.execute(row.remedy)
+    assert [again.job_id for again in claim(db, queues=["q"])] == [job.job_id]
 
 
 def test_statistics_that_a_clock_was_ahead_of(db, clock):
