@@ -36,7 +36,21 @@ do $$ begin
 end $$;
 
 -- Of two installers at once the second waits here, and then finds the schema.
-do $$ begin perform pg_advisory_xact_lock(hashtextextended('rota.install', 0)); end $$;
+do $$
+declare
+    c_lock constant bigint := hashtextextended('rota.install', 0);
+begin
+    perform pg_advisory_xact_lock(c_lock);
+exception when lock_not_available then
+    raise exception using errcode = 'lock_not_available',
+        message = 'another session is installing rota in this database',
+        hint = concat('Install again when it has ended', (
+            select format(', or end it: select pg_terminate_backend(%s);', l.pid)
+            from pg_locks as l join pg_database as d on d.oid = l.database
+            where d.datname = current_database() and l.locktype = 'advisory' and l.granted
+              and l.objsubid = 1 and (l.classid::bigint << 32 | l.objid::bigint) = c_lock
+        ));
+end $$;
 -- Version 0.1.0 is made anew, and its rows are carried over.
 select 'upkeep' in (select tablename from pg_tables where schemaname = 'rota') as is_first \gset
 \if :is_first

@@ -1,5 +1,6 @@
 """`rota install` does without psql what ``psql -f install.sql`` does."""
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,22 @@ def test_install_puts_no_older_functions_over_newer_ones(
 
     assert main(["install", "--force", "-d", dsn]) == 0
     assert db.execute("select rota.version()").fetchone() != ("99.1.0",)
+
+
+def test_install_says_what_the_database_says_of_who_is_in_its_way(
+    dsn: str, sql_dir: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    manifest = Path(shutil.copytree(sql_dir, tmp_path / "sql"), "install.sql")
+    manifest.write_text(manifest.read_text().replace("lock_timeout = '5s'", "lock_timeout = 1"))
+    monkeypatch.setattr(schema, "sql_dir", lambda: manifest.parent)
+    with psycopg.connect(dsn) as other:
+        other.execute("select pg_advisory_xact_lock(hashtextextended('rota.install', 0))")
+        pid = other.info.backend_pid
+        assert main(["install", "-d", dsn]) == 1
+
+    said = capsys.readouterr().err
+    assert said.startswith("rota: another session is installing rota in this database (")
+    assert f"select pg_terminate_backend({pid});" in said
 
 
 @pytest.mark.slow

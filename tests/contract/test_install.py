@@ -305,6 +305,23 @@ def test_who_reads_for_too_long_is_named_to_the_install(
     assert f"({stays})" not in done.stderr
 
 
+def test_another_installer_that_takes_too_long_is_named(
+    empty: str, psql: Any, copied: Path, admin: psycopg.Connection[Any]
+) -> None:
+    manifest = copied / "install.sql"
+    manifest.write_text(manifest.read_text().replace("lock_timeout = '5s'", "lock_timeout = 1"))
+    lock = "select pg_advisory_xact_lock(hashtextextended('rota.install', 0))"
+    with psycopg.connect(empty) as other, admin.transaction():
+        other.execute(lock)
+        pid = other.info.backend_pid
+        admin.execute(lock)  # in another database
+        done = psql(empty, "-f", manifest, check=False)
+
+    assert done.returncode == 3
+    assert "another session is installing rota in this database" in done.stderr
+    assert f"or end it: select pg_terminate_backend({pid});" in done.stderr
+
+
 def test_an_install_waits_for_no_transaction_of_a_caller(
     empty: str, psql: Any, sql_dir: Path
 ) -> None:

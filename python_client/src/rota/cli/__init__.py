@@ -118,7 +118,9 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
     except (psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedColumn) as error:
         maker = "rota front make" if "rota_front." in str(error) else "rota install"
         return complain(error, f"Bring the database up to date with: {maker}")
-    except psycopg.errors.LockNotAvailable:
+    except psycopg.errors.LockNotAvailable as error:
+        if hint := error.diag.message_hint:  # rota's own says more
+            return complain(error, hint)
         return complain(CommandError(_holder(arguments)), LOCKED)
     except psycopg.errors.InsufficientPrivilege as error:
         return complain(error, error.diag.message_hint or grant_remedy())
