@@ -197,7 +197,7 @@ do $$ begin perform rota.start_ticker(); end $$;
 commit;
 
 \if :is_first
--- Calls that still read there finish first.
+-- Calls that still read there finish first.  Another installer may have dropped it.
 begin;
 set local client_min_messages = warning;
 set local lock_timeout = '1min';
@@ -206,6 +206,6 @@ do $$ begin
     perform set_config(s.name, '0', true) from pg_settings as s
     where s.name = 'transaction_timeout';
 end $$;
-drop schema rota_0_1_0 cascade;
+drop schema if exists rota_0_1_0 cascade;
 commit;
 \endif

@@ -48,11 +48,12 @@ begin
             hint = format('Install as that role: PGOPTIONS="-c role=%s" psql -f install.sql',
                 v_owner);
     end if;
-    -- An upgrade may have been interrupted before its last step.  One of a stranger stays.
+    -- An upgrade may have been interrupted before its last step, or another installer may be at
+    -- it just now.  One of a stranger stays.
     if exists (
         select from pg_namespace as n where n.nspname = 'rota_0_1_0' and n.nspowner = v_owner
     ) then
-        drop schema rota_0_1_0 cascade;
+        drop schema if exists rota_0_1_0 cascade;
     end if;
     perform set_config('rota.installed_version', rota.version(), true);
     perform rota._note_drift();

@@ -482,6 +482,20 @@ def test_an_upgrade_that_is_killed_behind_its_commit_is_ended_by_the_next_instal
         assert rows(db, STORY) == jobs
 
 
+@pytest.mark.slow
+def test_upgrades_at_once_take_turns(old: str, sql_dir: Path) -> None:
+    """The first drops the old schema while the next, which finds it too, begins."""
+    live(old)
+    command = ["psql", "-X", "-q", "-d", old, "-f", str(sql_dir / "install.sql")]
+
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    ended = [(process.communicate()[1], process.returncode) for process in running]
+
+    assert ended == [("", 0)] * 3
+    with psycopg.connect(old) as db:
+        assert rows(db, "select to_regnamespace('rota_0_1_0') is null") == [(True,)]
+
+
 @pytest.mark.long
 def test_how_long_calls_wait_for_the_upgrade(old: str, psql: Any, sql_dir: Path) -> None:
     """With half a million live jobs and as many ended: prints how long a call waits."""
