@@ -74,17 +74,20 @@ comment on function rota.define_pipeline is
 
 /* Lock a pipeline, and refuse one that leads through queues that an operator is kept from, or
  * has: its runs, also those that are retried, continue by the names of stages.  Two definitions
- * at once would make one of both.  Where it has no stages that could be locked, the first
- * definitions of all pipelines wait for each other.  Calls that start, finish or claim jobs
- * read the stages, and take no lock. */
+ * at once would make one of both.  Where it has no stages that could be locked, a row that is
+ * deleted at once holds the name until the commit: who writes the same waits for that.  Calls
+ * that start, finish or claim jobs read the stages, and take no lock. */
 create or replace function rota._lock_pipeline(pipeline text)
     returns void language plpgsql as $$
 begin
     for v_try in 1..2 loop
         perform from rota.pipeline_stages as p where p.pipeline = _lock_pipeline.pipeline
         order by p.stage for update;
-        exit when found;
-        lock table rota.pipeline_stages in share update exclusive mode;
+        exit when found or v_try = 2;
+        insert into rota.pipeline_stages (pipeline, stage, job_type, queue)
+        values (_lock_pipeline.pipeline, ' ', '', '');
+        delete from rota.pipeline_stages as p
+        where p.pipeline = _lock_pipeline.pipeline and p.stage = ' ';
     end loop;
     perform rota._check_queues('operator', array(
         select p.queue from rota.pipeline_stages as p
