@@ -13,7 +13,7 @@
  * Checks are due at once, and then in the order of their ids, or at a time.  A session scans
  * both from where its last scan found the first one (base/scan_start.sql).  A check that was
  * written at a time that is still to come was deferred before the clock stepped back, and is
- * due.
+ * due; but not that of a pause, which ends at a time and not after one.
  */
 
 /* Do up to max_checks due checks, each of them short; returns how many were looked at. */
@@ -135,7 +135,9 @@ begin
     );
     v_ids := v_ids || array(
         select c.id from rota.pending_checks as c where c.due_at > '-infinity'
-          and c.updated_at > v_now and c.made_by is distinct from v_me
+          -- By the clock as it is now: others may have left some since this call began.
+          and c.updated_at > rota.now() and c.made_by is distinct from v_me
+          and (c.kind <> 'pause' or c.deferrals > 0)
           and (v_left_since is null or c.kind not in ('limit', 'slots'))
         limit 100
     );

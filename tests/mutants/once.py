@@ -1957,4 +1957,20 @@ any(array['access producer', enqueue.queue])
             " then\n        return '{}'::text[];",
         ),
     ),
+    mutant(
+        "left-while-a-tick-looks",
+        "A tick does a check at once that is left meanwhile, and not when it is due.",
+        "sql/waiting/test_pending.py",
+        sql("maintenance/pending", "c.updated_at > rota.now()", "c.updated_at > v_now"),
+    ),
+    mutant(
+        "pause-without-an-end",
+        "What a pause holds stays held where the clock was set back before its end.",
+        "sql/jobs/test_pauses.py",
+        sql(
+            "maintenance/pending",
+            "          and (c.kind <> 'pause' or c.deferrals > 0)\n",
+            "",
+        ),
+    ),
 )

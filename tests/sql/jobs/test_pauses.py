@@ -346,3 +346,18 @@ def test_a_job_that_a_trigger_keeps_as_it_is_after_a_pause_is_asked_for_later(db
     assert ids(claim(db, max_jobs=10)) == [jobs[1]]
     assert pending(db) == [("pause", "type mail")]
     assert scalar(db, "select due_at > rota.now() from rota.pending_checks")
+
+
+def test_a_pause_ends_at_its_time_though_the_clock_was_set_back(db, clock):
+    now = clock.set("2026-01-01 12:00+00")
+    job = enqueue(db)
+    value(db, "pause_type", job_type="x", until=now + HOUR)
+    assert claim(db) == []
+    settle(db)
+
+    clock.advance(-HOUR)
+    settle(db)
+    clock.advance(3 * HOUR)
+    settle(db)
+
+    assert ids(claim(db)) == [job]

@@ -19,6 +19,7 @@ from sql.helpers import (
     settle,
     value,
 )
+from support.clock import now_is
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +29,21 @@ def leave(db, kind, subject, due_at="-infinity"):
         "insert into rota.pending_checks (kind, subject, due_at) values (%s, %s, %s)",
         [kind, subject, due_at],
     )
+
+
+def test_a_check_that_is_left_while_a_tick_looks_waits_for_its_time(db):
+    """It was written after the tick had read the clock, and committed before it looked."""
+    db.execute("create sequence public.calls; grant usage on sequence public.calls to public")
+    leave(db, "order", "later", "2026-03-01 13:00+00")
+    db.execute("update rota.pending_checks set updated_at = '2026-03-01 12:00:01+00'")
+    db.execute(
+        now_is(
+            "'2026-03-01 12:00+00'::timestamptz"
+            " + 2 * (nextval('public.calls') - 1) * interval '1 s'"
+        )
+    )
+
+    assert scalar(db, "select rota._due_checks(10)") == []
 
 
 def test_a_tick_does_what_is_due(db, clock):
