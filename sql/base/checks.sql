@@ -125,8 +125,8 @@ create or replace function rota._check_interval(
     may_be_null boolean default false
 ) returns void language plpgsql as $$
 begin
-    -- Twice: an infinite one has no seconds, and the seconds of '1 year -330 days' are few.
-    if (value >= shortest and value <= longest
+    -- By their seconds: as an interval a year has 360 days.  An infinite one has no seconds.
+    if (value >= shortest and value <= 2 * longest
         and rota._exact(value) between rota._exact(shortest) and rota._exact(longest)
         or value is null and may_be_null) is not true then
         perform rota._refuse(argument, format('must be %s to %s, got %s', shortest, longest,

@@ -232,8 +232,8 @@ create table rota.queues (
     constraint queues_time_limit_check check (time_limit between '1 millisecond' and '30 days'),
     constraint queues_max_attempts_check check (max_attempts >= 1),
     constraint queues_backoff_check check (jsonb_typeof(backoff) = 'object'),
-    constraint queues_keep_finished_check check (keep_finished between '0' and '100 years'),
-    constraint queues_keep_dead_check check (keep_dead between '0' and '100 years'),
+    constraint queues_keep_finished_check check (keep_finished between '0' and '36525 days'),
+    constraint queues_keep_dead_check check (keep_dead between '0' and '36525 days'),
     constraint queues_ageing_check check (ageing between '1 second' and '30 days'),
     constraint queues_expires_after_check
         check (expires_after between interval '1 millisecond' and interval '36525 days')

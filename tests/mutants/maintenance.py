@@ -971,6 +971,12 @@ MAINTENANCE = (
         sql("operations/doctor", "and a.created_at > c_now + interval '1 minute'", "and false"),
     ),
     mutant(
+        "year-that-is-short",
+        "A retry in 365 days is refused as one in more than a year.",
+        "sql/base/test_checks.py",
+        sql("base/checks", "value <= 2 * longest", "value <= longest"),
+    ),
+    mutant(
         "failed-ahead-untold",
         "Retries wait for a time that a wrong clock had shown, and the doctor is silent.",
         "sql/operations/test_doctor.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sql.helpers import Db, raises, refused, rows
+from sql.helpers import Db, call, enqueue, one, owner, raises, refused, rows, running
 
 LISTS = ("array[array['default']]", "array_fill('default'::text, '{1}', '{0}')")
 TAKERS = (
@@ -26,6 +26,19 @@ def test_check_job_refs_speaks_of_the_lists_it_was_given(db: Db) -> None:
         rows(db, "select * from rota.finish_and_claim('w', kept_job_ids => '{1}')")
     with raises("22023", "kept_job_ids and kept_lease_tokens must be"):
         rows(db, "select * from rota.finish_and_claim('w', kept_job_ids => '{{1}}')")
+
+
+def test_check_interval_counts_the_days_of_a_year(db: Db) -> None:
+    """PostgreSQL takes 361 days for more than a year."""
+    job = running(db)
+    call(db, "set_queue", queue="q", keep_finished="36525 days", keep_dead="36525 days")
+    enqueue(db, delay="36525 days")
+    with refused("retry_in"):
+        one(db, "fail_job", **owner(job), error="e", retry_in="365 days 6 hours 1 second")
+    with refused("delay"):
+        enqueue(db, delay="36526 days")
+
+    assert one(db, "fail_job", **owner(job), error="e", retry_in="365 days").status == "failed"
 
 
 def test_check_time_zone_is_soon_done_with_a_long_text(db: Db) -> None:

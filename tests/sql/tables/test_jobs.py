@@ -94,7 +94,7 @@ def test_queues_and_workers_refuse_rows_that_make_no_sense(db):
             "queues_keep_finished_check",
         ),
         (
-            "insert into rota.queues (queue, keep_dead) values ('q', '101 years')",
+            "insert into rota.queues (queue, keep_dead) values ('q', '36526 days')",
             "queues_keep_dead_check",
         ),
         ("insert into rota.workers (worker, queues) values ('', '{}')", "workers_worker_check"),
