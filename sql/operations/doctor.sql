@@ -601,12 +601,24 @@ create or replace function rota._examine_schedules()
               and f.finished_at between rota.now() + interval '1 minute' and d.next_run_at
         )) having count(*) > 0)
     union all
-    (select 'critical', format('schedule %s will make no job%s: %s. Correct it with '
-            'schedule_job() or rota schedule add %s', d.name, ' at '
-                || rota._moment(d.next_run_at), rota._one_line(w.error), d.name), null
+    -- An update of the server or of tzdata may have changed the rules since it was planned.
+    (select case when w.error is not null then 'critical' else 'warning' end,
+        case when w.error is not null
+            then format('schedule %s will make no job%s: %s. Correct it with schedule_job() or '
+                'rota schedule add %s', d.name, ' at ' || rota._moment(d.next_run_at),
+                rota._one_line(w.error), d.name)
+            else format('schedule %s is planned for %s, but by the present rules of %s it is '
+                'due at %s', d.name, rota._moment(d.next_run_at), d.time_zone,
+                rota._moment(w.planned))
+        end,
+        case when w.error is null
+            then format('select rota.disable_schedule(%s); select rota.enable_schedule(%1$s);',
+                rota._literal(d.name)) end
     from (select e.* from rota.job_definitions as e where e.is_enabled limit 1000) as d
-    cross join rota._schedule_error(d.schedule, d.time_zone) as w (error)
-    where w.error is not null order by d.next_run_at)
+    cross join rota._schedule_plan(d) as w
+    where w.error is not null or d.kind = 'cron' and w.planned <> d.next_run_at
+      and d.next_run_at > rota.now() + interval '1 minute' and d.updated_at <= rota.now()
+    order by d.next_run_at)
     union all
     (select 'warning', format('schedule %s was disabled %s ago by an error: %s%s', d.name,
             rota._span(rota.now() - d.disabled_at), rota._one_line(d.last_error),
@@ -615,20 +627,19 @@ create or replace function rota._examine_schedules()
         case when w.error is null
             then format('select rota.enable_schedule(%s);', rota._literal(d.name)) end
     from rota.job_definitions as d
-    cross join rota._schedule_error(d.schedule, d.time_zone) as w (error)
+    cross join rota._schedule_plan(d) as w
     where not d.is_enabled and d.disabled_by is null
     order by d.disabled_at limit 1000);
 $$;
 
-/* What a tick will stumble over; null if nothing. */
-create or replace function rota._schedule_error(schedule text, time_zone text)
-    returns text language plpgsql stable as $$
+/* When a schedule would be planned now, or what a tick will stumble over. */
+create or replace function rota._schedule_plan(
+    definition rota.job_definitions, out planned timestamptz, out error text
+) language plpgsql stable as $$
 begin
-    perform rota._next_occurrence(rota._parse_schedule(schedule), time_zone, rota.now(),
-        rota.now());
-    return null;
+    planned := rota._plan_next(definition, rota.now());
 exception when others then
-    return sqlerrm;
+    error := sqlerrm;
 end $$;
 
 /* Who keeps vacuum from removing what ended: a transaction, a standby, a slot or a prepared

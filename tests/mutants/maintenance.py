@@ -971,6 +971,12 @@ MAINTENANCE = (
         sql("operations/doctor", "and a.created_at > c_now + interval '1 minute'", "and false"),
     ),
     mutant(
+        "other-rules-untold",
+        "A schedule that old rules of its zone have planned runs at a wrong time, unnoticed.",
+        "sql/operations/test_doctor.py",
+        sql("operations/doctor", "d.kind = 'cron' and w.planned <> d.next_run_at", "false"),
+    ),
+    mutant(
         "year-that-is-short",
         "A retry in 365 days is refused as one in more than a year.",
         "sql/base/test_checks.py",

@@ -557,6 +557,30 @@ def test_schedules_that_were_planned_while_a_clock_was_ahead(db, clock):
     assert rows(db, planned)[-1] == ("tock", "10 12:40")
 
 
+def test_a_schedule_that_was_planned_by_other_rules(db, clock):
+    clock.set("2026-03-01 00:00:00+00")
+    for name, schedule in (("moved", "0 2 1 * *"), ("well", "0 2 * * *")):
+        call(db, "schedule_job", name=name, schedule=schedule, job_type="x",
+             time_zone="Europe/Warsaw")  # fmt: skip
+    settle(db)
+    assert "schedules" not in {row.finding for row in doctor(db)}
+    planned = "select next_run_at::text from rota.job_definitions where name = 'moved'"
+    by_present_rules = scalar(db, planned)
+    db.execute(
+        "update rota.job_definitions set next_run_at = next_run_at + interval '1 hour'"
+        " where name = 'moved'"
+    )
+
+    (found,) = [row for row in doctor(db) if row.finding == "schedules"]
+
+    assert found.severity == "warning"
+    assert "schedule moved is planned for 2026-03-01 02:00:00 UTC, but by the" in found.evidence
+    assert "rules of Europe/Warsaw it is due at 2026-03-01 01:00:00 UTC" in found.evidence
+    db.execute(found.remedy)
+    assert scalar(db, planned) == by_present_rules
+    assert "schedules" not in {row.finding for row in doctor(db)}
+
+
 @pytest.mark.parametrize("wrong", ["schedule = '0 25 * * *'", "time_zone = 'Gone/Zone'"])
 def test_a_schedule_that_was_broken_by_hand(db, clock, wrong):
     """Found before the time that it misses, and no remedy is told that fails."""
