@@ -14,6 +14,10 @@
 
 begin;
 set local client_min_messages = warning;
+set local lock_timeout = '5s';
+
+-- Of two who make it at once the second waits here, and in set_shards().
+do $$ begin perform pg_advisory_xact_lock(hashtextextended('rota.front', 0)); end $$;
 
 create schema if not exists rota_front;
 -- They stay when the front is made again: a call that is just looking for a function must not
@@ -122,6 +126,7 @@ declare
         'rota front', 'tcp_user_timeout', c_milliseconds);
     v_number integer;
 begin
+    perform pg_advisory_xact_lock(hashtextextended('rota.front', 0));
     perform rota_front.check_database();
     perform rota_front.drop_made();
     execute format('alter database %I set statement_timeout = %L', current_database(),

@@ -856,6 +856,36 @@ def test_a_front_that_is_read_in_an_open_transaction_is_not_made_again(front, tm
 
 
 @pytest.mark.slow
+def test_who_makes_a_front_waits_for_another_who_does(front, admin, tmp_path, capsys):
+    """Or they would change the same rows of the catalog, and one would fail."""
+    file = tmp_path / "databases"
+    file.write_text("\n".join(front.urls[number] for number in (1, 2)))
+    words = ["front", "make", "--front", front.url, "--databases", str(file)]
+    waits = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+    with ThreadPoolExecutor(1) as pool:
+        with front.db.transaction(force_rollback=True):
+            front.db.execute(
+                "select rota_front.set_shards(%s, '1', '5s')",
+                [json.dumps(front.databases(1, 2))],
+            )
+            making = pool.submit(main, words)
+            wait_until(lambda: scalar(admin, waits) == 1, "it does not wait")
+        assert making.result() == 0
+        with front.db.transaction(force_rollback=True):
+            front.db.execute("select pg_advisory_xact_lock(hashtextextended('rota.front', 0))")
+            assert main(words) == 1
+    assert "or makes it too" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_database_that_cannot_be_behind_a_front_is_named(front, server, capsys):
+    words = ["front", "make", "--front", front.url, "--database", front.urls[1]]
+
+    assert main([*words, "--database", server.url("postgres")]) == 1
+    assert '/postgres: schema "rota" does not exist' in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_front_is_not_made_again_over_what_others_have_built_on_it(front):
     for text in (
         "create view dash as select shard from rota_all.job_runs",

@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ..client.connecting import connect, name_of, named, one_line
 from ..client.sync_client import Client
+from ..exceptions import RotaError
 from ..schema import run_script, script_text
 from .output import (
     LOCK_TIMEOUT,
@@ -43,12 +44,12 @@ def make(arguments: argparse.Namespace) -> int:
             return 0
         # That of a front that is there already is for calls.
         front.execute("set statement_timeout = 0")
-        run_script(front, "front.sql", {})
         try:
+            run_script(front, "front.sql", {})
             _write(front, statements, roles, passwords)
         except psycopg.errors.LockNotAvailable:
             raise CommandError(
-                f"another session has the views of {front.info.dbname} locked",
+                f"another session has the views of {front.info.dbname} locked, or makes it too",
                 "Nothing was done. Try again, or end its transaction: pg_stat_activity has it",
             ) from None
         front.execute("reset statement_timeout")
@@ -103,15 +104,18 @@ def _shards(databases: list[str]) -> list[dict[str, Any]]:
     shards, versions = [], {}
     for database in databases:
         name = name_of(database)
-        with connect(database, "rota front") as connection:
-            client = Client(connection)
-            number, versions[name] = client.database_number(), client.version()
-            # The front knows neither the services of this machine nor its PGHOST.
-            words = {
-                option.keyword.decode(): option.val.decode()
-                for option in connection.pgconn.info
-                if option.val and option.keyword != b"hostaddr"
-            }
+        try:
+            with connect(database, "rota front") as connection:
+                client = Client(connection)
+                number, versions[name] = client.database_number(), client.version()
+                # The front knows neither the services of this machine nor its PGHOST.
+                words = {
+                    option.keyword.decode(): option.val.decode()
+                    for option in connection.pgconn.info
+                    if option.val and option.keyword != b"hostaddr"
+                }
+        except (psycopg.Error, RotaError) as error:
+            raise CommandError(f"{name}: {one_line(error)}") from None
         if number is None:
             raise CommandError(
                 f"{name} has no number", "Give each its own: select rota.set_database_number(N)"
