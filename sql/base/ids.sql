@@ -51,7 +51,18 @@ begin
             alter sequence rota.jobs_id_seq increment by 1024;
             exit;
         exception when lock_not_available then
-            if v_attempt = c_attempts then raise; end if;
+            if v_attempt = c_attempts then
+                raise exception using errcode = 'lock_not_available',
+                    message = 'a transaction that has enqueued jobs stays open',
+                    hint = concat('End it, and try again', ': ' || (
+                        select string_agg(format('select pg_terminate_backend(%s);', l.pid),
+                            ' ')
+                        from pg_locks as l
+                        join pg_database as d on d.oid = l.database
+                          and d.datname = current_database()
+                        where l.relation = 'rota.jobs_id_seq'::regclass and l.granted
+                    ));
+            end if;
             perform pg_sleep(0.1);
         end;
     end loop;

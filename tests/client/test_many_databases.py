@@ -715,6 +715,25 @@ def test_a_database_that_stops_in_an_answer_is_not_waited_for(make, monkeypatch,
 
 
 @pytest.mark.slow
+def test_a_database_that_does_not_tell_its_number_is_not_waited_for(make, monkeypatch, capsys):
+    urls = [make("many31"), make("many32")]
+    with psycopg.connect(urls[0], autocommit=True) as db:
+        db.execute("update rota.upgrade_log set applied_at = clock_timestamp()")
+        db.execute("""create or replace function rota.database_number() returns integer
+            language sql as $$
+                select 7 from pg_sleep(1e9 * (current_query() !~ 'doctor')::integer)
+            $$""")
+    monkeypatch.setattr(many, "LONGEST", 5.0)
+
+    code = main(["doctor", *named(*urls)])
+
+    out, errors = capsys.readouterr()
+    assert "/many31: no answer" not in out
+    assert "/many31 does not tell its number" in errors
+    assert code != 0
+
+
+@pytest.mark.slow
 def test_a_database_that_stops_in_an_act_keeps_no_other_from_it(make, monkeypatch, capsys):
     urls = [make("many25"), make("many26")]
     for url in urls:

@@ -82,8 +82,9 @@ def test_producers_go_on_while_set_database_number_waits(connect):
         finally:
             a.rollback()
 
-        with pytest.raises(psycopg.errors.LockNotAvailable):
+        with pytest.raises(psycopg.errors.LockNotAvailable, match="stays open") as caught:
             setting.result()
+    assert f"pg_terminate_backend({a.info.backend_pid});" in caught.value.diag.message_hint
     assert len(ids) > 10
     assert value(b, "database_number") == before
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +71,7 @@ def run_on_many(arguments: argparse.Namespace, databases: Sequence[str], run: Ru
     each_one = [_for_one(arguments, *item) for item in chosen.items()]
     answers: list[Answer] = []
     numbers: dict[str, Future[int | None]] = {}
+    deadline = time.monotonic() + LONGEST
     if arguments.command == "doctor":  # no database knows of the others
         numbers = {each: _begin(partial(_number_of, each)) for each in databases}
     as_json = getattr(arguments, "json", False)
@@ -88,8 +89,13 @@ def run_on_many(arguments: argparse.Namespace, databases: Sequence[str], run: Ru
     there = [
         each for each, answer in zip(numbers, answers, strict=False) if answer.error is None
     ]
-    same = _tell_same_numbers({each: numbers[each].result() for each in there})
-    codes = [answer.code for answer in answers] + [FAILED] * same
+    wait([numbers[each] for each in there], max(0, deadline - time.monotonic()))
+    silent = [each for each in there if not numbers[each].done()]
+    for each in silent:
+        print(f"rota: {name_of(each)} does not tell its number", file=sys.stderr)
+    told = {each: numbers[each].result() for each in there if each not in silent}
+    is_bad = _tell_same_numbers(told) or bool(silent)
+    codes = [answer.code for answer in answers] + [FAILED] * is_bad
     return max(codes, default=0)
 
 
