@@ -59,10 +59,13 @@ begin
     return v_job_id;
 end $$;
 
-/* Find or insert the one job of a key, then ask the memory of the key, then change the job. */
+/* Find or insert the one job of a key, then ask the memory of the key, then change the job; or
+ * ask for another run of the job, which a call before this in the batch has done too.  The job
+ * may have ended since; who makes the next one waits for the memory of the key, which we hold. */
 create or replace function rota._enqueue_keyed(
     new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
-    max_wait interval, may_wait boolean, out job_id bigint, out is_new boolean
+    max_wait interval, may_wait boolean, asked_job_id bigint default null, out job_id bigint,
+    out is_new boolean, out is_requested boolean
 ) language plpgsql as $$
 declare
     v_key constant text := new_job.idempotency_key;
@@ -71,12 +74,12 @@ declare
     v_is_versioned constant boolean := unique_for is not null or updated_at is not null;
     v_is_locked constant boolean := on_conflict = 'replace' or on_conflict = 'keep'
         and v_is_versioned and current_setting('transaction_isolation') <> 'read committed';
-    v_is_requested boolean := false;
     -- It does not lock a running job, whose end would then wait for this transaction.  Only if
     -- the job was claimed while we waited for its lock, PostgreSQL keeps that.
     v_leaves_running constant boolean := on_conflict = 'replace'
         and current_setting('transaction_isolation') = 'read committed';
 begin
+    is_requested := on_conflict = 'rerun' and asked_job_id is not null;
     if (v_is_versioned or on_conflict <> 'keep') and exists (select from rota.queue_moves) then
         perform rota._check_stays(new_job.queue, 'a rule for a key');
     end if;
@@ -103,19 +106,22 @@ begin
         end if;
         if v_is_locked then
             job_id := rota._lock_keyed(v_key, v_scope, not v_leaves_running, may_wait);
+        elsif is_requested and asked_job_id is not null then
+            job_id := asked_job_id;
         elsif on_conflict = 'rerun' then
             select j.id into job_id from rota.jobs as j
             where j.idempotency_key = v_key
               and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope
               and j.status <> 'running'
             for update skip locked;
-            v_is_requested := job_id is null;
-            if v_is_requested then job_id := rota._find_keyed(v_key, v_scope); end if;
+            is_requested := job_id is null;
+            if is_requested then job_id := rota._find_keyed(v_key, v_scope); end if;
         end if;
         exit when job_id is not null;
         v_new_ids := coalesce(v_new_ids, rota._new_ids(1));
         job_id := (rota._insert_requested(array[new_job], v_new_ids))[1];
         is_new := job_id is not null;
+        is_requested := is_requested and not is_new;
         exit when is_new;
         if not v_is_locked then job_id := rota._find_keyed(v_key, v_scope); end if;
         exit when job_id is not null;
@@ -133,7 +139,7 @@ begin
         end if;
     elsif on_conflict = 'keep' then
         null;
-    elsif v_is_requested and not is_new then
+    elsif is_requested then
         insert into rota.reruns (job_id, run_at, job, max_wait)
         values (_enqueue_keyed.job_id, coalesce(new_job.run_at, rota.now()),
             to_jsonb(_enqueue_keyed.new_job)
@@ -441,24 +447,29 @@ create or replace function rota._enqueue_many_keyed(
 ) language plpgsql as $$
 declare
     v_new record;
+    v_last record;
     v_scope text;
 begin
     loop
+        -- A record that was never set has no fields to ask for.
+        select null::text as key, null::text as key_scope, null::bigint as asked into v_last;
         begin
             for v_new in
-                select r.ordinal, k.job_id, k.is_new
-                from (
-                    select r.* from rota._rules_of(_enqueue_many_keyed.jobs) as r
-                    join unnest(_enqueue_many_keyed.new_jobs) with ordinality as n
-                        on n.ordinality = r.ordinal
-                    order by n.idempotency_key, n.job_type, r.ordinal
-                ) as r
-                cross join lateral rota._enqueue_keyed(
-                    _enqueue_many_keyed.new_jobs[r.ordinal], r.unique_for, r.on_conflict,
-                    r.updated_at, r.max_wait, false) as k
+                select r.*, n.idempotency_key as key, n.job_type as key_scope
+                from rota._rules_of(_enqueue_many_keyed.jobs) as r
+                join unnest(_enqueue_many_keyed.new_jobs) with ordinality as n
+                    on n.ordinality = r.ordinal
+                order by n.idempotency_key, n.job_type, r.ordinal
             loop
-                job_ids[v_new.ordinal] := v_new.job_id;
-                news[v_new.ordinal] := v_new.is_new;
+                select k.job_id, k.is_new, case when k.is_requested then k.job_id end as asked,
+                    v_new.key, v_new.key_scope
+                into v_last
+                from rota._enqueue_keyed(_enqueue_many_keyed.new_jobs[v_new.ordinal],
+                    v_new.unique_for, v_new.on_conflict, v_new.updated_at, v_new.max_wait,
+                    false, case when (v_new.key, v_new.key_scope) = (v_last.key,
+                        v_last.key_scope) then v_last.asked end) as k;
+                job_ids[v_new.ordinal] := v_last.job_id;
+                news[v_new.ordinal] := v_last.is_new;
             end loop;
             exit;
         exception

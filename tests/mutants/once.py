@@ -771,6 +771,16 @@ setting ->> 'pause_name',
         sql("jobs/keys", "if rota._is_overtaken(v_rerun) then", "if false then"),
     ),
     mutant(
+        "batch-asks-for-the-next-job",
+        "A batch that asks twice for a run and who makes the next job wait for each other.",
+        "races/test_racing_keys.py",
+        sql(
+            "jobs/keys",
+            "v_last.key_scope) then v_last.asked end",
+            "v_last.key_scope) then null end",
+        ),
+    ),
+    mutant(
         "rerun-over-a-newer-call",
         "A run that was asked for while its job was locked replaces what was asked for later.",
         "races/test_racing_keys.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -34,6 +35,10 @@ def claimed(session: Session) -> list[Any]:
         "select c.job_id, c.lease_token, (c.payload ->> 'v')::int"
         " from rota.claim_jobs('w') as c"
     )
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, default=str)
 
 
 def do_checks(session: Session) -> None:
@@ -468,6 +473,34 @@ class Player:
 
     def tick(self, _: dict[str, count[int]]) -> None:
         self.connection.execute(*call("tick"))
+
+
+def test_a_batch_that_asks_twice_for_a_run_needs_no_row_that_others_hold(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """A is between two versions of a key; its job ends, and B makes the next, and waits."""
+    db.execute(
+        "create function gate() returns trigger language plpgsql as"
+        " 'begin perform pg_advisory_xact_lock(7); return new; end';"
+        "create trigger gate before insert on rota.reruns for each row execute function gate()"
+    )
+    a.fetch(*rerun(0))
+    ((job_id, token, _),) = claimed(a)
+    first, second, third = (datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3))
+    jobs = [{**RERUN, "payload": {"v": at.day}, "updated_at": at} for at in (first, second)]
+
+    db.execute("select pg_advisory_lock(7)")
+    asking = a.start(*call("enqueue_many", jobs=Jsonb(jobs, dumps=to_json)))
+    asking.wait_blocked()
+    db.execute(*call("finish_job", job_id=job_id, lease_token=token))
+    making = b.start(*call("enqueue", payload=Jsonb({"v": 3}), updated_at=third, **RERUN))
+    making.wait_blocked(by=a)
+    db.execute("select pg_advisory_unlock(7)")
+    assert [row[1:] for row in asking.result()] == [(job_id, False)] * 2
+    making.result()
+    do_checks(a)
+
+    assert [v for _, _, v in claimed(a)] == [3]
 
 
 @pytest.mark.slow
