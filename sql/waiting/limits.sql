@@ -328,6 +328,7 @@ create or replace function rota._check_limit(limit_name text, is_second boolean)
     returns boolean language plpgsql as $$
 declare
     v_bound rota.limits;
+    v_taken integer;
     v_free integer := 1000;
     v_next timestamptz := rota.now();
     v_opened integer;
@@ -355,7 +356,8 @@ begin
         if not (v_bound.is_backfilled and rota._adjust_slots(v_bound)) then
             return false;
         end if;
-        v_free := rota._free_slots(v_bound, 1000, true);
+        v_taken := rota._slots_being_taken(limit_name);
+        v_free := rota._free_slots(v_bound, 1000 + v_taken, true) - v_taken;
     end if;
     if v_bound.max_starts is not null then v_next := rota._next_start_at(v_bound); end if;
 
@@ -394,6 +396,27 @@ begin
             rota.now() + interval '2100 milliseconds');
     end if;
     return v_is_backfilled;
+end $$;
+
+/* How many slots of a limit are free and locked by a session, which may be a claim that stays
+ * open: jobs that were let in for these would be held again by the next claim, and so on. */
+create or replace function rota._slots_being_taken(limit_name text)
+    returns integer language plpgsql stable as $$
+declare
+    v_marks constant xid[] := array(
+        select s.xmax from rota.limit_slots as s
+        where s.limit_name = _slots_being_taken.limit_name and s.xmax <> '0'::xid
+    );
+begin
+    if v_marks = '{}' then return 0; end if;
+    -- The mark of a lock stays when the lock is gone.
+    return (
+        select count(*)::integer from unnest(v_marks) as m (xid)
+        where m.xid = any(array(
+            select l.transactionid from pg_locks as l
+            where l.locktype = 'transactionid' and l.granted
+        ))
+    );
 end $$;
 
 /* Have a limit checked at that time at the latest, unless it is going to be. */

@@ -1983,4 +1983,16 @@ any(array['access producer', enqueue.queue])
             "",
         ),
     ),
+    mutant(
+        "let-in-for-a-taken-slot",
+        "Jobs are let in and held again, on and on, while a forgotten claim has the slot.",
+        "sql/waiting/test_limits_open.py",
+        sql("waiting/limits", "rota._slots_being_taken(limit_name);", "0;"),
+    ),
+    mutant(
+        "slot-taken-by-a-mark",
+        "A slot that a claim took and gave up is not given to a job that waits for it.",
+        "sql/waiting/test_limits_open.py",
+        sql("waiting/limits", "where m.xid = any(array(", "where true or m.xid = any(array("),
+    ),
 )

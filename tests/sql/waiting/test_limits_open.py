@@ -416,6 +416,25 @@ def test_a_tick_of_an_older_snapshot_does_not_meet_a_lock_that_was_committed(
     assert scalar(late, "select rota._kept_limits('ask')") == []
 
 
+def test_no_job_is_let_in_for_the_slot_of_an_open_claim(db, connect, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, job_type="x", max_running=1)
+    for _ in range(3):
+        enqueue(db)
+    claimer = connect(autocommit=False)
+    (job,) = claim(claimer)
+    assert claim(db) == []
+
+    _quiet(db, clock)
+    let_in = scalar(db, "select count(*) from rota.jobs where opened_for is not null")
+    claimer.rollback()
+    value(db, "cancel_job", job_id=job.job_id)
+    _quiet(db, clock)
+
+    assert let_in == 0
+    assert len(claim(db, max_jobs=5)) == 1
+
+
 def _quiet(db, clock):
     for _ in range(8):
         clock.advance("5 s")
