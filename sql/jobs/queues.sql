@@ -45,9 +45,9 @@ begin
     insert into rota.queues as q (queue, lease, max_attempts, backoff, keep_finished, keep_dead,
         ageing, time_limit, expires_after)
     values (set_queue.queue, rota._exact(set_queue.lease), set_queue.max_attempts,
-        set_queue.backoff, set_queue.keep_finished, set_queue.keep_dead,
-        rota._exact(set_queue.ageing), rota._exact(set_queue.time_limit),
-        rota._exact(set_queue.expires_after))
+        set_queue.backoff, rota._exact(set_queue.keep_finished),
+        rota._exact(set_queue.keep_dead), rota._exact(set_queue.ageing),
+        rota._exact(set_queue.time_limit), rota._exact(set_queue.expires_after))
     on conflict on constraint queues_pkey do update
     set lease = coalesce(excluded.lease, case when not reset then q.lease end),
         max_attempts = coalesce(excluded.max_attempts,

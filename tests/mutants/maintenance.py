@@ -977,6 +977,16 @@ MAINTENANCE = (
         sql("operations/doctor", "d.kind = 'cron' and w.planned <> d.next_run_at", "false"),
     ),
     mutant(
+        "kept-by-the-calendar",
+        "A queue keeps its jobs for less than it says, by another's setting or the month.",
+        "sql/maintenance/test_retention.py",
+        sql(
+            "jobs/queues",
+            "rota._exact(set_queue.keep_finished)",
+            "set_queue.keep_finished",
+        ),
+    ),
+    mutant(
         "year-that-is-short",
         "A retry in 365 days is refused as one in more than a year.",
         "sql/base/test_checks.py",

@@ -155,6 +155,28 @@ def test_retain_keeps_a_queue_as_long_as_it_says(db, clock, status):
     assert not is_there(db, long)
 
 
+@pytest.mark.parametrize(
+    ("keep", "other", "began", "ends"),
+    [
+        ("1 year", "362 days", "2026-01-10 12:00+00", "2027-01-10 11:00+00"),
+        ("1 day", "30 days", "2026-03-28 12:00+00", "2026-03-29 11:30+00"),
+        ("1 month -29 days", "30 days", "2026-03-01 12:00+00", "2026-03-01 13:00+00"),
+    ],
+)
+def test_retain_keeps_what_a_queue_says_in_seconds(db, clock, keep, other, began, ends):
+    """A year is 360 days to compare, a day has 23 hours, a month the days of February."""
+    db.execute("set timezone = 'Europe/Warsaw'")
+    clock.set(began)
+    value(db, "set_queue", queue="q", keep_finished=keep)
+    value(db, "set_queue", queue="other", keep_finished=other)
+    job_id = end(db, "succeeded", "q")
+
+    clock.set(ends)
+    tick_until_done(db, clock)
+
+    assert is_there(db, job_id)
+
+
 def test_retain_purges_errors_and_workers(db, clock):
     start = clock.now()
     end(db, "dead")
