@@ -553,7 +553,7 @@ begin
     perform rota._check_lease(prefix || 'time_limit', time_limit);
     if expires_at is not null then
         perform rota._check_run_at(prefix || 'expires_at', expires_at);
-        if expires_at <= coalesce(run_at, rota.now() + delay) then
+        if expires_at <= coalesce(run_at, rota.now() + rota._exact(delay)) then
             perform rota._refuse(prefix || 'expires_at', 'must be later than run_at or delay');
         end if;
     end if;

@@ -977,6 +977,14 @@ MAINTENANCE = (
         sql("operations/doctor", "d.kind = 'cron' and w.planned <> d.next_run_at", "false"),
     ),
     mutant(
+        "expired-before-its-delay",
+        "A job is taken that expires before its delay ends, and so never runs.",
+        "sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/enqueue", "rota.now() + rota._exact(delay)) then", "rota.now() + delay) then"
+        ),
+    ),
+    mutant(
         "kept-by-the-calendar",
         "A queue keeps its jobs for less than it says, by another's setting or the month.",
         "sql/maintenance/test_retention.py",

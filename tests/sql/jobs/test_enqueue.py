@@ -459,6 +459,8 @@ def test_enqueue_counts_durations_in_seconds_whatever_the_calendar_says(db, cloc
 
     db.execute("select rota.enqueue('t', delay => '1 day', lease => '1 day')")
     db.execute("select rota.enqueue('t', delay => '1 month -29 days')")
+    with refused("expires_at"):
+        enqueue(db, delay="1 day", expires_at="2026-03-29 11:30+00")
 
     found = rows(db, "select run_at - created_at, lease from rota.jobs order by id")
     assert found == [(timedelta(hours=24), timedelta(hours=24)), (timedelta(days=1), None)]
