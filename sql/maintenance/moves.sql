@@ -341,8 +341,15 @@ begin
             message = format('queue %s still moves %s database %s', queue,
                 case v_move.direction when 'out' then 'to' else 'from' end, v_move.database),
             detail = v_move.database::text,
-            hint = 'It ends when no job of it is left, or before any has left; '
-                'queue_move_status() counts them.';
+            hint = case
+                when v_move.direction = 'in' and v_move.state <> 'settled'
+                then format('It ends once database %s has settled it.  If that one is lost, or '
+                    'was restored and knows of no move, first: select rota.receive_moves(%s, '
+                    '%1$s, %3$L, ''[]'', settle_above => 0);', v_move.database, v_move.move_id,
+                    v_move.queue)
+                else 'It ends when no job of it is left, or before any has left; '
+                    'queue_move_status() counts them.'
+            end;
     end if;
     delete from rota.queue_moves as m where m.move_id = v_move.move_id;
     if v_move.direction = 'out' then

@@ -1199,6 +1199,34 @@ def test_a_source_that_was_restored_brings_back_no_job_that_had_arrived(db, ther
     assert told(db, late) == ("RT016", f"6 {arrived[-1][0]}")
 
 
+def test_a_move_that_its_source_has_forgotten_can_be_ended(db, there):
+    """It was restored from a backup of before the move, which had not settled."""
+    runs = running(db, queue="q")
+    gone = enqueue(db, queue="q")
+    backup = rows(db, "select to_jsonb(j) from rota.jobs as j where j.id = %s", gone)
+    assert carry(db, there, begin(db, there)) == "moving"
+    assert [job[0] for job in jobs(there)] == [gone]
+    db.execute("delete from rota.moved_jobs")
+    db.execute("delete from rota.queue_moves")
+    db.execute(
+        "insert into rota.jobs overriding system value"
+        " select (jsonb_populate_record(null::rota.jobs, %s)).*",
+        [json.dumps(backup[0][0])],
+    )
+    value(db, "finish_job", job_id=runs.job_id, lease_token=runs.lease_token)
+    facts = value(db, "queue_move_facts", queue="q")
+    (found,) = call(there, "receive_plan", queue="q", facts=facts)
+    with pytest.raises(psycopg.Error, match="still moves from database 5") as refusal:
+        there.execute(found.remedy)
+
+    there.execute(refusal.value.diag.message_hint.partition("first: ")[2])
+    there.execute(found.remedy)
+    settle(db, there, begin(db, there))
+
+    assert [job[0] for job in jobs(there)] == [gone]
+    assert jobs(db) == []
+
+
 def test_a_mover_that_ends_between_the_two_settlements_is_followed_by_another(db, there):
     enqueue(db, queue="q", ordering_key="k")
     move_id = begin(db, there)
