@@ -61,7 +61,7 @@ end $$;
 
 /* Find or insert the one job of a key, then ask the memory of the key, then change the job; or
  * ask for another run of the job, which a call before this in the batch has done too.  The job
- * may have ended since; who makes the next one waits for the memory of the key, which we hold. */
+ * may have ended since; who makes the next one waits for the memory, which we hold. */
 create or replace function rota._enqueue_keyed(
     new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
     max_wait interval, may_wait boolean, asked_job_id bigint default null, out job_id bigint,
