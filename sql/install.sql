@@ -91,6 +91,10 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir base/version.sql
 \if :{?allow_downgrade}
 \else
+\set allow_downgrade off
+\endif
+\if :allow_downgrade
+\else
 \ir upgrades/refuse_downgrade.sql
 \endif
 \ir base/queue_rights.sql
@@ -175,7 +179,9 @@ do $$ begin perform rota._drop_leftovers(); end $$;
 -- access/: who may do what.
 \ir access/queue_grants.sql
 \if :{?with_roles}
+\if :with_roles
 \ir access/roles.sql
+\endif
 \endif
 \ir access/front.sql
 \ir access/grants.sql
@@ -191,7 +197,9 @@ do $$ begin perform rota._keep_manifest(); end $$;
 select rota.set_database_number(:database_number) as done \gset
 \endif
 \if :{?with_cron}
+\if :with_cron
 do $$ begin perform rota.start_ticker(); end $$;
+\endif
 \endif
 
 commit;

@@ -305,6 +305,11 @@ def test_who_reads_for_too_long_is_named_to_the_install(
     assert f"({stays})" not in done.stderr
 
 
+def test_variables_of_psql_can_also_say_no(empty: str, psql: Any, sql_dir: Path) -> None:
+    """A role that may create no roles, where no pg_cron is, installs."""
+    psql(empty, "-v", "with_roles=0", "-v", "with_cron=off", "-f", sql_dir / "install.sql")
+
+
 def test_another_installer_that_takes_too_long_is_named(
     empty: str, psql: Any, copied: Path, admin: psycopg.Connection[Any]
 ) -> None:

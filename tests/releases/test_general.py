@@ -46,11 +46,12 @@ def test_a_downgrade_is_refused_unless_asked_for(
         "create function rota.by_hand() returns text language sql as 'select 1::text'",
     )
 
-    refused = psql(dsn, "-f", sql_dir / "install.sql", check=False)
+    for words in ((), ("-v", "allow_downgrade=0")):
+        refused = psql(dsn, *words, "-f", sql_dir / "install.sql", check=False)
 
-    assert refused.returncode == 3
-    assert "has rota 10.0.2.0, and this is the older 0.2.0" in refused.stderr
-    assert "of_newer" in functions(dsn)
+        assert refused.returncode == 3
+        assert "has rota 10.0.2.0, and this is the older 0.2.0" in refused.stderr
+        assert "of_newer" in functions(dsn)
 
     psql(dsn, "-v", "allow_downgrade=1", "-f", sql_dir / "install.sql")
 
