@@ -50,5 +50,23 @@ end $$;
 
 \ir upgrades/refuse_others.sql
 
-drop schema if exists rota cascade;
+do $$
+begin
+    drop schema if exists rota cascade;
+exception when lock_not_available then
+    raise exception using errcode = 'lock_not_available',
+        message = concat('other transactions use rota and stay open', (
+            select ': ' || string_agg(concat('pid ', l.pid, ' ('
+                || nullif(a.application_name, '') || ')'), ', ')
+            from (
+                select distinct l.pid from pg_locks as l
+                join pg_database as d on d.oid = l.database and d.datname = current_database()
+                join pg_class as c on c.oid = l.relation
+                  and c.relnamespace = to_regnamespace('rota')
+                where l.granted and l.pid <> pg_backend_pid()
+            ) as l
+            left join pg_stat_activity as a on a.pid = l.pid
+        )),
+        hint = 'Nothing was removed.  Stop the workers, and end these or wait for them.';
+end $$;
 commit;

@@ -73,7 +73,7 @@ declare
         -- Those that others read come last: they begin with _.
         order by v.viewname <> 'ticker_health', v.viewname desc
     );
-    v_view name;
+    v_view name; v_others record;
 begin
     for v_try in 1..25 loop
         begin
@@ -86,18 +86,22 @@ begin
         exception
             when lock_not_available then
                 if v_try in (1, 25) then
+                    select string_agg(concat('pid ', l.pid, ' (' || nullif(a.application_name,
+                            '') || ')'), ', ') as names,
+                        string_agg(format('select pg_terminate_backend(%s);', l.pid), ' ')
+                            as remedies
+                    into v_others
+                    from pg_locks as l
+                    join pg_database as d on d.oid = l.database
+                      and d.datname = current_database()
+                    left join pg_stat_activity as a on a.pid = l.pid
+                    where l.relation = format('rota.%I', v_view)::regclass
+                      and l.granted and l.pid <> pg_backend_pid();
                     raise exception using errcode = 'lock_not_available',
                         message = format('another transaction has read rota.%I and stays '
-                            'open', v_view),
-                        hint = concat('End it, then install again', ': ' || (
-                            select string_agg(format('select pg_terminate_backend(%s);',
-                                l.pid), ' ')
-                            from pg_locks as l
-                            join pg_database as d on d.oid = l.database
-                              and d.datname = current_database()
-                            where l.relation = format('rota.%I', v_view)::regclass
-                              and l.granted and l.pid <> pg_backend_pid()
-                        ));
+                            'open%s', v_view, ': ' || v_others.names),
+                        hint = concat('End it, or wait for it, then install again',
+                            ': ' || v_others.remedies);
                 end if;
                 perform pg_sleep(0.02);
         end;

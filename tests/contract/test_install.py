@@ -287,7 +287,7 @@ def test_who_reads_for_too_long_is_named_to_the_install(
     admin.execute(sql.SQL("create database reads_too template {}").format(name))
     try:
         with (
-            psycopg.connect(empty) as reader,
+            psycopg.connect(empty, application_name="a dump") as reader,
             psycopg.connect(
                 make_conninfo(admin.info.dsn, password=admin.info.password, dbname="reads_too")
             ) as other,
@@ -300,7 +300,8 @@ def test_who_reads_for_too_long_is_named_to_the_install(
         admin.execute("drop database reads_too with (force)")
 
     assert done.returncode == 3
-    assert "another transaction has read rota.job_runs and stays open" in done.stderr
+    told = f"another transaction has read rota.job_runs and stays open: pid {pid} (a dump)\n"
+    assert told in done.stderr
     assert f"select pg_terminate_backend({pid});" in done.stderr
     assert f"({stays})" not in done.stderr
 
@@ -355,6 +356,21 @@ def test_a_schema_whose_owner_was_changed_without_its_objects_is_told(
         assert "belongs to role postgres, and its tables to rota_installer" in done.stderr
     psql(superuser, "-c", "alter schema rota owner to rota_installer")
     psql(empty, "-f", sql_dir / "install.sql")
+
+
+def test_who_keeps_an_uninstall_waiting_is_named(empty: str, psql: Any, copied: Path) -> None:
+    psql(empty, "-f", copied / "install.sql")
+    script = copied / "uninstall.sql"
+    script.write_text(script.read_text().replace("lock_timeout = '5s'", "lock_timeout = 1"))
+    with psycopg.connect(empty, application_name="a dump") as reader:
+        reader.execute("select * from rota.jobs")
+        pid = reader.info.backend_pid
+        done = psql(empty, "-f", script, check=False)
+
+    assert done.returncode == 3
+    assert f"other transactions use rota and stay open: pid {pid} (a dump)\n" in done.stderr
+    psql(empty, "-f", script)
+    psql(empty, "-f", copied / "install.sql")
 
 
 def test_uninstall_of_nothing_is_no_error(empty: str, psql: Any, sql_dir: Path) -> None:
