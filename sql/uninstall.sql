@@ -46,6 +46,14 @@ begin
             message = 'a schema rota exists, but rota is not installed in it',
             hint = 'Nothing was removed.';
     end if;
+    -- An upgrade may have been interrupted before its last step.  One of a stranger stays.
+    if exists (
+        select from pg_namespace as o
+        join pg_namespace as n on n.nspname = 'rota' and n.nspowner = o.nspowner
+        where o.nspname = 'rota_0_1_0'
+    ) then
+        drop schema rota_0_1_0 cascade;
+    end if;
 end $$;
 
 \ir upgrades/refuse_others.sql

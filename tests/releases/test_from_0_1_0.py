@@ -482,6 +482,17 @@ def test_an_upgrade_that_is_killed_behind_its_commit_is_ended_by_the_next_instal
         assert rows(db, STORY) == jobs
 
 
+def test_an_uninstall_leaves_nothing_of_an_upgrade_that_was_killed_behind_its_commit(
+    old: str, psql: Any, sql_dir: Path, tmp_path: Path
+) -> None:
+    psql(old, "-f", killed_behind("\ncommit;\n\n", sql_dir, tmp_path), check=False)
+
+    psql(old, "-f", sql_dir / "uninstall.sql")
+
+    with psycopg.connect(old) as db:
+        assert rows(db, "select nspname from pg_namespace where nspname ~ '^rota'") == []
+
+
 @pytest.mark.slow
 def test_upgrades_at_once_take_turns(old: str, sql_dir: Path) -> None:
     """The first drops the old schema while the next, which finds it too, begins."""
