@@ -600,8 +600,9 @@ create or replace function rota_front.raise_of_shard(
     state text, message text, detail text, hint text
 ) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
+    -- The word after REMOTE is that for an error in the language of the shard.
     v_message constant text := regexp_replace(message,
-        '^rota(?:_front)?\._?ask_\w+\(\d+\): \[[^]]*\] REMOTE \w+: ', '');
+        '^rota(?:_front)?\._?ask_\w+\(\d+\): \[[^]]*\] REMOTE [^:]+: ', '');
     v_detail constant text := regexp_replace(detail, '^Remote detail: ', '');
     v_hint constant text := regexp_replace(hint, '^Remote hint: ', '');
 begin

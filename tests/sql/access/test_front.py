@@ -755,6 +755,14 @@ def test_a_pooler_that_gives_up_is_a_database_that_does_not_answer(shared, state
         )
 
 
+def test_errors_are_those_of_the_shard_in_whatever_language_it_says_error(shared):
+    """As the collation of the front is C, not all of these are letters there."""
+    for word in ("ERROR", "FEHLER", "ОШИБКА", "错误"):
+        said = f"rota._ask_enqueue(25): [shop] REMOTE {word}: queue must be: x"
+        with raises("22023", "^queue must be: x$"):
+            scalar(shared.db, "select rota_front.raise_of_shard('22023', %s, '', '')", said)
+
+
 def test_a_database_is_not_taken_away(shared):
     with pytest.raises(psycopg.Error) as caught:
         shared.make(1)
