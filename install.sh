@@ -104,7 +104,7 @@ while [ $# -gt 0 ]; do
             exit 0
             ;;
         -*) misused "unknown option $1" ;;
-        postgres://* | postgresql://*)
+        postgres://* | postgresql://* | postgres+*://* | postgresql+*://*)
             [ -z "$target" ] || misused "there are two databases to choose from"
             target=$1
             ;;
@@ -128,6 +128,10 @@ fi
 # --- the connection: a password leaves the command line, where any user could see it
 
 target=${target:-${DATABASE_URL:-}}
+# A URL for SQLAlchemy names a driver, which libpq does not understand.
+case $target in
+    postgres+*://* | postgresql+*://*) target=${target%%+*}://${target#*://} ;;
+esac
 
 # Print the target without its password; with `password`, print the password alone.
 split_target() {

@@ -115,6 +115,16 @@ def test_it_reads_database_url(empty: str, install_sh: Run) -> None:
 
 
 @pytest.mark.slow
+def test_it_reads_a_url_for_sqlalchemy(secret: dict[str, str], install_sh: Run) -> None:
+    url = as_url(secret).replace("postgresql://", "postgresql+psycopg://")
+
+    named, from_environment = install_sh(url), install_sh(env={"DATABASE_URL": url})
+
+    assert named.returncode == 0, named.stderr
+    assert from_environment.returncode == 0, from_environment.stderr
+
+
+@pytest.mark.slow
 def test_it_reads_the_settings_of_libpq(empty: str, install_sh: Run) -> None:
     have = conninfo_to_dict(empty)
     names = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD"}
