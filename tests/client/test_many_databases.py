@@ -805,6 +805,25 @@ def test_a_command_for_one_database_refuses_several(make):
     assert "--once or --json" in live.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["install"], ["uninstall", "--yes"], ["enqueue", "x"], ["schedule", "sync", "m:r"]],
+)
+@pytest.mark.parametrize("option", ["--database", "-d"])
+def test_no_database_that_was_named_is_left_out_unsaid(words, option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*words, option, "one", option, "two"])
+
+    assert ended.value.code == 2
+    assert "takes one database" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "worker m:r", "tick"])
+def test_one_database_and_several_do_not_go_together(command, capsys):
+    assert main([*command.split(), "-d", "one", "--database", "two"]) == 2
+    assert "-d names the only database" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_schedules_are_switched_and_removed_in_each_database(make):
     urls = [make(f"many{n}") for n in (30, 31)]

@@ -65,8 +65,10 @@ def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) 
 
 def _run_on_databases(arguments: argparse.Namespace) -> int | None:
     """Run a command on each of the databases that it names."""
+    named = [getattr(arguments, name, None) for name in ("database", "databases")]
+    if any(named) and arguments.database_url:
+        raise UsageError("-d names the only database, so it does not go with --database(s)")
     if arguments.command not in FOR_MANY:
-        named = [getattr(arguments, name, None) for name in ("database", "databases")]
         if any(named) and arguments.command not in OWN_MANY:
             raise UsageError("this command takes one database: -d")
         return arguments.run(arguments)  # type: ignore[no-any-return]

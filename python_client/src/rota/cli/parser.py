@@ -206,9 +206,23 @@ def _add(
     return parser
 
 
+class _Once(argparse.Action):
+    """Keeps a value, and refuses another one: a command would leave the first out, unsaid."""
+
+    def __call__(
+        self, _: Any, namespace: argparse.Namespace, value: Any, __: str | None = None
+    ) -> None:
+        """Keep it."""
+        if getattr(namespace, self.dest, None) not in (None, value):
+            raise argparse.ArgumentError(self, "takes one database")
+        setattr(namespace, self.dest, value)
+
+
 def _add_database(parser: argparse.ArgumentParser, default: Any) -> None:
     what = "which database, by URL or name"
-    parser.add_argument("-d", "--database-url", metavar="URL", help=what, default=default)
+    parser.add_argument(
+        "-d", "--database-url", metavar="URL", help=what, default=default, action=_Once
+    )
 
 
 def _add_schema_commands(commands: Any) -> None:
