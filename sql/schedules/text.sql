@@ -97,7 +97,7 @@ begin
     if v_seconds is null or v_seconds > 3155760000 then
         perform rota._refuse_schedule(schedule, format(
             '%L must be a whole number of seconds, minutes, hours, days (of 24 hours) or '
-            'weeks, at most 100 years', lower(array_to_string(words[2:], ' '))));
+            'weeks, at most 100 years', lower(array_to_string(words[2:], ' ') collate "C")));
     end if;
     return make_interval(secs => v_seconds::float8);
 end $$;

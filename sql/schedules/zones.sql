@@ -55,7 +55,7 @@ end $$;
 /* Only names of the IANA database, which have rules for all time.  Postgres also takes
  * abbreviations, which are fixed offsets and come first, and texts such as FOO+3, which mean
  * something else than they seem to; those two have no slash, or a digit.  Nor those that count
- * leap seconds, which no clock on a wall does. */
+ * leap seconds, which no clock on a wall does.  Capitals as everywhere, also in Turkish. */
 create or replace function rota._check_time_zone(time_zone text)
     returns void language plpgsql stable as $$
 begin
@@ -64,10 +64,10 @@ begin
     -- No name is so long, and the pattern takes its time on a text that is.
     elsif octet_length(time_zone) <= 63
       and time_zone ~ '^([A-Za-z_-]+(/[A-Za-z_-]+){0,2}|Etc/GMT([+-][0-9]|[+]1[0-2]|-1[0-4]))$'
-      and time_zone !~* '^(localtime|factory|posixrules|(posix|right)/.*)$'
+      and time_zone collate "C" !~* '^(localtime|factory|posixrules|(posix|right)/.*)$'
       and (position('/' in time_zone) > 0 or not exists (
         select from pg_timezone_abbrevs as a
-        where a.abbrev = upper(_check_time_zone.time_zone)
+        where a.abbrev = upper(_check_time_zone.time_zone collate "C")
     )) then
         begin
             perform rota.now() at time zone time_zone;
