@@ -533,6 +533,23 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "forwards-in-one-collation",
+        "Jobs for other databases are found only where the collation is C.",
+        "sql/jobs/test_forward.py",
+        sql("jobs/forward", "j.queue <= 'forward:9999'", "j.queue < 'forward;'"),
+    ),
+    mutant(
+        "front-made-twice-at-once",
+        "Two who make a front at once change the same rows of the catalog, and one fails.",
+        "sql/access/test_front.py",
+        sql(
+            "front",
+            "perform pg_advisory_xact_lock(hashtextextended('rota.front', 0));\n"
+            "    perform rota_front.check_database();",
+            "perform rota_front.check_database();",
+        ),
+    ),
+    mutant(
         "refused-for-a-while",
         "A full disk in the other database kills the jobs that are sent there.",
         "sql/jobs/test_forward.py",
