@@ -715,6 +715,20 @@ def test_a_database_that_stops_in_an_answer_is_not_waited_for(make, monkeypatch,
 
 
 @pytest.mark.slow
+def test_a_job_is_not_looked_for_where_a_session_has_all_locked(make, monkeypatch, capsys):
+    urls = [make("many33"), make("many34")]
+    monkeypatch.setattr(many, "LONGEST", 20.0)
+    with psycopg.connect(urls[0], application_name="a migration") as db:
+        db.execute("lock table rota.jobs")
+
+        assert main(["explain", "7", *named(*urls)]) == 1
+
+    said = capsys.readouterr().err
+    assert "/many33 (another session has locked this: the oldest that writes there is " in said
+    assert "application a migration" in said
+
+
+@pytest.mark.slow
 def test_a_database_that_does_not_tell_its_number_is_not_waited_for(make, monkeypatch, capsys):
     urls = [make("many31"), make("many32")]
     with psycopg.connect(urls[0], autocommit=True) as db:

@@ -30,7 +30,14 @@ import psycopg
 from ..client.connecting import connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError, RotaError
-from .output import CommandError, InFront, UnknownOutcomeError, print_json
+from .output import (
+    LOCK_TIMEOUT,
+    CommandError,
+    InFront,
+    UnknownOutcomeError,
+    lock_holder,
+    print_json,
+)
 
 FAILED = 1
 ACTS = {
@@ -333,10 +340,15 @@ def _refuse_if_moved(job_id: int, database: str) -> None:
 def _look_for(job_ids: list[int], database: str) -> _Found:
     try:
         with connect(database, "rota") as connection:
-            number = Client(connection).database_number()
-            there = connection.execute(
-                "select id from rota.job_runs where id = any(%s)", (job_ids,)
-            ).fetchall()
+            try:
+                with connection.transaction():
+                    connection.execute(LOCK_TIMEOUT)
+                    number = Client(connection).database_number()
+                    there = connection.execute(
+                        "select id from rota.job_runs where id = any(%s)", (job_ids,)
+                    ).fetchall()
+            except psycopg.errors.LockNotAvailable:
+                return _Found(database, problem=lock_holder(connection))
     except (psycopg.Error, RotaError) as error:
         return _Found(database, problem=one_line(error))
     return _Found(database, number, [job_id for (job_id,) in there])

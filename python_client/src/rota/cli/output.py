@@ -231,7 +231,7 @@ def asking(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
 
 def lock_holder(connection: Connection[Any]) -> str:
     """Say which session may have locked what a statement has waited for."""
-    found = connection.execute(OLDEST).fetchone()
+    found = connection.cursor(row_factory=dict_row).execute(OLDEST).fetchone()
     return LOCKED_THIS + (f": the oldest that writes there is {found['who']}" if found else "")
 
 
