@@ -659,6 +659,15 @@ def test_all_are_asked_at_once_and_told_in_their_order(make, frozen):
 
 
 @pytest.mark.slow
+def test_a_move_asks_all_for_their_numbers_at_once(make, frozen, capsys):
+    words = ["queue", "move", "q", "--to", "7", *named(*frozen, make("many35"))]
+
+    assert main(words) == 1
+
+    assert capsys.readouterr().err.count("closed the connection") == 2
+
+
+@pytest.mark.slow
 def test_json_names_those_without_an_answer(make, frozen):
     done = rota("schedule", "list", "--json", *named(make("many17"), *frozen))
 

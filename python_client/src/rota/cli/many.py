@@ -80,7 +80,7 @@ def run_on_many(arguments: argparse.Namespace, databases: Sequence[str], run: Ru
     numbers: dict[str, Future[int | None]] = {}
     deadline = time.monotonic() + LONGEST
     if arguments.command == "doctor":  # no database knows of the others
-        numbers = {each: _begin(partial(_number_of, each)) for each in databases}
+        numbers = {each: begin(partial(_number_of, each)) for each in databases}
     as_json = getattr(arguments, "json", False)
     acts = arguments.command in ACTS
     for answer in (_one_by_one if acts else _at_once)(each_one, run):
@@ -131,7 +131,7 @@ def _at_once(each_one: list[argparse.Namespace], run: Run) -> Iterator[Answer]:
             )  # fmt: skip
 
         deadline = time.monotonic() + LONGEST
-        for each, answer in [(each, _begin(partial(ask, each))) for each in each_one]:
+        for each, answer in [(each, begin(partial(ask, each))) for each in each_one]:
             try:
                 yield answer.result(max(0, deadline - time.monotonic()))
             except TimeoutError:
@@ -176,11 +176,11 @@ def _reach(databases: Sequence[str]) -> dict[str, Exception | None]:
             return error
         return None
 
-    waiting = {each: _begin(partial(reach, each)) for each in databases}
+    waiting = {each: begin(partial(reach, each)) for each in databases}
     return {database: each.result() for database, each in waiting.items()}
 
 
-def _begin(function: Callable[[], T]) -> Future[T]:
+def begin(function: Callable[[], T]) -> Future[T]:
     """Run it in a thread, for whose end neither an interrupt nor the process waits."""
     answer: Future[T] = Future()
 
@@ -300,7 +300,7 @@ def _places_of(job_ids: list[int], databases: Sequence[str]) -> dict[str, list[i
     silent: list[str] = []
     answers: queue.SimpleQueue[_Found] = queue.SimpleQueue()
     for database in databases:
-        _begin(lambda database=database: answers.put(_look_for(job_ids, database)))  # type: ignore[misc]
+        begin(lambda database=database: answers.put(_look_for(job_ids, database)))  # type: ignore[misc]
     deadline = time.monotonic() + LONGEST
     for _ in databases:
         try:

@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -19,6 +20,7 @@ from ..forwarding.carrier import Database, Mover
 from ..forwarding.forwarder import Forwarder
 from ..rows import MoveFinding, MoveStatus, WaitingMove
 from ..worker.process import run_in_loop, run_until_signal
+from .many import begin
 from .output import (
     CommandError,
     UsageError,
@@ -123,8 +125,11 @@ def _databases(arguments: argparse.Namespace) -> tuple[str, str, int]:
     """
     numbers: dict[int, str] = {}
     problems: list[str] = []
-    for database in conninfos(arguments):
-        number, problem = _number(database)
+    chosen = conninfos(arguments)
+    # Each of them may take its whole time limit.
+    answers = [begin(partial(_number, database)) for database in chosen]
+    for database, answer in zip(chosen, answers, strict=True):
+        number, problem = answer.result()
         if number is None:
             problems.append(f"{name_of(database)}: {problem}")
             continue
