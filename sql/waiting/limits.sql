@@ -258,8 +258,8 @@ begin
 end $$;
 
 /* The limits of which other sessions have locked jobs that were let in, up to a hundred jobs.
- * No end of a job has to come that would let in another.  Each reader looks at all by a memory
- * of its own (base/scan_start.sql). */
+ * Ticks look for them, since it may be that no job ends that would let in another; the two that
+ * look remember apart when they last did (base/scan_start.sql). */
 create or replace function rota._kept_limits(reader text)
     returns text[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
@@ -399,13 +399,18 @@ begin
 end $$;
 
 /* How many slots of a limit are free and locked by a session, which may be a claim that stays
- * open: jobs that were let in for these would be held again by the next claim, and so on. */
+ * open: jobs that were let in for these would be held again by the next claim, and so on.  It
+ * looks at the oldest, which claims take first. */
 create or replace function rota._slots_being_taken(limit_name text)
     returns integer language plpgsql stable as $$
 declare
     v_marks constant xid[] := array(
-        select s.xmax from rota.limit_slots as s
-        where s.limit_name = _slots_being_taken.limit_name and s.xmax <> '0'::xid
+        select f.xmax
+        from (
+            select s.xmax from rota.limit_slots as s
+            where s.limit_name = _slots_being_taken.limit_name order by s.version limit 2000
+        ) as f
+        where f.xmax <> '0'::xid
     );
 begin
     if v_marks = '{}' then return 0; end if;

@@ -48,7 +48,8 @@ ROWS: dict[str, str] = {
 EXPECTED_WARNINGS = ("lock timeout", "updated partition constraint for default partition")
 FORGET_HINTS = """
     select set_config(format('rota.scan_%s_%s', k, n), '', false)
-    from unnest('{claim,sweep,due,next,free,held,waiting,lane,later,checks,edges}'::text[]) as k
+    from unnest(
+        '{claim,sweep,due,next,free,held,waiting,lane,later,checks,edges,kept}'::text[]) as k
     cross join generate_series(0, 15) as n
 """
 KEEP_HINT = """

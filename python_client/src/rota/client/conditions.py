@@ -1,6 +1,6 @@
 """Which jobs a filter of act_on_jobs() means, as conditions on `job_runs`.
 
-The command line and the page list jobs by the same filters as they change them by, so that what
+The command line and the page list jobs with the filters that they also act with, so that what
 was listed is what would be changed.
 """
 

@@ -164,6 +164,7 @@ class Lent(Generic[C]):
         if self._resets:
             if _settings_of(self.connection) != self._settings:
                 return False
+            # As those of a new connection: a handler may have registered others.
             AdaptersMap.__init__(self.connection.adapters, psycopg.adapters)
             is_own = self.connection.prepare_threshold is not None
             try:
