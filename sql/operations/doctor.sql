@@ -167,7 +167,9 @@ create or replace function rota._examine_workers()
             case h.jobs when 1 then '1 job' else h.jobs::text || ' jobs' end,
             rota._moment(h.locked_until)),
         rota._retry_all(jsonb_build_object('worker', w.worker, 'status', 'running'),
-            '{"force": true}', h.jobs)
+            '{"force": true}', h.jobs, (
+                select count(*) from (select from rota.jobs as j limit 5000) as a
+            ))
     from (
         select r.locked_by, count(*) as jobs, max(r.locked_until) as locked_until
         from (
@@ -508,7 +510,11 @@ create or replace function rota._examine_dead_jobs()
                 then format('select * from rota.explain_job(%s);', g.job_id)
             else rota._retry_all(jsonb_build_object('queue', g.queue, 'job_type', g.job_type,
                 'status', 'dead', 'is_discarded', false, 'error_type', g.error_type,
-                'error', g.message, 'newer_than', '1 hour'), '{}', g.jobs) end
+                'error', g.message, 'newer_than', '1 hour'), '{}', g.jobs, (
+                select count(*) from (
+                    select from rota.finished_jobs_dead as f limit 5000
+                ) as a
+            )) end
     from (
         select d.queue, d.job_type, d.error_type, rota.fold_error(d.last_error) as message,
             count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id,
@@ -524,20 +530,23 @@ create or replace function rota._examine_dead_jobs()
     order by g.place;
 $$;
 
-/* The statement that retries all jobs of a filter, call by call.  Where there are many, each
- * call is a transaction of its own, as claims need it; so it wants none around it. */
-create or replace function rota._retry_all(filter jsonb, arguments jsonb, jobs bigint)
-    returns text language plpgsql stable as $$
+/* The statement that retries all jobs of a filter: one call, if that looks at all rows of their
+ * table and acts on all its jobs; else call by call.  Where there are many, each call is a
+ * transaction of its own, as claims need it; so it wants none around it. */
+create or replace function rota._retry_all(
+    filter jsonb, arguments jsonb, jobs bigint, rows bigint
+) returns text language plpgsql stable as $$
 declare
-    c_body constant text := format('declare v_after_id bigint := 0; begin '
-        'while v_after_id is not null loop '
-        'select a.next_after_id into v_after_id from rota.act_on_jobs(''retry'', %s, %s'
-        'after_id => v_after_id) as a;%s end loop; end',
+    c_call constant text := format('rota.act_on_jobs(''retry'', %s%s',
         quote_literal(rota._escaped(filter::text)),
-        case when arguments <> '{}' then quote_literal(arguments::text) || ', ' else '' end,
+        case when arguments <> '{}' then ', ' || quote_literal(arguments::text) else '' end);
+    c_body constant text := format('declare v_after_id bigint := 0; begin '
+        'while v_after_id is not null loop select a.next_after_id into v_after_id from %s, '
+        'after_id => v_after_id) as a;%s end loop; end', c_call,
         case when jobs >= 1000 then ' commit;' else '' end);
 begin
-    return case when position('$do$' in c_body) > 0 then format('do %L;', c_body)
+    return case when jobs < 1000 and rows < 5000 then format('select * from %s);', c_call)
+        when position('$do$' in c_body) > 0 then format('do %L;', c_body)
         else format('do $do$ %s $do$;', c_body) end;
 end $$;
 
