@@ -301,8 +301,8 @@ create or replace function rota._stages(stages jsonb)
         ordinal bigint, stage text, job_type text, queue text, priority integer,
         max_attempts integer, lease interval, time_limit interval, backoff jsonb
     ) language sql stable as $$
-select e.ordinal, s.stage, s.job_type, coalesce(s.queue, 'default'), s.priority,
-    s.max_attempts, s.lease, s.time_limit, nullif(s.backoff, 'null')
+select e.ordinal, s.stage, coalesce(s.job_type, s.stage), coalesce(s.queue, 'default'),
+    s.priority, s.max_attempts, s.lease, s.time_limit, nullif(s.backoff, 'null')
 from jsonb_array_elements(stages) with ordinality as e (stage, ordinal)
 cross join lateral jsonb_to_record(e.stage) as s (stage text, job_type text, queue text,
     priority integer, max_attempts integer, lease interval, time_limit interval, backoff jsonb)
