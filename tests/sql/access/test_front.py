@@ -484,14 +484,17 @@ def test_a_run_that_ended_does_not_come_back_beside_a_live_one(front):
         value(front.db, "restart_pipeline", job_id=old, stage="a")
 
 
-def test_a_job_is_explained_through_a_front(shared, capsys):
-    job_id = value(shared.db, "enqueue", job_type="x")
+def test_a_job_is_shown_and_explained_through_a_front(shared, capsys):
+    first = value(shared.db, "enqueue", job_type="x")
+    job_id = value(shared.db, "enqueue", job_type="y", depends_on=[first])
 
     assert main(["explain", str(job_id), "-d", shared.url]) == 0
     told = capsys.readouterr().out
-    assert f"job {job_id}\n" in told
-    assert "no_worker" in told
-    assert main(["job", str(job_id), "-d", shared.url]) == 1
+    assert f"job {job_id}, y in queue default, is blocked\n" in told
+    assert "waits_for_job" in told
+    assert main(["job", str(job_id), "-d", shared.url]) == 0
+    assert re.search(rf"depends on\njob_id +job_type .*\n{first} +x ", capsys.readouterr().out)
+    assert main(["jobs", "-d", shared.url]) == 1
     assert "name the databases behind it: --databases FILE" in capsys.readouterr().err
 
 

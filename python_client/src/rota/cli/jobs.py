@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, LiteralString
 
 import psycopg
-from psycopg import sql
+from psycopg import Connection, sql
 from psycopg.types.json import Jsonb
 
 from ..client.conditions import all_of
@@ -110,21 +109,21 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 STORY: dict[str, LiteralString] = {
     "errors": """
         select attempt, started_at, failed_at, worker, error_type, message, stack
-        from rota.job_errors where job_id = %s order by lease_token
+        from {views}.job_errors where job_id = %s order by lease_token
         """,
     "depends_on": """
         select d.parent_id as job_id, r.job_type, r.queue, r.status
-        from rota.dependencies as d left join rota.job_runs as r on r.id = d.parent_id
+        from {views}.dependencies as d left join {views}.job_runs as r on r.id = d.parent_id
         where d.job_id = %s order by d.parent_id limit 100
         """,
     "dependants": """
         select d.job_id, r.job_type, r.queue, r.status
-        from rota.dependencies as d left join rota.job_runs as r on r.id = d.job_id
+        from {views}.dependencies as d left join {views}.job_runs as r on r.id = d.job_id
         where d.parent_id = %s order by d.job_id limit 100
         """,
     "stages": """
         select stage, status, attempts, worker, queued_at, started_at, finished_at
-        from rota.stage_runs where job_id = %s order by lease_token
+        from {views}.stage_runs where job_id = %s order by lease_token
         """,
 }
 """What else there is to know of a job: those that it waits for have not succeeded."""
@@ -135,11 +134,11 @@ def job(arguments: argparse.Namespace) -> None:
     job_id = arguments.job_id
     with asking(arguments) as connection:
         reasons = Client(connection).explain_job(job_id)
-        row = connection.execute(
-            "select * from rota.job_runs where id = %s", [job_id]
-        ).fetchone()
+        views = _views(connection, job_id)
+        whole = sql.SQL("select * from {views}.job_runs where id = %s").format(views=views)
+        row = connection.execute(whole, [job_id]).fetchone()
         story = {
-            name: connection.execute(query, [job_id]).fetchall()
+            name: connection.execute(sql.SQL(query).format(views=views), [job_id]).fetchall()
             for name, query in STORY.items()
         }
     if row is None:
@@ -164,6 +163,16 @@ def job(arguments: argparse.Namespace) -> None:
         print("")
         for line in story["errors"][-1]["stack"].splitlines():
             print(f"  {line}")
+
+
+def _views(connection: Connection[Any], job_id: int) -> sql.Identifier:
+    """Return the schema with the views of a job's database, which may be behind a front."""
+    (found,) = connection.execute(
+        "select case when to_regclass('rota.job_runs') is not null then 'rota'"
+        " else format('rota_%%s', rota.database_number_of(%s)) end as views",
+        [job_id],
+    ).fetchall()
+    return sql.Identifier(found["views"])
 
 
 def _happened(
@@ -191,13 +200,9 @@ def explain(arguments: argparse.Namespace) -> None:
     """Say why a job does not run, or how it runs or ended; what decides comes first."""
     with asking(arguments) as connection:
         reasons = Client(connection).explain_job(arguments.job_id)
-        job = None
-        # A front passes the question on, and has no views.
-        with suppress(psycopg.errors.UndefinedTable), connection.transaction():
-            job = connection.execute(
-                "select job_type, queue, status from rota.job_runs where id = %s",
-                [arguments.job_id],
-            ).fetchone()
+        whole = sql.SQL("select job_type, queue, status from {views}.job_runs where id = %s")
+        views = _views(connection, arguments.job_id)
+        job = connection.execute(whole.format(views=views), [arguments.job_id]).fetchone()
     if arguments.json:
         print_json([asdict(reason) for reason in reasons])
         return
