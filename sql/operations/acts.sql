@@ -214,7 +214,7 @@ end $$;
 create or replace function rota._check_filter(act text, filter jsonb, arguments jsonb)
     returns jsonb language plpgsql as $$
 declare
-    c_texts constant text[] := '{queue,job_type,error,error_text,error_type,key,'
+    c_texts constant text[] := '{queue,job_type,error,error_text,error_type,cancel_reason,key,'
         'idempotency_key,ordering_key,limit_key,definition,pipeline,stage,worker}'::text[];
     c_statuses constant text[] := rota._act_statuses(act, arguments);
     v_statuses constant text[] := case jsonb_typeof(filter -> 'status')
@@ -291,8 +291,8 @@ declare
     -- What has to be the same; of an error type that may be null.
     c_same constant jsonb := (
         select jsonb_object_agg(e.key, e.value) from jsonb_each(_matching_jobs.filter) as e
-        where e.key in ('error_type', 'idempotency_key', 'ordering_key', 'limit_key',
-            'definition', 'pipeline', 'stage', 'worker')
+        where e.key in ('error_type', 'cancel_reason', 'idempotency_key', 'ordering_key',
+            'limit_key', 'definition', 'pipeline', 'stage', 'worker')
     );
     c_payload constant jsonb[] := array(
         select jsonb_path_query(_matching_jobs.filter, '$.payload[*]'));
@@ -308,9 +308,10 @@ begin
             and (not filter ? 'key'
                 or filter ->> 'key' in (w.idempotency_key, w.ordering_key, w.limit_key))
             and (c_same is null or jsonb_build_object('error_type', w.error_type,
-                'idempotency_key', w.idempotency_key, 'ordering_key', w.ordering_key,
-                'limit_key', w.limit_key, 'definition', w.definition, 'pipeline', w.pipeline,
-                'stage', w.stage, 'worker', w.locked_by) @> c_same)
+                'cancel_reason', w.cancel_reason, 'idempotency_key', w.idempotency_key,
+                'ordering_key', w.ordering_key, 'limit_key', w.limit_key,
+                'definition', w.definition, 'pipeline', w.pipeline, 'stage', w.stage,
+                'worker', w.locked_by) @> c_same)
             and (not filter ? 'is_discarded'
                 or (w.discarded_at is not null) = (filter ->> 'is_discarded')::boolean)
             and (c_before is null or w.since <= c_before)

@@ -296,6 +296,8 @@ def test_what_is_listed_is_what_is_acted_on(run: Run, client: Client, db: Db) ->
     client.run_schedule_now("nightly")
     client.define_pipeline("p", [{"stage": "s", "job_type": "mail"}])
     client.start_pipeline("p", {})
+    client.cancel_job(client.enqueue("mail").job_id, "ordered twice")
+    client.act_on_jobs("discard", {"status": "dead", "queue": "mail"})
     # Created long ago, and ended just now; and the reverse cannot be.
     db.execute("update rota.finished_jobs set created_at = created_at - interval '2 hours'")
     db.execute(
@@ -307,14 +309,18 @@ def test_what_is_listed_is_what_is_acted_on(run: Run, client: Client, db: Db) ->
 
     nothing = (
         ["declined"], ["N declined"], ["tenant=c"], ["charge", "--older-than", "1 hour"],
+        ["ordered"],
     )  # fmt: skip
     for words in (
         ["--queue", "mail"], ["--type", "charge"], ["--error", "card 12 declined"],
         ["--error", "card N declined"], ["--error", "declined"], ["--error-type", "E"],
         ["--error-text", "'X' Declin"], ["--error-text", "N declined"],
         ["--worker", "w"], ["--key", "k"], ["--ordering-key", "o"], ["--limit-key", "l:1"],
-        ["--schedule", "nightly"], ["--pipeline", "p"], ["--older-than", "1 hour"],
-        ["--newer-than", "1 hour"], ["--payload", '{"user": {"id": 7}}'],
+        ["--schedule", "nightly"], ["--pipeline", "p"], ["--stage", "s"],
+        ["--cancel-reason", "ordered twice"], ["--cancel-reason", "ordered"],
+        ["--type", "charge", "--discarded", "no"], ["--discarded", "yes"],
+        ["--older-than", "1 hour"], ["--newer-than", "1 hour"],
+        ["--payload", '{"user": {"id": 7}}'],
         ["--header", "tenant=b", "--header", "more=c"], ["--header", "tenant=c"],
         ["--type", "charge", "--older-than", "1 hour"], [],
     ):  # fmt: skip

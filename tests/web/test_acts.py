@@ -735,6 +735,17 @@ def test_a_remedy_for_many_jobs_is_done_with_a_button(
     assert [status_of(db_of_page, job_id)[0] for job_id in ids] == ["queued", "queued"]
 
 
+def test_cancelled_jobs_are_found_by_the_reason(http: httpx.Client, db_of_page: Db) -> None:
+    reasons = ("ordered twice", "ordered once")
+    ids = [enqueue(db_of_page, "found_cancelled") for _ in reasons]
+    for job_id, reason in zip(ids, reasons, strict=True):
+        db_of_page.execute("select rota.cancel_job(%s, %s)", [job_id, reason])
+
+    page = http.get("/jobs", params={"q": 'reason:"ordered twice"'}, follow_redirects=True).text
+
+    assert [f">{job_id}</a>" in page for job_id in ids] == [True, False]
+
+
 def test_discarded_jobs_are_found_by_that(http: httpx.Client, db_of_page: Db) -> None:
     ids = [enqueue(db_of_page, "found_discarded") for _ in range(2)]
     db_of_page.execute(

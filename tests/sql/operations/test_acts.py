@@ -67,6 +67,7 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         "error_text": dead(db, error="100% of the stock is gone"),
         "key": dead(db, limit_key="any"),
         "is_discarded": dead(db),
+        "cancel_reason": dead(db),
     }
     for name in ("a", "b"):
         stages = [{"stage": f"pack_{name}", "job_type": "pack"}]
@@ -77,6 +78,11 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         one(db, "fail_job", **owner(job), error="boom", error_type="E", fatal=True)
         others["stage"] = started
     act(db, "discard", {"ids": [others["is_discarded"]]})
+    # What was asked to stop may still die.
+    db.execute(
+        "update rota.finished_jobs set cancel_reason = 'twice' where id = %s",
+        [others["cancel_reason"]],
+    )
     db.execute(
         "update rota.finished_jobs set last_error = null where id = %s", [others["error"]]
     )
@@ -96,6 +102,7 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         "key": "any",
         "stage": "pack_b",
         "is_discarded": True,
+        "cancel_reason": "twice",
     }
 
     for key, job_id in others.items():

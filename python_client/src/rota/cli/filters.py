@@ -19,12 +19,14 @@ KEYS = {
     "error": "error",
     "error_text": "error_text",
     "error_type": "error_type",
+    "cancel_reason": "cancel_reason",
     "worker": "worker",
     "key": "idempotency_key",
     "ordering_key": "ordering_key",
     "limit_key": "limit_key",
     "schedule": "definition",
     "pipeline": "pipeline",
+    "stage": "stage",
     "older_than": "older_than",
     "newer_than": "newer_than",
 }
@@ -46,6 +48,9 @@ def add_filter(parser: argparse.ArgumentParser) -> Any:
     what = "with this text in the last error"
     which.add_argument("--error-text", metavar="TEXT", help=what)
     which.add_argument("--error-type", metavar="TYPE")
+    which.add_argument("--cancel-reason", metavar="TEXT", help="cancelled for exactly this")
+    what = "whether `rota discard` was used on them"
+    which.add_argument("--discarded", choices=("yes", "no"), help=what)
     what = "held by this worker, now or last"
     which.add_argument("--worker", metavar="NAME", help=what)
     what = "ended (live jobs: created) longer ago than this, such as '2 hours'"
@@ -61,6 +66,7 @@ def add_filter(parser: argparse.ArgumentParser) -> Any:
     which.add_argument("--limit-key", metavar="KEY")
     which.add_argument("--schedule", metavar="NAME", help="made by this schedule")
     which.add_argument("--pipeline", metavar="NAME")
+    which.add_argument("--stage", metavar="NAME", help="in this stage of a pipeline")
     return which
 
 
@@ -73,6 +79,8 @@ def chosen_filter(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     if getattr(arguments, "all", False):
         chosen["all"] = True
+    if arguments.discarded:
+        chosen["is_discarded"] = arguments.discarded == "yes"
     if arguments.payload is not None:
         chosen["payload"] = parse_json(arguments.payload)
     if arguments.header:

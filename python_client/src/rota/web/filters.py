@@ -20,7 +20,8 @@ STATUSES = ("queued", "running", "failed", "blocked", "dead", "succeeded", "canc
 LIVE = frozenset(STATUSES[:4])
 KEYS = {
     "id": "ids", "queue": "queue", "status": "status", "type": "job_type", "group": "error",
-    "error_type": "error_type", "error": "error_text", "discarded": "is_discarded",
+    "error_type": "error_type", "error": "error_text", "reason": "cancel_reason",
+    "discarded": "is_discarded",
     "key": "key", "schedule": "definition", "pipeline": "pipeline", "stage": "stage",
     "worker": "worker", "older": "older_than", "newer": "newer_than", "payload": "payload",
     "header": "headers",
