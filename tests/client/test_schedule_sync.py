@@ -122,6 +122,22 @@ def test_what_the_code_has_no_more_may_be_broken(
     assert there(db) == [("one", "shop", "0 2 * * *")]
 
 
+def test_what_an_error_has_disabled_is_told_where_nothing_has_changed(
+    deploy: Callable[..., str], db: psycopg.Connection[Any]
+) -> None:
+    registry = with_schedules("shop", "one", "two")
+    deploy(registry)
+    db.execute(
+        "update rota.job_definitions set is_enabled = false, disabled_at = now(),"
+        " last_error = 'boom', next_run_at = null where name = 'two'"
+    )
+
+    told = deploy(registry)
+
+    assert "at 02:00 every day (disabled: boom)\n" in told
+    assert told.count("disabled") == 1
+
+
 def test_two_deployments_at_once_prune_the_same(
     deploy: Callable[..., str],
     connect: Callable[[], psycopg.Connection[Any]],

@@ -376,9 +376,11 @@ def _shown_row(connection: Connection[Any], outcome: str, row: Definition) -> di
     try:
         with connection.transaction():
             meaning = Client(connection).describe_schedule(row["schedule"])
+        if not row["is_enabled"]:
+            meaning += f" ({row['state']})"
     except BadScheduleError:
         # Of one that the code no longer has, and that no longer runs.
-        meaning = row["last_error"]
+        meaning = row["state"]
     return {"outcome": outcome, **told, "meaning": meaning}
 
 
