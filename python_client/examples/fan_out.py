@@ -51,8 +51,8 @@ def add_up(job: rota.Job) -> None:
     with job.transaction() as connection:
         row = connection.execute(
             "select sum(result::int) from rota.job_runs"
-            " where job_type = 'count_page' and payload @> %s",
-            [Jsonb({"document": job.payload["document"]})],
+            " where id > %(document)s and job_type = 'count_page' and payload @> %(part)s",
+            {**job.payload, "part": Jsonb(job.payload)},
         ).fetchone()
     print(f"{row[0] if row else 0} words")
 

@@ -15,7 +15,7 @@
 create or replace function rota.wait_for_result(job_id bigint, active boolean default true)
     returns table (
         channel text, is_ended boolean, status text, result jsonb, error_type text,
-        last_error text
+        last_error text, progress_percent double precision, progress_message text
     ) language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off as $$
 declare
@@ -41,11 +41,14 @@ begin
     end if;
     channel := rota._result_channel(job_id);
     select f.id is not null, coalesce(f.status, j.status), f.result, f.error_type, f.last_error,
-        num_nonnulls(f.id, j.id) > 0
-    into is_ended, status, result, error_type, last_error, v_is_known
+        coalesce(f.progress_percent, j.progress_percent),
+        coalesce(f.progress_message, j.progress_message), num_nonnulls(f.id, j.id) > 0
+    into is_ended, status, result, error_type, last_error, progress_percent, progress_message,
+        v_is_known
     from (select wait_for_result.job_id as id) as asked
     left join lateral (
-        select i.id, i.status, i.result, i.error_type, i.last_error
+        select i.id, i.status, i.result, i.error_type, i.last_error, i.progress_percent,
+            i.progress_message
         from rota.finished_jobs as i where i.id = asked.id limit 1
     ) as f on true
     left join rota.jobs as j on j.id = asked.id;
@@ -58,6 +61,6 @@ begin
 end $$;
 
 comment on function rota.wait_for_result is
-    'Whether a job has ended, how, and with what result; if not, the transaction that ends it '
-    'notifies the channel, until this session calls again after the end or with active => '
-    'false; raises RT001, 22023.';
+    'How far a job is, and whether it has ended, how, and with what result; if not, the '
+    'transaction that ends it notifies the channel, until this session calls again after the '
+    'end or with active => false; raises RT001, 22023.';

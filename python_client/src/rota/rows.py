@@ -269,7 +269,7 @@ class TickReport:
 class JobResult:
     """How a job ended: its *result* if it succeeded, else its last error.
 
-    *channel* is where its end is notified while *is_ended* is false.
+    Until then *is_ended* is false, and its end is notified on *channel*.
     """
 
     channel: str
@@ -278,6 +278,8 @@ class JobResult:
     result: Any
     error_type: str | None
     last_error: str | None
+    progress_percent: float | None
+    progress_message: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

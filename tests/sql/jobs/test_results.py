@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 from psycopg.types.json import Jsonb
 
@@ -33,6 +35,21 @@ def test_the_end_of_a_job_is_notified_to_who_waits(db, connect):
     told = one(waiter, "wait_for_result", job_id=job_id)
     assert (told.is_ended, told.status, told.result) == (True, "succeeded", {"a": 1})
     assert scalar(db, LOCKS) == 0
+
+
+def test_it_tells_how_far_a_job_is(db):
+    job_id = enqueue(db)
+    (job,) = claim(db)
+    for percent, message in ((Decimal("12.5"), "page 1 of 8"), (100, None)):
+        value(db, "set_progress", **owner(job), percent=percent, message=message)
+
+        told = one(db, "wait_for_result", job_id=job_id, active=False)
+
+        assert (told.status, told.progress_percent, told.progress_message) == (
+            "running", percent, message,
+        )  # fmt: skip
+    value(db, "finish_job", **owner(job))
+    assert one(db, "wait_for_result", job_id=job_id).progress_percent == 100
 
 
 @pytest.mark.own_session
