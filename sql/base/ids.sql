@@ -140,15 +140,23 @@ begin
         'rota.jobs_id_seq'::regclass::oid), 0) & 536870911)::integer;
 end $$;
 
-/* Leap over 2^30 ids, unless another session has done it for this timeline.  The lock is that
- * of a table of ours: an advisory one any login could take, and hold up all producers. */
+/* Leap over 2^30 ids and 2^16 for each second since the last tick that this copy knows, unless
+ * another session has done it for this timeline.  So it lands above those of an earlier copy
+ * of the same backup, if fewer were given per second.  The lock is that of a table of ours: an
+ * advisory one any login could take, and hold up all producers. */
 create or replace function rota._leap(timeline integer)
     returns void language plpgsql as $$
 begin
     lock table rota.upgrade_log in share update exclusive mode;
     if (select t.last_value from rota.id_timeline as t) <> _leap.timeline then
         perform setval('rota.jobs_id_seq',
-            s.last_value + (1::bigint << 30) * rota._id_step())
+            s.last_value + rota._id_step() * ((1::bigint << 30) + coalesce((
+                select trunc((1 << 16) * extract(epoch from greatest('0',
+                    least('10 years', rota.now() - coalesce(nullif(u.done_at, '-infinity'), (
+                        select i.applied_at from rota.upgrade_log as i where i.id = 0
+                    ))))))::bigint
+                from rota.maintenance as u where u.task = 'tick'
+            ), 0)))
         from rota.jobs_id_seq as s;
         perform setval('rota.id_timeline', _leap.timeline);
     end if;

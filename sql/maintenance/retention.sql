@@ -134,6 +134,8 @@ create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
     returns boolean language plpgsql as $$
 begin
     if not rota._is_tick_due(is_alone, is_busy) then return false; end if;
+    -- A leap of ids needs to know the tick before.
+    perform rota._guard_ids();
     update rota.maintenance as u
     set done_at = rota.now(),
         done_by = format('%s as %s',

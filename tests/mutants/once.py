@@ -211,6 +211,18 @@ setting ->> 'pause_name',
         sql("jobs/enqueue", "'rota.jobs_id_seq'::regclass::oid::text then", "'on' then"),
     ),
     mutant(
+        "leap-as-far-each-time",
+        "A backup that is restored again gives the ids that its first copy gave.",
+        "releases/test_restore.py",
+        sql("base/ids", "trunc((1 << 16) * ", "trunc(0 * "),
+    ),
+    mutant(
+        "leap-after-a-tick",
+        "A tick that comes before the first job of a copy hides how old its backup is.",
+        "releases/test_restore.py",
+        sql("maintenance/retention", "    perform rota._guard_ids();\n", ""),
+    ),
+    mutant(
         "leap-again-and-again",
         "Each session leaps, and those that draw meanwhile meet.",
         "sql/base/test_ids.py",

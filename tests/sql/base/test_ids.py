@@ -133,7 +133,12 @@ def test_an_installation_knows_the_timeline_of_its_server(db):
 @pytest.mark.own_session
 @pytest.mark.parametrize("way", ENQUEUES)
 @pytest.mark.parametrize("number", [None, 3])
-def test_the_first_id_of_a_new_timeline_comes_after_a_leap(connect, db, number, way):
+def test_the_first_id_of_a_new_timeline_comes_after_a_leap(connect, db, clock, number, way):
+    """It is the longer, the longer ago the last tick was that is known here."""
+    clock.set("2026-01-12 09:00+00")
+    db.execute(
+        "update rota.maintenance set done_at = rota.now() - interval '10 s' where task = 'tick'"
+    )
     if number is not None:
         value(db, "set_database_number", number=number)
     before = enqueue(db)
@@ -143,7 +148,7 @@ def test_the_first_id_of_a_new_timeline_comes_after_a_leap(connect, db, number, 
     first = ENQUEUES[way](connect())
     second = enqueue(connect())
 
-    assert first == before + 2 * step + LEAP * step
+    assert first == before + 2 * step + (LEAP + 10 * (1 << 16)) * step
     assert second == first + step
 
 
