@@ -571,6 +571,35 @@ def test_drain_runs_jobs_of_one_key_and_of_a_full_limit_one_by_one(
     assert [outcome.result for outcome in drain(own, registry)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("rule", "others"), [("run", "succeeded"), ("cancel", "cancelled")])
+def test_drain_does_for_dependants_what_their_rule_says(
+    own: psycopg.Connection[Any], registry: Registry, rule: str, others: str
+) -> None:
+    @registry.handler("parent")
+    def parent(job: Job) -> None:
+        raise rota.FatalError("no")
+
+    registry.add("child", lambda job: None)
+    client = rota.Client(own)
+    parent_id = client.enqueue("parent").job_id
+    client.enqueue("child", depends_on=[parent_id], if_parent_dead=rule)
+
+    drain(own, registry, raise_errors=False)
+
+    assert_enqueued(own, "child", status=others)
+
+
+def test_drain_runs_each_of_many_dependants(
+    own: psycopg.Connection[Any], registry: Registry
+) -> None:
+    registry.add("job", lambda job: None)
+    client = rota.Client(own)
+    parent_id = client.enqueue("job").job_id
+    client.enqueue_many([{"job_type": "job", "depends_on": [parent_id]}] * 25)
+
+    assert len(drain(own, registry)) == 26
+
+
 def test_drain_runs_what_a_schedule_has_made(
     own: psycopg.Connection[Any], registry: Registry
 ) -> None:
