@@ -716,6 +716,23 @@ def test_a_failure_lists_what_waits(own: psycopg.Connection[Any]) -> None:
         assert_enqueued(own, "mail", count=2)
 
 
+def test_a_failure_shows_what_was_asked_for_as_it_is_compared(
+    own: psycopg.Connection[Any],
+) -> None:
+    client = rota.Client(own)
+    run_at = datetime(2100, 1, 1, 12, 0, 0, 250000, tzinfo=UTC)
+    job_id = client.enqueue("mail", max_attempts=3, run_at=run_at).job_id
+
+    with pytest.raises(AssertionError) as failure:
+        assert_enqueued(own, "mail", max_attempts=5, run_at=run_at.replace(microsecond=0), id=1)
+    shown = str(failure.value).splitlines()[-1]
+    assert f" {job_id} mail " in shown
+    assert "max_attempts=3" in shown
+    assert "250000" in shown
+    with pytest.raises(AssertionError, match="ordering_key=None"):
+        assert_enqueued(own, "mail", ordering_key="account:7")
+
+
 def test_tasks_are_found_by_their_arguments(
     own: psycopg.Connection[Any], registry: Registry
 ) -> None:

@@ -9,7 +9,8 @@ import psycopg
 import pytest
 
 import rota
-from rota.testing.server import EmbeddedPostgres
+from rota.testing.server import EmbeddedPostgres, memory
+from support.waiting import wait_until
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.own_session
@@ -179,4 +180,57 @@ def test_it_takes_its_addresses_in_each_form(server: EmbeddedPostgres) -> None:
                 "select rota.version(), current_setting('application_name')"
             )
             assert (row.fetchone() or ("", ""))[1] == "tests"
+        databases.close()
+
+
+def databases_of(admin: psycopg.Connection[Any]) -> set[str]:
+    rows = admin.execute("select datname from pg_database where datname ~ '^rota_test_'")
+    return {row[0] for row in rows}
+
+
+@pytest.mark.slow
+def test_it_leaves_no_database_when_something_fails(
+    server: EmbeddedPostgres, admin: psycopg.Connection[Any]
+) -> None:
+    from rota.testing.pytest import Databases
+
+    def fail(url: str) -> None:
+        raise LookupError("no such migration")
+
+    before = databases_of(admin)
+
+    with pytest.raises(LookupError):
+        Databases(server.url(), fail)
+    databases = Databases(server.url(), lambda url: None)
+    with pytest.raises(LookupError), databases.copy() as url:
+        fail(url)
+    databases.close()
+
+    assert databases_of(admin) == before
+
+
+@pytest.mark.slow
+def test_it_needs_no_right_over_what_the_server_does_in_a_database() -> None:
+    from rota.testing.pytest import Databases
+
+    def prepare(url: str) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("create table letters as select generate_series(1, 1000000)")
+        with psycopg.connect(server.url(), autocommit=True) as admin:
+            at_work = "select from pg_stat_activity where backend_type = 'autovacuum worker'"
+            where = " and datname like 'rota_test_%'"
+            wait_until(lambda: admin.execute(at_work + where).rowcount > 0, "autovacuum")
+
+    slow = ["autovacuum_naptime=1s", "autovacuum_vacuum_cost_delay=100ms"]
+    settings = [*slow, "autovacuum_vacuum_cost_limit=1"]
+    with EmbeddedPostgres(settings=settings, directory=memory()) as server:
+        with psycopg.connect(server.url(), autocommit=True) as admin:
+            admin.execute("create role tester login createdb password 'tester'")
+            admin.execute("grant create on database test to tester")
+        address = psycopg.conninfo.make_conninfo(
+            server.url(), user="tester", password="tester"
+        )
+        databases = Databases(address, prepare)
+        with databases.copy() as url:
+            psycopg.connect(url).close()
         databases.close()

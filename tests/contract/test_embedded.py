@@ -69,3 +69,13 @@ def test_it_says_where_its_programs_are_from(tmp_path: Path) -> None:
     assert find_binaries()[1] != "given"
     with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         find_binaries(tmp_path)
+
+
+def test_it_looks_on_when_pg_config_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pg_config").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "pg_config").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    assert find_binaries()[1] != "pg_config"

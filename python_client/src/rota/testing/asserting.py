@@ -14,6 +14,7 @@ from .session import Session, session_of
 MAX_LISTED = 20
 A_LITTLE = timedelta(seconds=1)
 """So far a delay may be from the one that was asked for: it is read from two times."""
+_FIRST = ("id", "job_type", "payload")
 _SHOWN = ("queue", "status", "priority", "idempotency_key", "ordering_key", "limit_key")
 
 Wanted = str | Task[..., ..., Any] | Mapping[str, Any]
@@ -34,13 +35,13 @@ def assert_enqueued(
     time from its creation to its first run.  With a ``status`` it checks all jobs.
     """
     __tracebackhide__ = True
-    told, found, others = _search(connection, job, payload, columns)
+    wanted, found, others = _search(connection, job, payload, columns)
     if count is not None and len(found) != count:
         raise AssertionError(
-            f"{len(found)} jobs, not {count}, are {told}{_list(found + others)}"
+            f"{len(found)} jobs, not {count}, are {_told(wanted)}{_list(found + others, wanted)}"
         )
     if count is None and not found:
-        raise AssertionError(f"no job is {told}{_list(others)}")
+        raise AssertionError(f"no job is {_told(wanted)}{_list(others, wanted)}")
     return found[0] if found else {}
 
 
@@ -52,15 +53,17 @@ def assert_not_enqueued(
 ) -> None:
     """Assert that no such job waits; the arguments are those of `assert_enqueued`."""
     __tracebackhide__ = True
-    told, found, _ = _search(connection, job, payload, columns)
+    wanted, found, _ = _search(connection, job, payload, columns)
     if found:
-        raise AssertionError(f"{len(found)} of the jobs are {told}{_list(found)}")
+        raise AssertionError(
+            f"{len(found)} of the jobs are {_told(wanted)}{_list(found, wanted)}"
+        )
 
 
 def _search(
     connection: object, job: Wanted, payload: Mapping[str, Any] | None, columns: dict[str, Any]
-) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return what is wanted in words, the jobs that are it, and the others."""
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return what is wanted, the jobs that are it, and the others."""
     with session_of(connection) as session:
         names, rows = _rows(session, "status" in columns)
     for name in columns:
@@ -81,8 +84,7 @@ def _search(
     found = [row for row in rows if all(_fits(row, *item) for item in wanted.items())]
     others = [row for row in rows if row not in found]
     others.sort(key=lambda row: row["job_type"] != wanted.get("job_type"))
-    told = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
-    return told, found, others
+    return wanted, found, others
 
 
 def _rows(session: Session, with_ended: bool) -> tuple[list[str], list[dict[str, Any]]]:
@@ -114,16 +116,21 @@ def _has(value: Any, wanted: Any) -> bool:
     return bool(wanted == value)
 
 
-def _list(rows: list[dict[str, Any]]) -> str:
+def _told(wanted: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in wanted.items())
+
+
+def _list(rows: list[dict[str, Any]], wanted: Mapping[str, Any]) -> str:
     if not rows:
         return "\nno job waits"
     lines = []
     for row in rows[:MAX_LISTED]:
-        shown = [f"{n}={row[n]!r}" for n in _SHOWN if row[n] is not None]
-        lines.append(
-            f"  {row['id']} {row['job_type']} {row['payload']!r} {' '.join(shown)} "
-            f"run_at={row['run_at']:%Y-%m-%d %H:%M:%S%z}"
-        )
+        # Of what was asked for each is shown, and as it is compared.
+        shown = [f"{n}={row[n]!r}" for n in _SHOWN if n in wanted or row[n] is not None]
+        shown += [f"{n}={row[n]!r}" for n in wanted if n not in (*_SHOWN, *_FIRST)]
+        if "run_at" not in wanted:
+            shown.append(f"run_at={row['run_at']:%Y-%m-%d %H:%M:%S%z}")
+        lines.append(f"  {row['id']} {row['job_type']} {row['payload']!r} {' '.join(shown)}")
     if len(rows) > MAX_LISTED:
         lines.append(f"  and {len(rows) - MAX_LISTED} more")
     return "\nthere are:\n" + "\n".join(lines)

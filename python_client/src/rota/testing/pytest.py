@@ -46,17 +46,11 @@ class Databases:
         self._admin = psycopg.connect(server, autocommit=True)
         self._left: list[str] = []
         self._template = self._create("template0")
-        url = self._url(self._template)
-        with psycopg.connect(url, autocommit=True) as connection:
-            install(connection)
-        prepare(url)
-        # No copy can be made while somebody is there, such as the pool of an application.
-        name = sql.Identifier(self._template)
-        self._admin.execute(sql.SQL("alter database {} allow_connections false").format(name))
-        self._admin.execute(
-            "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s",
-            [self._template],
-        )
+        try:
+            self._fill(self._url(self._template), prepare)
+        except BaseException:
+            self.close()
+            raise
 
     @contextmanager
     def copy(self) -> Iterator[str]:
@@ -66,14 +60,30 @@ class Databases:
         while len(self._left) > 1:
             self._drop(self._left.pop(0))
         name = self._create(self._template)
-        yield self._url(name)
-        self._left.append(name)
+        try:
+            yield self._url(name)
+        finally:
+            self._left.append(name)
 
     def close(self) -> None:
         """Drop all that was made here."""
         with self._admin:
             for name in (*self._left, self._template):
                 self._drop(name)
+
+    def _fill(self, url: str, prepare: Callable[[str], None]) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            install(connection)
+        prepare(url)
+        # No copy can be made while somebody is there, such as the pool of an application; what
+        # the server itself does there, such as autovacuum, only a superuser may end.
+        name = sql.Identifier(self._template)
+        self._admin.execute(sql.SQL("alter database {} allow_connections false").format(name))
+        self._admin.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+            " where datname = %s and backend_type = 'client backend'",
+            [self._template],
+        )
 
     def _create(self, template: str) -> str:
         name = f"rota_test_{secrets.token_hex(6)}"

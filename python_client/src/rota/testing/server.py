@@ -165,8 +165,12 @@ def _is_complete(bindir: Path) -> bool:
 
 def _candidates() -> Iterator[tuple[Path, str]]:
     if pg_config := shutil.which("pg_config"):
-        told = subprocess.check_output([pg_config, "--bindir"], text=True)
-        yield Path(told.strip()), "pg_config"
+        # Debian's fails where only other packages of PostgreSQL are installed.
+        done = subprocess.run(
+            [pg_config, "--bindir"], check=False, capture_output=True, text=True
+        )
+        if done.returncode == 0:
+            yield Path(done.stdout.strip()), "pg_config"
     if postgres := shutil.which("postgres"):
         yield Path(postgres).resolve().parent, "PATH"
     installed = Path("/usr/lib/postgresql").glob("[0-9]*/bin")
