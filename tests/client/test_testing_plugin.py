@@ -227,9 +227,7 @@ def test_it_needs_no_right_over_what_the_server_does_in_a_database() -> None:
         with psycopg.connect(server.url(), autocommit=True) as admin:
             admin.execute("create role tester login createdb password 'tester'")
             admin.execute("grant create on database test to tester")
-        address = psycopg.conninfo.make_conninfo(
-            server.url(), user="tester", password="tester"
-        )
+        address = psycopg.conninfo.make_conninfo(server.url(), user="tester", password="tester")
         databases = Databases(address, prepare)
         with databases.copy() as url:
             psycopg.connect(url).close()

@@ -49,17 +49,20 @@ def test_it_wants_its_password_and_ends_with_the_block() -> None:
 
 
 @pytest.mark.slow
-def test_it_dies_with_a_killed_parent() -> None:
+def test_it_goes_with_a_killed_parent_and_leaves_no_files() -> None:
     bindir = str(find_binaries(BINDIR)[0])
     command = [sys.executable, "-c", OWNER, bindir]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         url = parent.stdout.readline().strip()
-        assert is_up(url)
+        with psycopg.connect(url) as connection:
+            (data,) = connection.execute("show data_directory").fetchone() or ("",)
+        assert Path(data).is_dir()
 
         parent.send_signal(signal.SIGKILL)
 
     wait_until(lambda: not is_up(url), "the end of the server")
+    wait_until(lambda: not Path(data).parent.exists(), "the end of its files")
 
 
 def test_it_says_where_its_programs_are_from(tmp_path: Path) -> None:

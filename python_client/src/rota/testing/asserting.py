@@ -37,9 +37,8 @@ def assert_enqueued(
     __tracebackhide__ = True
     wanted, found, others = _search(connection, job, payload, columns)
     if count is not None and len(found) != count:
-        raise AssertionError(
-            f"{len(found)} jobs, not {count}, are {_told(wanted)}{_list(found + others, wanted)}"
-        )
+        there = _list(found + others, wanted)
+        raise AssertionError(f"{len(found)} jobs, not {count}, are {_told(wanted)}{there}")
     if count is None and not found:
         raise AssertionError(f"no job is {_told(wanted)}{_list(others, wanted)}")
     return found[0] if found else {}

@@ -2,8 +2,8 @@
 
 `testing.postgresql` makes the data directory, finds a port and cleans up.  Added here:
 binaries off the path are found, root gets a server of an unprivileged user, there is a
-password (a server that trusts all local users hands them its owner's account), and on
-Linux the server dies with its parent, even when the parent is killed.
+password (a server that trusts all local users hands them its owner's account), and the server
+and its files go with its parent, even when the parent is killed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ import testing.postgresql
 
 __all__ = ["EmbeddedPostgres", "find_binaries", "memory"]
 PathName = str | Path | None
+CLEAN_UP = """
+    read -r _  # the end of the parent
+    kill -INT "$1"
+    while kill -0 "$1"; do sleep 0.1; done
+    rm -rf "$2"
+    """
 
 
 def find_binaries(bindir: PathName = None) -> tuple[Path, str]:
@@ -79,6 +85,21 @@ class EmbeddedPostgres:
             boot_timeout=60,
             base_dir=tempfile.mkdtemp(dir=directory),
         )
+        # Its files are many megabytes, perhaps in memory: none may stay when we are killed.
+        self._cleaner = subprocess.Popen(
+            [
+                "/bin/sh",
+                "-c",
+                CLEAN_UP,
+                "sh",
+                str(self._server.server_pid),
+                self._server.base_dir,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def url(self, database: str = "test") -> str:
         """Return the libpq connection URL of *database*, with its password."""
@@ -88,6 +109,8 @@ class EmbeddedPostgres:
     def stop(self) -> None:
         """Stop the server and delete its data."""
         self._server.stop()
+        self._cleaner.kill()
+        self._cleaner.communicate()
 
     def __enter__(self) -> EmbeddedPostgres:
         return self
