@@ -29,7 +29,7 @@ test-matrix: $(VENV)/.dev ## Run the SQL and race tests on PostgreSQL 14 to 18
 test-pythons: $(VENV)/.dev ## Run the client tests on each installed Python from 3.11 to 3.14: ARGS="3.13 -- client"
 	$(BIN)/python tests/pythons.py $(ARGS)
 
-test-settings: $(VENV)/.dev ## Run the tests under various database settings: ARGS="'time zone'"
+test-settings: $(VENV)/.dev ## Run the tests under various database settings and locales: ARGS="'icu tr'"
 	$(BIN)/python tests/settings.py $(ARGS)
 
 test-numbers: $(VENV)/.dev ## Run all tests, or some, in databases with the numbers 0, 1 and 1023: ARGS="sql"

@@ -3,8 +3,9 @@
 So every test makes real commits and real races, and leaves nothing to the next one.
 Set ROTA_PG_BINDIR to run on the PostgreSQL programs of another directory, ROTA_TEST_SETTINGS
 to give the server settings, one on a line, ROTA_TEST_POOLER to come through pgbouncer,
-ROTA_TEST_PAUSES to run on the functions as the races instrument them, and
-ROTA_TEST_DATABASE_NUMBER to give the databases this number.
+ROTA_TEST_PAUSES to run on the functions as the races instrument them,
+ROTA_TEST_DATABASE_NUMBER to give the databases this number, and ROTA_TEST_LOCALE to give them
+a language and encoding of support/locales.py.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from races.instrument import instrument
 from rota.testing.server import EmbeddedPostgres, find_binaries, memory
 from support.clock import Clock
+from support.locales import chosen, generated
 from support.pooler import pooled
 
 SQL = Path(__file__).resolve().parents[2] / "sql"
@@ -56,9 +58,15 @@ def server(_own_environment: None) -> Iterator[EmbeddedPostgres]:
         settings += ["cron.database_name=postgres", "cron.use_background_workers=on"]
     settings += [f"shared_preload_libraries={','.join(libraries)}"]
     settings += os.environ.get("ROTA_TEST_SETTINGS", "").splitlines()
-    with EmbeddedPostgres(
-        bindir=bindir, settings=settings, directory=memory(room=6 << 30)
-    ) as server:
+    with (
+        generated(),
+        EmbeddedPostgres(
+            bindir=bindir,
+            settings=settings,
+            directory=memory(room=6 << 30),
+            initdb_options=chosen(),
+        ) as server,
+    ):
         _make_passwords_cheap(server)
         yield server
 

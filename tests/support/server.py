@@ -22,6 +22,7 @@ from pathlib import Path
 import psycopg
 
 from rota.testing import find_binaries
+from support.locales import chosen
 
 INSTALL = Path(__file__).resolve().parents[2] / "sql" / "install.sql"
 DATABASE = "jobs"
@@ -69,6 +70,7 @@ class Server:
         words = ["-E", "UTF8", "--locale=C", "--no-sync", "-U", "postgres", "-A"]
         words += ["scram-sha-256", f"--pwfile={password_file}", "-D", str(server.data)]
         words += [f"--waldir={wal}"] if wal else []
+        words += chosen()
         _run("initdb", *words)
         with (server.data / "postgresql.conf").open("a") as file:
             file.write("\n".join([*SETTINGS, *settings, ""]))

@@ -69,10 +69,12 @@ class EmbeddedPostgres:
         bindir: PathName = None,
         settings: Sequence[str] = (),
         directory: PathName = None,
+        initdb_options: Sequence[str] = (),
     ) -> None:
         """Start a server; *settings* are `name=value` lines of its configuration.
 
-        Its files are in a new directory in *directory*, or where temporary files are.
+        Its files are in a new directory in *directory*, or where temporary files are.  Its
+        databases are UTF8 in the C locale, unless the options of initdb say otherwise.
         """
         self.bindir, self.source = find_binaries(bindir)
         initdb, postgres = str(self.bindir / "initdb"), str(self.bindir / "postgres")
@@ -81,6 +83,7 @@ class EmbeddedPostgres:
             initdb=initdb,
             postgres=postgres,
             extra_settings=tuple(settings),
+            initdb_options=tuple(initdb_options),
             password=secrets.token_urlsafe(12),
             boot_timeout=60,
             base_dir=tempfile.mkdtemp(dir=directory),
@@ -142,7 +145,7 @@ class _Server(testing.postgresql.Postgresql):  # type: ignore[misc]  # an untype
                 os.chown(path, self.user.pw_uid, self.user.pw_gid)
         command = [*self._prefix(), self.initdb, "-E", "UTF8", "--locale=C", "--no-sync"]
         command += ["-U", "postgres", "-A", "scram-sha-256", f"--pwfile={password_file}"]
-        command += ["-D", self.get_data_directory()]
+        command += ["-D", self.get_data_directory(), *self.settings["initdb_options"]]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"initdb failed: {done.stderr}")
