@@ -357,38 +357,106 @@ def test_a_handler_sees_nothing_of_what_another_has_changed_in_a_connection(
     assert seen == [("a",), 100] * 3
 
 
-def test_what_goes_on_after_a_failed_transaction_writes_nothing_in_the_next(
-    client: Client, db: psycopg.Connection[Any], drain: Drain
-) -> None:
-    """As the other calls of `asyncio.gather` do when one raises."""
+def test_a_handler_hears_the_notices_of_its_statements(client: Client, drain: Drain) -> None:
     registry = Registry()
-    late: list[asyncio.Task[Any]] = []
-    is_next = asyncio.Event()
+    heard: list[str | None] = []
+
+    @registry.handler("x")
+    def handle(job: Job) -> None:
+        with job.transaction() as connection:
+            connection.add_notice_handler(lambda notice: heard.append(notice.message_primary))
+            connection.execute("do $$ begin raise notice 'told'; end $$")
+
+    client.enqueue("x")
+    drain(registry)
+
+    assert heard == ["told"]
+
+
+@pytest.mark.parametrize("error", [None, ValueError, psycopg.Rollback])
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_what_goes_on_after_its_transaction_writes_nothing_in_the_next(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    kind: str,
+    error: type[Exception] | None,
+) -> None:
+    """As the other calls of `asyncio.gather` do when one raises, and tasks without an end."""
+    registry = Registry()
+    is_next, is_refused = threading.Event(), threading.Event()
+    refusals: list[str] = []
     db.execute("create table written (job_type text)")
+    insert = "insert into written values ('first')"
 
-    async def write(connection: psycopg.AsyncConnection[Any]) -> None:
-        await is_next.wait()
-        await connection.execute("insert into written values ('fails')")
+    def write(connection: psycopg.Connection[Any], cursor: psycopg.Cursor[Any]) -> None:
+        is_next.wait(10)
+        for act in (
+            lambda: connection.execute(insert),
+            lambda: cursor.execute(insert),
+            connection.commit,
+            connection.transaction().__enter__,
+        ):
+            with pytest.raises(psycopg.InterfaceError) as raised:
+                act()
+            refusals.append(str(raised.value))
+        connection.close()
+        is_refused.set()
 
-    @registry.handler("fails")
-    async def fails(job: AsyncJob) -> None:
+    async def write_async(
+        connection: psycopg.AsyncConnection[Any], cursor: psycopg.AsyncCursor[Any]
+    ) -> None:
+        await asyncio.to_thread(is_next.wait, 10)
+        for act in (
+            lambda: connection.execute(insert),
+            lambda: cursor.execute(insert),
+            connection.commit,
+            connection.transaction().__aenter__,
+        ):
+            with pytest.raises(psycopg.InterfaceError) as raised:
+                await act()
+            refusals.append(str(raised.value))
+        await connection.close()
+        is_refused.set()
+
+    tasks: list[asyncio.Task[None]] = []
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        with job.transaction() as connection:
+            threading.Thread(target=write, args=[connection, connection.cursor()]).start()
+            if error is not None:
+                raise error
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
         async with job.transaction() as connection:
-            late.append(asyncio.create_task(write(connection)))
-            raise ValueError
+            writing = write_async(connection, connection.cursor())
+            tasks.append(asyncio.create_task(writing))
+            if error is not None:
+                raise error
 
-    @registry.handler("writes")
-    async def writes(job: AsyncJob) -> None:
+    @registry.handler("plain_next")
+    def plain_next(job: Job) -> None:
+        with job.transaction() as connection:
+            is_next.set()
+            is_refused.wait(10)
+            connection.execute("insert into written values ('next')")
+
+    @registry.handler("async_next")
+    async def next_in_loop(job: AsyncJob) -> None:
         async with job.transaction() as connection:
             is_next.set()
-            await asyncio.wait(late)
-            await connection.execute("insert into written values ('writes')")
+            await asyncio.to_thread(is_refused.wait, 10)
+            await connection.execute("insert into written values ('next')")
 
-    client.enqueue("fails", max_attempts=1)
-    client.enqueue("writes")
+    client.enqueue(kind, max_attempts=1)
+    client.enqueue(f"{kind}_next")
     drain(registry, concurrency=1)
 
-    assert db.execute("select job_type from written").fetchall() == [("writes",)]
-    assert isinstance(late[0].exception(), psycopg.OperationalError)
+    assert db.execute("select job_type from written").fetchall() == [("next",)]
+    assert len(refusals) == 4
+    assert all("transaction() of job" in text for text in refusals)
 
 
 @pytest.mark.own_session

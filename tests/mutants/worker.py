@@ -441,8 +441,18 @@ WORKER = (
         "client/test_transaction.py",
         client(
             "worker/lending",
-            "        if self._resets:\n            if _set",
-            "        if False:\n            if _set",
+            "        if self._resets:\n            #",
+            "        if False:\n            #",
+        ),
+    ),
+    mutant(
+        "lent-past-its-block",
+        "A task that goes on after a transaction writes in that of the next job.",
+        "client/test_transaction.py",
+        client(
+            "worker/lending",
+            "        if self._watch is None:\n            yield",
+            "        if True:\n            yield",
         ),
     ),
     mutant(

@@ -337,16 +337,15 @@ class Job(BaseJob):
         """Lend a connection in a transaction that finishes the job, with `result`, at its end.
 
         Business writes and finish are committed together or not at all; a lost lease raises
-        LeaseLostError and rolls both back.
+        LeaseLostError and rolls both back.  A task or thread that uses the
+        connection after the block gets an InterfaceError, so wait for it in the block.
         """
-        with self._committing(), self._context.handlers.lend(self) as lent:
-            lent.expect()
-            with lent.connection.transaction():
-                lent.allow()
-                yield lent.connection
-                lent.expect()
-                client = Client(lent.connection)
-                self._end_finish(client.finish_job(**self._begin_finish()))
+        lending = self._context.handlers.lend(self)
+        with self._committing(), lending as lent, lent.connection.transaction():
+            with lent.to_handler() as connection:
+                yield connection
+            client = Client(lent.connection)
+            self._end_finish(client.finish_job(**self._begin_finish()))
 
     def effect(
         self,
@@ -379,15 +378,13 @@ class AsyncJob(BaseJob):
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
         """Lend a connection in a transaction that finishes the job, like `Job.transaction`."""
+        lending = self._context.handlers.lend_async(self)
         with self._committing():
-            async with self._context.handlers.lend_async(self) as lent:
-                lent.expect()
-                async with lent.connection.transaction():
-                    lent.allow()
-                    yield lent.connection
-                    lent.expect()
-                    client = AsyncClient(lent.connection)
-                    self._end_finish(await client.finish_job(**self._begin_finish()))
+            async with lending as lent, lent.connection.transaction():
+                with lent.to_handler() as connection:
+                    yield connection
+                client = AsyncClient(lent.connection)
+                self._end_finish(await client.finish_job(**self._begin_finish()))
 
     @overload
     def finish_in(self, connection: AsyncCaller) -> Coroutine[Any, Any, None]: ...

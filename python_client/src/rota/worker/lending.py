@@ -25,12 +25,11 @@ from contextlib import (
     suppress,
 )
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.adapt import AdaptersMap
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.waiting import Ready, Wait
 
@@ -57,13 +56,9 @@ MAX_IDLE_TIME = 60.0
 """Seconds after which an idle connection is not lent out any more."""
 PREPARE_AFTER = 5
 """So often a statement is sent before it is prepared, where the session is ours alone."""
+PREPARED_MAX = 100
+"""So many statements are kept prepared, as by default."""
 
-_SETTINGS = (
-    "autocommit", "isolation_level", "read_only", "deferrable", "prepare_threshold",
-    "prepared_max", "row_factory", "cursor_factory", "server_cursor_factory",
-    "_notice_handlers", "_notify_handlers",
-)  # fmt: skip
-"""What a handler may change in a connection itself; then nobody else gets it."""
 # As discard all, but for the plans of our functions, which would cost more than the rest.
 _RESET = (
     b"close all; set session authorization default; reset all; unlisten *; discard temp;"
@@ -86,6 +81,26 @@ C = TypeVar("C", Plain, AsyncConnection[Any])
 T = TypeVar("T")
 
 
+class Over:
+    """Stands for the session of a connection that is lent no more."""
+
+    status = ConnStatus.BAD
+    """To psycopg it is closed."""
+
+    def __init__(self, job: BaseJob) -> None:
+        self._job_id = job.job_id
+
+    def refuse(self) -> NoReturn:
+        """Raise InterfaceError."""
+        raise psycopg.InterfaceError(
+            f"the block of transaction() of job {self._job_id} has ended, and with it the use "
+            "of its connection: wait in the block for the tasks and threads that use it"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self.refuse()
+
+
 class Lent(Generic[C]):
     """One open connection, which is lent to one job after the other.
 
@@ -106,13 +121,41 @@ class Lent(Generic[C]):
         """Why its socket was shut down."""
         self._watch = watch
         self._resets = resets
+        self._is_new = True
         self._is_ready = False
         self._is_being_reset = False
         self._idle_since = 0.0
-        self._settings: list[Any] = []
+        self._threshold: int | None = None
         if watch is not None:
             fileno = connection.fileno()
             self._socket = socket.fromfd(fileno, socket.AF_INET, socket.SOCK_STREAM)
+
+    @contextmanager
+    def to_handler(self) -> Iterator[C]:
+        """Lend the session to a handler, which may take as long as its lease is kept.
+
+        It gets a connection of its own, that is of no use after the block: neither to a task or
+        thread that goes on, nor to the next handler, which sees nothing of what was changed.
+        """
+        self.until = inf
+        if self._watch is None:
+            yield self.connection
+            return
+        ours, pgconn = self.connection, self.connection.pgconn
+        handlers = pgconn.notice_handler, pgconn.notify_handler
+        lent: Any = type(ours)(pgconn)
+        lent._autocommit = True
+        lent._num_transactions = ours._num_transactions  # a handler does not end ours
+        lent._notice_handlers = ours._notice_handlers.copy()
+        # Its statements and ours take turns, and their names differ.
+        lent.lock, lent._prepared = ours.lock, ours._prepared
+        try:
+            yield lent
+        finally:
+            lent.pgconn = Over(self.job)
+            lent._check_connection_ok = lent.pgconn.refuse
+            pgconn.notice_handler, pgconn.notify_handler = handlers
+            self.expect()
 
     def expect(self, seconds: float | None = None) -> None:
         """Let what follows be a call of ours, which must end within its limit."""
@@ -121,22 +164,19 @@ class Lent(Generic[C]):
             self.until = time.monotonic() + self.limit
             self._watch.heed(self.until)
 
-    def allow(self) -> None:
-        """Let what follows be the handler's, which may take as long as its lease is kept."""
-        self.until = inf
-
     def prepare(self) -> Generator[Wait, Ready | int, bool]:
         """Ask a new session whether it is ours alone, and an old one whether it is reset.
 
         Return whether it can be lent.
         """
-        if not self._settings:
+        if self._is_new:
             answer = yield from self._ask(PID)
             if is_own(self.connection, [int(answer.get_value(0, 0) or 0)]):
-                self.connection.prepare_threshold = PREPARE_AFTER
+                self._threshold = PREPARE_AFTER
                 if self._resets:
                     yield from self._ask(_PREPARE_RESET)
-            self._settings = _settings_of(self.connection)
+            self.connection.prepare_threshold = self._threshold
+            self._is_new = False
             self._is_ready = True
         elif self._is_being_reset:
             try:
@@ -162,11 +202,10 @@ class Lent(Generic[C]):
         if not is_ready or self.connection.closed or not is_idle:
             return False
         if self._resets:
-            if _settings_of(self.connection) != self._settings:
-                return False
-            # As those of a new connection: a handler may have registered others.
-            AdaptersMap.__init__(self.connection.adapters, psycopg.adapters)
-            is_own = self.connection.prepare_threshold is not None
+            # The handler's connection shares them with ours.
+            self.connection.prepare_threshold = self._threshold
+            self.connection.prepared_max = PREPARED_MAX
+            is_own = self._threshold is not None
             try:
                 self.connection.pgconn.send_query(_RESET_OWN if is_own else _RESET_SHARED)
                 self._is_being_reset = True
@@ -283,8 +322,7 @@ class Pool:
     """At most *size* connections, plain and async ones together, also those that are idle.
 
     Threads and tasks take turns, first come first served.  With *resets* what was set in a
-    session is gone before another gets it, and one whose block raised is closed: others of the
-    handler may still use it, such as what `asyncio.gather` has begun.
+    session is gone before another gets it.
     """
 
     def __init__(self, conninfo: str, size: int, watch: Watch, *, resets: bool = False) -> None:
@@ -315,7 +353,6 @@ class Pool:
                     lent = Lent(connection, self._watch, resets=self._resets)
                 with self._using(job, lent):
                     if lent.connection.wait(lent.prepare()):
-                        lent.allow()
                         yield lent
                         return
         finally:
@@ -347,7 +384,6 @@ class Pool:
                     lent = Lent(connection, self._watch, resets=self._resets)
                 with self._using(job, lent):
                     if await lent.connection.wait(lent.prepare()):
-                        lent.allow()
                         yield lent
                         return
         except (psycopg.Error, LeaseLostError, TimeLimitExceeded) as error:
@@ -432,24 +468,17 @@ class Pool:
         lent.job = job
         self._watch.add(lent)
         lent.expect()
-        must_close = self._resets
         try:
             yield
-            must_close = False
         except psycopg.Error as error:
             if lent.error is not None:
                 raise lent.error from error
             raise
         finally:
-            is_clean = not must_close and lent.give_back()
+            is_clean = lent.give_back()
             self._watch.remove(lent)
             with self._lock:
                 if is_clean and lent.error is None and not self._is_closed:
                     self._idle.append(lent)
                 else:
                     lent.close()
-
-
-def _settings_of(connection: Plain | AsyncConnection[Any]) -> list[Any]:
-    found = [getattr(connection, name, None) for name in _SETTINGS]
-    return [list(each) if isinstance(each, list) else each for each in found]
