@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 
 from rota import Client, Registry, Worker
 from rota.__main__ import main
-from rota.worker.process import Loop
 from support.started_workers import BackgroundWorker, WorkerProcess
 from support.supervisor import killing
 
@@ -19,7 +19,7 @@ from support.supervisor import killing
 @pytest.fixture(autouse=True)
 def loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of this process run in asyncio's loop, those that are processes in uvloop's."""
-    monkeypatch.setattr("rota.worker.process.loop_factory", lambda: Loop)
+    monkeypatch.setattr("rota.worker.process.loop_factory", lambda: asyncio.SelectorEventLoop)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from psycopg.conninfo import make_conninfo
 import rota
 from rota import Client, InvalidArgumentError, Job, Registry
 from rota.client.connecting import connect_async
-from rota.worker.process import Loop
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
@@ -189,7 +188,7 @@ def test_a_name_that_is_looked_up_without_a_thread_is_an_outage(
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with (
-        asyncio.Runner(loop_factory=Loop) as runner,
+        asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner,
         pytest.raises(psycopg.OperationalError, match="can't start new thread"),
     ):
         runner.run(connect())

@@ -16,9 +16,13 @@ import uvloop
 from psycopg.conninfo import make_conninfo
 
 import rota
-from rota.worker.process import Loop, loop_factory
+from rota.worker.process import loop_factory
 from support.started_workers import BackgroundWorker
 from support.waiting import DEADLINE, wait_until
+
+both_loops = pytest.mark.parametrize(
+    "make_loop", [loop_factory, lambda: asyncio.SelectorEventLoop], ids=["uvloop", "asyncio"]
+)
 
 
 def test_a_worker_runs_in_the_loop_of_uvloop(
@@ -54,7 +58,7 @@ def test_without_uvloop_it_is_the_one_of_asyncio(monkeypatch: pytest.MonkeyPatch
     assert issubclass(loop_factory(), asyncio.SelectorEventLoop)
 
 
-@pytest.mark.parametrize("make_loop", [loop_factory, lambda: Loop], ids=["uvloop", "asyncio"])
+@both_loops
 @pytest.mark.parametrize("how", ["exits", "stops"])
 def test_a_task_of_a_handler_that_leaves_the_loop_ends_no_worker(
     client: rota.Client,
@@ -130,7 +134,7 @@ def test_handlers_that_use_all_threads_of_the_loop_hold_up_no_other_job(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make_loop", [loop_factory, lambda: Loop], ids=["uvloop", "asyncio"])
+@both_loops
 def test_a_name_that_is_not_found_for_long_keeps_no_worker(
     client: rota.Client, dsn: str, monkeypatch: pytest.MonkeyPatch, make_loop: Any
 ) -> None:
@@ -138,10 +142,10 @@ def test_a_name_that_is_not_found_for_long_keeps_no_worker(
     registry, look_up = rota.Registry(), socket.getaddrinfo
     has_begun, hangs, go_on = threading.Event(), threading.Event(), threading.Event()
 
-    def look_up_in_vain(*arguments: Any) -> Any:
+    def look_up_in_vain(*arguments: Any, **named: Any) -> Any:
         hangs.set()
         go_on.wait(60)
-        return look_up(*arguments)
+        return look_up(*arguments, **named)
 
     @registry.handler("waits")
     async def waits(job: rota.AsyncJob) -> None:

@@ -7,11 +7,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import rota
 from rota import AsyncJob, Client, Job, Registry, RotaError, Worker
@@ -200,6 +202,30 @@ def test_a_worker_runs_where_tasks_begin_at_once(client: Client, dsn: str) -> No
     asyncio.run(main())
 
     assert ended == ["succeeded"] * 3
+
+
+def test_a_worker_connects_where_the_threads_of_the_loop_are_all_used(
+    db: psycopg.Connection[Any], dsn: str
+) -> None:
+    """Its program uses them, and the name of the host has to be looked up."""
+    go_on = threading.Event()
+    worker = Worker(make_conninfo(dsn, host="localhost"), _registry(threading.Event()))
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        used = loop.run_in_executor(None, go_on.wait, 60)
+        running = asyncio.create_task(worker.run_async())
+        try:
+            async with asyncio.timeout(20):
+                await worker.wait_until_ready()
+            assert worker.is_ready
+        finally:
+            go_on.set()
+            worker.stop()
+            await asyncio.gather(running, used)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("by", [Worker.stop, None], ids=["stop", "cancel"])

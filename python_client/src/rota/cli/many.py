@@ -23,11 +23,11 @@ from concurrent.futures import Future, wait
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 import psycopg
 
-from ..client.connecting import connect, name_of, one_line
+from ..client.connecting import begin, connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError, RotaError
 from .output import (
@@ -48,7 +48,6 @@ ACTS = {
 LONGEST = 60.0
 """How many seconds a command waits for a database that has stopped in an answer."""
 Run = Callable[[argparse.Namespace], int]
-T = TypeVar("T")
 
 
 @dataclass
@@ -178,20 +177,6 @@ def _reach(databases: Sequence[str]) -> dict[str, Exception | None]:
 
     waiting = {each: begin(partial(reach, each)) for each in databases}
     return {database: each.result() for database, each in waiting.items()}
-
-
-def begin(function: Callable[[], T]) -> Future[T]:
-    """Run it in a thread, for whose end neither an interrupt nor the process waits."""
-    answer: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            answer.set_result(function())
-        except BaseException as error:  # raised where the answer is taken
-            answer.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return answer
 
 
 class Divided(InFront):

@@ -13,14 +13,13 @@ from typing import Any
 
 import psycopg
 
-from ..client.connecting import connect, name_of, one_line
+from ..client.connecting import begin, connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import RotaError
 from ..forwarding.carrier import Database, Mover
 from ..forwarding.forwarder import Forwarder
 from ..rows import MoveFinding, MoveStatus, WaitingMove
 from ..worker.process import run_in_loop, run_until_signal
-from .many import begin
 from .output import (
     CommandError,
     UsageError,

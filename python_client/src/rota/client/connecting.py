@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
 import socket
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from math import ceil, inf
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
@@ -18,6 +22,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import Diagnostic
 
 logger = logging.getLogger("rota")
+
+T = TypeVar("T")
 
 # Settings of the client's side only: a pooler refuses startup options.
 _SOCKET = {
@@ -93,11 +99,49 @@ def connect(conninfo: str, name: str = "rota", seconds: float = inf) -> BoundedC
     return connection
 
 
-async def connect_async(conninfo: str, name: str = "rota") -> AsyncConnection[Any]:
-    """Open an async connection in autocommit mode, fit for a pooler."""
-    connection = await AsyncConnection.connect("", **settings(conninfo, name))
+async def connect_async(
+    conninfo: str, name: str = "rota", seconds: float = inf
+) -> AsyncConnection[Any]:
+    """Open an async connection like `connect`, and in a thread.
+
+    libpq itself blocks, as when it looks up a service, and psycopg looks up names in the
+    threads of the loop: handlers may use them all, and the end of the loop waits for them.
+    """
+    try:
+        opening = begin(partial(connect, conninfo, name, seconds))
+    except RuntimeError as error:  # the system has no room for a thread
+        raise psycopg.OperationalError(str(error)) from None
+    try:
+        opened = await asyncio.wrap_future(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_drop)
+        raise
+    connection: AsyncConnection[Any] = AsyncConnection(opened.pgconn)
+    del opened.pgconn  # or it would complain that nobody has closed it
+    await connection.set_autocommit(True)
+    connection.prepare_threshold = None
     connection.add_notice_handler(_WarningLog().add)
     return connection
+
+
+def _drop(opening: Future[BoundedConnection]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+def begin(function: Callable[[], T]) -> Future[T]:
+    """Run it in a thread, for whose end neither an interrupt nor the process waits."""
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        if answer.set_running_or_notify_cancel():
+            try:
+                answer.set_result(function())
+            except BaseException as error:  # raised where the answer is taken
+                answer.set_exception(error)
+
+    threading.Thread(target=work, name="rota-begin", daemon=True).start()
+    return answer
 
 
 class _WarningLog:

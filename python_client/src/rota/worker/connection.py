@@ -320,7 +320,7 @@ class Connection:
         if self._connection is None or self._connection.closed:
             self._opened_at, self._is_open = time.monotonic(), False
             # Ours from here on: the questions below may fail or be cancelled.
-            self._connection = await connect_async(self.conninfo, self._name)
+            self._connection = await connect_async(self.conninfo, self._name, CALL_TIMEOUT)
             await self._connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             self.database = self._connection.info.dbname
             row = await (await self._connection.execute(QUESTION)).fetchone()

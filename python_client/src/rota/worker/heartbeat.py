@@ -27,7 +27,6 @@ from .connection import (
     wait_for,
 )
 from .lending import Watch
-from .process import Loop
 
 BEATS_PER_LEASE = 3
 LOOK_AGAIN = 1.0
@@ -79,7 +78,7 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         """Beat until stopped."""
-        with asyncio.Runner(loop_factory=Loop) as runner:
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             runner.run(self._run())
 
     async def _run(self) -> None:

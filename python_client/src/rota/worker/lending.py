@@ -380,7 +380,7 @@ class Pool:
                 lent = self._take(AsyncConnection)
                 if lent is None:
                     async with time_limit(limit):
-                        connection = await connect_async(self._conninfo, "rota job")
+                        connection = await connect_async(self._conninfo, "rota job", limit)
                     lent = Lent(connection, self._watch, resets=self._resets)
                 with self._using(job, lent):
                     if await lent.connection.wait(lent.prepare()):

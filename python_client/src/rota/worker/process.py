@@ -12,7 +12,7 @@ import sys
 import threading
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -27,43 +27,11 @@ LAST_WORDS = 1.0
 
 
 def loop_factory() -> Callable[[], AbstractEventLoop]:
-    """Return what makes a loop: of uvloop where that is installed."""
+    """Return what makes a loop: uvloop where that is installed."""
     try:
-        kind = import_module("uvloop").Loop
+        return cast(Callable[[], AbstractEventLoop], import_module("uvloop").Loop)
     except ImportError:
-        return Loop
-    return cast(Callable[[], AbstractEventLoop], type("Loop", (_LooksUp, kind), {}))
-
-
-class _LooksUp:
-    """Looks names up in threads of its own.
-
-    Those of the loop may all be used by handlers, and its end waits for them.
-    """
-
-    async def getaddrinfo(
-        self, host: Any, port: Any, *, family: int = 0, type: int = 0, proto: int = 0,
-        flags: int = 0,
-    ) -> Any:  # fmt: skip
-        """Return the addresses of a host, as `socket.getaddrinfo` does."""
-        found: Future[Any] = Future()
-        found.set_running_or_notify_cancel()
-
-        def look_up() -> None:
-            try:
-                found.set_result(socket.getaddrinfo(host, port, family, type, proto, flags))
-            except Exception as error:
-                found.set_exception(error)
-
-        try:
-            threading.Thread(target=look_up, name="rota-lookup", daemon=True).start()
-        except RuntimeError as error:  # the system has no room for it
-            raise OSError(str(error)) from None  # which to psycopg is a name that was not found
-        return await asyncio.wrap_future(found)
-
-
-class Loop(_LooksUp, asyncio.SelectorEventLoop):
-    """The loop of asyncio."""
+        return asyncio.SelectorEventLoop
 
 
 def is_in_loop() -> bool:
