@@ -101,6 +101,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir base/moving.sql
 \ir base/checks.sql
 \ir base/ids.sql
+\ir base/locks.sql
 \ir base/backoff.sql
 \ir base/notify.sql
 \ir base/pending.sql

@@ -258,7 +258,8 @@ begin
         exit when v_taken = wanted;
         v_part := (v_part + 1) % c_parts;
         continue when v_part = any(v_issued);
-        continue when not rota._lock_part(bound.limit_name, v_part);
+        continue when not rota._try_lock(
+            concat('rota.part ', v_part, ' ', bound.limit_name));
         continue when exists (
             select from rota.limit_parts as p
             where p.limit_name = bound.limit_name and p.part = v_part
@@ -273,12 +274,6 @@ begin
         v_taken := least(v_taken + v_slots, wanted);
     end loop;
     return v_taken;
-end $$;
-
-create or replace function rota._lock_part(limit_name text, part integer)
-    returns boolean language plpgsql as $$
-begin
-    return pg_try_advisory_xact_lock(1919907960, hashtext(concat(part, ' ', limit_name)));
 end $$;
 
 /* Slots are free again: new rows, behind all others. */
@@ -307,8 +302,8 @@ begin
     for v_step in 1..v_rate.cells loop
         exit when v_taken >= wanted;
         v_cell := v_now - v_rate.cells + v_step;
-        continue when not pg_try_advisory_xact_lock(1919907961,
-            hashtext(concat(v_cell, ' ', bound.limit_name)));
+        continue when not rota._try_lock(
+            concat('rota.cell ', v_cell, ' ', bound.limit_name));
         v_free := least(wanted - v_taken,
             case when v_step = 1 then v_rate.oldest_starts else v_rate.starts end - (
                 select coalesce(sum(s.starts), 0)::integer from rota.limit_starts as s

@@ -280,17 +280,22 @@ declare
     v_move_id bigint;
 begin
     perform rota._check_name('queue', queue);
-    perform pg_advisory_xact_lock(hashtextextended('rota.move ' || queue, 0));
-    perform rota._refuse('queue', format('cannot move: %s (%s)', p.evidence, p.finding))
-    from rota.plan_queue_move(begin_queue_move.queue, begin_queue_move.database) as p
-    where p.severity = 'refused' limit 1;
-    v_move_id := (
-        select m.move_id from rota.queue_moves as m where m.queue = begin_queue_move.queue);
-    if v_move_id is not null then return v_move_id; end if;
+    loop
+        perform rota._refuse('queue', format('cannot move: %s (%s)', p.evidence, p.finding))
+        from rota.plan_queue_move(begin_queue_move.queue, begin_queue_move.database) as p
+        where p.severity = 'refused' limit 1;
+        v_move_id := (
+            select m.move_id from rota.queue_moves as m
+            where m.queue = begin_queue_move.queue);
+        if v_move_id is not null then return v_move_id; end if;
 
-    v_move_id := (rota._new_ids(1))[1];
-    insert into rota.queue_moves (move_id, queue, direction, database)
-    values (v_move_id, begin_queue_move.queue, 'out', begin_queue_move.database);
+        v_move_id := (rota._new_ids(1))[1];
+        -- This waits for another session that lets the queue move, and then finds its move.
+        insert into rota.queue_moves (move_id, queue, direction, database)
+        values (v_move_id, begin_queue_move.queue, 'out', begin_queue_move.database)
+        on conflict on constraint queue_moves_queue_key do nothing;
+        exit when found;
+    end loop;
     delete from rota.pauses as p
     where p.pause_name = rota._pause_name(begin_queue_move.queue, null)
       and p.until <= rota.now();
@@ -317,8 +322,6 @@ begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
     -- A mover may be taking out a late job, which would belong to no move afterwards.
-    perform pg_advisory_xact_lock(hashtextextended('rota.mover ' || m.move_id::text, 0))
-    from rota.queue_moves as m where m.queue = end_queue_move.queue;
     select m.* into v_move from rota.queue_moves as m where m.queue = end_queue_move.queue
     for update;
     if not found then
@@ -542,12 +545,17 @@ create or replace function rota._lock_move(move_id bigint)
 declare
     v_move rota.queue_moves;
 begin
-    if not pg_try_advisory_xact_lock(hashtextextended('rota.mover ' || move_id::text, 0)) then
-        return null;
-    end if;
     select m.* into v_move from rota.queue_moves as m
-    where m.move_id = _lock_move.move_id and m.direction = 'out';
-    if not found then perform rota._refuse('move_id', 'is not of a queue that moves'); end if;
+    where m.move_id = _lock_move.move_id and m.direction = 'out' for update skip locked;
+    if not found then
+        if exists (
+            select from rota.queue_moves as m
+            where m.move_id = _lock_move.move_id and m.direction = 'out'
+        ) then
+            return null;
+        end if;
+        perform rota._refuse('move_id', 'is not of a queue that moves');
+    end if;
     perform rota._check_queues('worker', array[v_move.queue]);
     return v_move;
 end $$;

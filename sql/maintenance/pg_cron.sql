@@ -21,8 +21,7 @@ begin
     select e.schedule, e.command into v_schedule, v_command
     from rota._cron_entry(v_version, start_ticker.every) as e;
     perform rota._check_cron(v_schedule, v_command);
-    -- Wait for one that starts or stops it: pg_cron fails on an entry that is just going.
-    perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));
+    perform rota._lock_ticker();
 
     -- Scheduling again keeps an entry as active as it is, and where it was: under an earlier
     -- name of this database, or in the server from which this was restored.
@@ -31,8 +30,9 @@ begin
       and not (j.active and j.database = current_database()
         and j.nodeport = current_setting('port')::integer);
     perform cron.schedule('rota tick', v_schedule, v_command);
-    insert into rota.maintenance (task, done_at) values ('pg_cron', rota.now())
-    on conflict (task) do nothing;
+    insert into rota.maintenance (task, done_at)
+    select 'pg_cron', rota.now()
+    where not exists (select from rota.maintenance as m where m.task = 'pg_cron');
     perform rota._audit('start_ticker', null, null, null,
         jsonb_build_object('schedule', v_schedule, 'command', v_command));
     return format('pg_cron %s runs "%s" at "%s" as %s', v_version, v_command, v_schedule,
@@ -49,7 +49,7 @@ create or replace function rota.stop_ticker()
 begin
     perform rota._check_queues('operator', '{*}');
     if not rota._has_cron() then return false; end if;
-    perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));
+    perform rota._lock_ticker();
     perform cron.unschedule(j.jobid) from cron.job as j
     where j.jobname = 'rota tick' and j.username = current_user;
     if not found then return false; end if;
@@ -59,6 +59,16 @@ end $$;
 
 comment on function rota.stop_ticker is
     'Remove what start_ticker() set up in pg_cron, and return whether there was anything.';
+
+/* Wait for one that starts or stops it: pg_cron fails on an entry that is just going.  The row
+ * is for that alone: ticks have others, and an advisory lock any login could keep. */
+create or replace function rota._lock_ticker()
+    returns void language plpgsql as $$
+begin
+    insert into rota.maintenance (task, done_at) values ('ticker', rota.now())
+    on conflict (task) do nothing;
+    perform from rota.maintenance as u where u.task = 'ticker' for update;
+end $$;
 
 /* Whether pg_cron is in this database, with names and a log, for the owner of rota to use. */
 create or replace function rota._has_cron()

@@ -10,7 +10,8 @@
  * they would look at the same things, so one that finds another running returns at once.  The
  * lock for that must never become a leader.  It lasts as long as the transaction, so tick()
  * takes it only when it is alone there; and if no tick was recorded for ten seconds, the
- * session that has the lock hangs, and the others work without it.
+ * session that has the lock hangs, and the others work without it.  It is that of a table of
+ * ours: an advisory one any login could keep.
  *
  * Recovery comes first.  Each part is a subtransaction of its own: what fails in one leaves a
  * warning, and undoes and stops nothing else.
@@ -34,8 +35,7 @@ begin
             errcode = '25006', message = 'tick() cannot run in a read-only transaction',
             hint = 'If this is a standby, tick at the primary.';
     end if;
-    was_skipped := v_is_alone
-        and not pg_try_advisory_xact_lock(hashtextextended('rota.tick', 0))
+    was_skipped := v_is_alone and not rota._try_lock_tick()
         -- In the last ten seconds; where nothing happens none is recorded.
         and exists (
             select from rota.maintenance as u where u.task = 'tick'
@@ -104,6 +104,17 @@ comment on function rota.tick is
     'checks, create partitions ahead and purge what has expired, a bounded amount per call, '
     'and return what was done and whether there is more; does nothing while another tick runs; '
     'raises 25006.';
+
+/* Try to lock out other ticks until the end of the transaction.  It writes nothing, and only
+ * vacuum and changes of the table want the same lock. */
+create or replace function rota._try_lock_tick()
+    returns boolean language plpgsql as $$
+begin
+    lock table rota.maintenance in share update exclusive mode nowait;
+    return true;
+exception when lock_not_available then
+    return false;
+end $$;
 
 /* Whether there is anything to do: most ticks find nothing, and to ask first costs a third of
  * looking at each part.  A *patient* session that found nothing looks for what can wait after

@@ -214,6 +214,11 @@ create sequence rota.id_timeline as integer;
 comment on sequence rota.id_timeline is
     'The timeline of the server, and the copy of this database, in which ids were given last.';
 
+create sequence rota.lock_seed;
+
+comment on sequence rota.lock_seed is
+    'A random number, set once, without which no session can tell the keys of advisory locks.';
+
 create table rota.queues (
     queue text primary key,
     lease interval,

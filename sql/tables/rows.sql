@@ -20,6 +20,11 @@ insert into rota.stats_progress (counted_until, complete_until, sampled_at)
 select 'epoch', 'epoch', 'epoch' where not exists (select from rota.stats_progress);
 insert into rota.count_progress (round)
 select 0 where not exists (select from rota.count_progress);
+do $$ begin
+    perform setval('rota.lock_seed',
+        1 + (hashtextextended(gen_random_uuid()::text, 0) & ((1::bigint << 60) - 1)))
+    from rota.lock_seed as s where not s.is_called;
+end $$;
 -- As the trigger does: a sixteenth grant stands for the others, or calls would read them all.
 insert into rota.configured_names (name, source, role)
 select u.name, u.source, case when u.number <= 15 then u.role end

@@ -213,7 +213,7 @@ create or replace function rota._note_fair_queue(queue text)
     returns void language plpgsql as $$
 begin
     if exists (select from rota.fair_queues as f where f.queue = _note_fair_queue.queue)
-      or not pg_try_advisory_xact_lock(1919907962, hashtext(_note_fair_queue.queue)) then
+      or not rota._try_lock('rota.fair ' || queue) then
         return;
     end if;
     -- With the lock no other session is about to write it, so this does not wait.

@@ -139,7 +139,7 @@ declare
     c_count constant integer := coalesce(substring(c_held from '^[0-9]{1,6}$'), '0')::integer;
 begin
     if c_count >= max_locks or current_setting('transaction_isolation') <> 'read committed'
-      or not pg_try_advisory_xact_lock(hashtextextended('rota.order ' || ordering_key, 0)) then
+      or not rota._try_lock('rota.order ' || ordering_key) then
         return false;
     end if;
     perform set_config('rota.locked_keys', (c_count + 1)::text, true);

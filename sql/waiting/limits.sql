@@ -508,7 +508,8 @@ begin
         end if;
         -- Of two sessions that count for one limit, of a key and of its class, one.
         v_locked := array(
-            select n.name from unnest(v_names) as n (name) where rota._lock_part(n.name, -1)
+            select n.name from unnest(v_names) as n (name)
+            where rota._try_lock('rota.part -1 ' || n.name)
         );
         if v_locked <> '{}' then perform rota._count_running(v_limit, v_locked); end if;
     end if;
@@ -633,7 +634,7 @@ begin
     )) then
         return true;
     -- Of two sessions that adjust one limit, one; and none takes this part back.
-    elsif not rota._lock_part(bound.limit_name, -1) then
+    elsif not rota._try_lock('rota.part -1 ' || bound.limit_name) then
         return false;
     end if;
     -- What part -2 holds is in use, so it is left out as what jobs hold is.
@@ -646,7 +647,8 @@ begin
     ), 0) - case when c_parts = 0 then bound.max_running else 0 end;
     for v_part in 0..c_parts - 1 loop
         exit when v_surplus <= 0;
-        continue when not rota._lock_part(bound.limit_name, v_part);
+        continue when not rota._try_lock(
+            concat('rota.part ', v_part, ' ', bound.limit_name));
         insert into rota.limit_parts (limit_name, part, max_running, slots)
         select bound.limit_name, v_part, bound.max_running, 0
         where not exists (
@@ -722,7 +724,7 @@ declare
     v_parts integer[];
     v_issued bigint;
 begin
-    if not rota._lock_part(limit_name, -1) then return 0; end if;
+    if not rota._try_lock('rota.part -1 ' || limit_name) then return 0; end if;
     v_rows := array(
         select s.ctid from rota.limit_slots as s where s.limit_name = _purge_slots.limit_name
         for update skip locked

@@ -171,7 +171,7 @@ def test_tick_of_a_client_is_alone_in_its_transaction_however_often(
         ticking.execute("update rota.maintenance set done_at = done_at - interval '10 minutes'")
         assert Client(ticking).tick().partitions_created == 1
 
-    holder.execute("select pg_advisory_xact_lock(hashtextextended('rota.tick', 0))")
+    holder.execute("lock table rota.maintenance in share update exclusive mode")
     assert Client(ticking).tick().was_skipped
 
 

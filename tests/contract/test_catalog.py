@@ -108,21 +108,12 @@ UNGUARDED = {
 _GLANCE = {"pg_try_advisory_lock", "pg_advisory_unlock"}
 _GLANCE_SHARED = {"pg_try_advisory_lock_shared", "pg_advisory_unlock_shared"}
 LOCKS = {
-    "tick": {"pg_try_advisory_xact_lock"},
-    "begin_queue_move": {"pg_advisory_xact_lock"},
-    "end_queue_move": {"pg_advisory_xact_lock"},
-    "_lock_move": {"pg_try_advisory_xact_lock"},
     "_share_lock": {"pg_try_advisory_lock_shared"},
     "_take_listen_slots": {"pg_try_advisory_lock"},
     "_give_up": {"pg_advisory_unlock", "pg_advisory_unlock_shared"},
     "_held_locks": {"advisory"},
-    "_try_lock_key": {"pg_try_advisory_xact_lock"},
-    "_lock_part": {"pg_try_advisory_xact_lock"},
-    "_take_starts": {"pg_try_advisory_xact_lock"},
-    "_note_fair_queue": {"pg_try_advisory_xact_lock"},
+    "_try_lock": {"pg_try_advisory_xact_lock"},
     "report_worker": {"pg_try_advisory_xact_lock"},
-    "start_ticker": {"pg_advisory_xact_lock"},
-    "stop_ticker": {"pg_advisory_xact_lock"},
     "enqueue": _GLANCE | _GLANCE_SHARED,
     "enqueue_many": _GLANCE,
     "_notify": _GLANCE | _GLANCE_SHARED,

@@ -228,7 +228,7 @@ def test_a_move_that_is_called_off_beside_a_mover_ends_in_both_databases(urls):
     """The mover has looked here, the command waits for it, and it tells the other one."""
     make_known(urls[0])
     both = [word for url in urls for word in ("--database", url)]
-    waits = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+    waits = "select count(*) from pg_locks where locktype = 'transactionid' and not granted"
     with psycopg.connect(urls[0]) as mover, psycopg.connect(urls[1], autocommit=True) as there:
         move_id = ask(mover, "select rota.begin_queue_move('q', 2)")
         mover.commit()

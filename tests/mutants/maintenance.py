@@ -386,6 +386,68 @@ MAINTENANCE = (
         sql("jobs/fail", "when v_rule.is_fatal then 'dead'", "when false then 'dead'"),
     ),
     mutant(
+        "tick-under-an-advisory-lock",
+        "Any login can keep all ticks but one in ten seconds from their work.",
+        "faults/test_sessions.py",
+        sql(
+            "maintenance/tick",
+            "    lock table rota.maintenance in share update exclusive mode nowait;\n"
+            "    return true;",
+            "    return pg_try_advisory_xact_lock(hashtextextended('rota.tick', 0));",
+        ),
+    ),
+    mutant(
+        "ticks-lock-each-other-out-of-nothing",
+        "All ticks do the same at once.",
+        "sql/maintenance/test_tick.py",
+        sql(
+            "maintenance/tick",
+            "    lock table rota.maintenance in share update exclusive mode nowait;\n",
+            "",
+        ),
+    ),
+    mutant(
+        "ticker-under-an-advisory-lock",
+        "Any login can keep operators from starting and stopping the ticker.",
+        "sql/maintenance/test_pg_cron.py",
+        sql(
+            "maintenance/pg_cron",
+            "    perform from rota.maintenance as u where u.task = 'ticker' for update;",
+            "    perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));",
+        ),
+    ),
+    mutant(
+        "ticker-without-turns",
+        "Two who start the ticker again at once meet the error of pg_cron.",
+        "sql/maintenance/test_pg_cron.py",
+        sql(
+            "maintenance/pg_cron",
+            "    perform from rota.maintenance as u where u.task = 'ticker' for update;",
+            "",
+        ),
+    ),
+    mutant(
+        "two-who-begin-a-move",
+        "Two who let a queue move at once: the second meets an error.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "        on conflict on constraint queue_moves_queue_key do nothing;\n",
+            ";\n",
+        ),
+    ),
+    mutant(
+        "move-under-an-advisory-lock",
+        "Any login can keep all movers from a queue that moves.",
+        "faults/test_sessions.py",
+        sql(
+            "maintenance/moves",
+            "and m.direction = 'out' for update skip locked;",
+            "and m.direction = 'out' and pg_try_advisory_xact_lock(\n"
+            "        hashtextextended('rota.mover ' || move_id::text, 0));",
+        ),
+    ),
+    mutant(
         "tick-has-a-leader",
         "A tick that hangs with the lock keeps all others from ticking.",
         "sql/maintenance/test_tick.py",

@@ -383,9 +383,9 @@ setting ->> 'pause_name',
         "sql/maintenance/test_moves.py",
         sql(
             "maintenance/moves",
-            "perform pg_advisory_xact_lock("
-            "hashtextextended('rota.mover ' || m.move_id::text, 0))",
-            "perform m.move_id",
+            "where m.move_id = _lock_move.move_id and m.direction = 'out' for update skip "
+            "locked;",
+            "where m.move_id = _lock_move.move_id and m.direction = 'out';",
         ),
     ),
     mutant(
@@ -1398,13 +1398,21 @@ any(array['access producer', enqueue.queue])
         ),
     ),
     mutant(
+        "locks-that-any-login-can-name",
+        "Any login can keep the locks of ordering keys, rates and limits from all sessions.",
+        "faults/test_sessions.py",
+        sql(
+            "base/locks", "coalesce(pg_sequence_last_value('rota.lock_seed'::regclass), 0)", "0"
+        ),
+    ),
+    mutant(
         "part-issued-twice",
         "Two claims issue the same slots.",
         "sql/waiting/test_limits_open.py races/test_racing_limits.py",
         sql(
             "jobs/slots",
-            "v_issued);\n        continue when not rota._lock_part(",
-            "v_issued);\n        continue when 1 = 0 and rota._lock_part(",
+            "v_issued);\n        continue when not rota._try_lock(",
+            "v_issued);\n        continue when 1 = 0 and rota._try_lock(",
         ),
     ),
     mutant(

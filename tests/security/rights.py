@@ -133,6 +133,7 @@ _READS = """
     _workers              .       .         .         .
     jobs                  .       .         .         .
     id_timeline           .       .         .         .
+    lock_seed             .       .         .         .
     jobs_id_seq           .       .         .         .
     configured_names      .       .         .         .
     fair_queues           .       .         .         .

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from races.harness import Session
 from rota.testing.server import EmbeddedPostgres
 from sql.helpers import (
     call,
@@ -291,6 +292,22 @@ def test_one_mover_at_a_time(connect, db, there):
     assert call(db, "take_moves", move_id=move_id) == []
     with refused("move_id"):
         call(db, "end_moves", move_id=move_id, job_ids=[], endings="[]")
+
+
+@pytest.mark.parametrize("is_undone", [False, True])
+def test_two_who_begin_a_move_begin_one(connect, db, there, is_undone):
+    """A begins it and stays open; B waits for A, and then finds its move or begins its own."""
+    a, b = Session(connect(autocommit=False), db), Session(connect(), db)
+    begin_it = "select rota.begin_queue_move('q', 6)"
+    ((move_id,),) = a.fetch(begin_it)
+
+    pending = b.start(begin_it)
+    pending.wait_blocked(by=a)
+    (a.connection.rollback if is_undone else a.connection.commit)()
+    ((found,),) = pending.result()
+
+    assert (found == move_id) is not is_undone
+    assert rows(db, "select move_id from rota.queue_moves") == [(found,)]
 
 
 def test_the_sequence_is_raised_before_jobs_with_a_key_are_taken_there(db, there):

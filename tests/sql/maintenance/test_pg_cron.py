@@ -141,6 +141,17 @@ def test_start_ticker_again_changes_the_one_entry(shop):
     assert scalar(shop, "select schedule from cron.job") == "*/5 * * * *"
 
 
+def test_a_login_without_rights_holds_up_no_ticker(cron_server, shop):
+    value(shop, "start_ticker")
+    with psycopg.connect(cron_server.url("shop")) as stranger:
+        stranger.execute("set role pg_signal_backend")
+        stranger.execute("select pg_advisory_lock(hashtextextended('rota.ticker', 0))")
+        shop.execute("set statement_timeout = '5s'")
+
+        assert value(shop, "start_ticker")
+        assert value(shop, "stop_ticker")
+
+
 def test_start_ticker_switches_on_what_was_switched_off(shop):
     value(shop, "start_ticker")
     shop.execute("update cron.job set active = false")

@@ -346,7 +346,7 @@ def note_ticks(db: Db, answer: str = "0") -> None:
         begin
             insert into public.ticks (has_lock) select exists (
                 select from pg_locks
-                where pid = pg_backend_pid() and locktype = 'advisory'
+                where pid = pg_backend_pid() and mode = 'ShareUpdateExclusiveLock'
             );
             return {answer};
         end $$;
