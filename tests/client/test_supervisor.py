@@ -149,6 +149,24 @@ def test_a_process_that_leaves_before_its_second_signal_has_not_failed() -> None
     assert codes[-1] == 0
 
 
+def test_a_process_that_ends_well_but_unasked_is_not_started_again_at_once() -> None:
+    """As one does whose handler calls os._exit(0), with each job anew."""
+    child = Child([sys.executable, "-c", ""], 0)
+    child.start_if_due()
+    codes = []
+
+    def has_ended() -> bool:
+        codes.append(child.poll())
+        return not child.is_running
+
+    wait_until(has_ended, "its end")
+    child.start_if_due()
+
+    assert codes[-1] == 0
+    assert child.has_failed
+    assert not child.is_running
+
+
 @pytest.mark.slow
 def test_a_process_that_cannot_be_started_is_tried_again_and_ends_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

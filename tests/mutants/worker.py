@@ -430,8 +430,8 @@ WORKER = (
         "client/test_run_async.py",
         client(
             "worker/worker",
-            "        if self._stop.is_set() or self._is_retiring:\n",
-            "        if self._is_retiring:\n",
+            "        if self._stop.is_set() or self.is_retiring:\n",
+            "        if self.is_retiring:\n",
         ),
         client("worker/worker", "        await end_task(fetching)\n", ""),
     ),

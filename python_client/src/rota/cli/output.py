@@ -59,6 +59,8 @@ OWN_PATH: LiteralString = """
 """Look into no schema that others may fill, unless a pooler would lend the session to them."""
 NAMES = ("DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 LEFT_BEHIND = 3
+MAKES_ROOM = 4
+"""What a process of --processes ends with that wants a successor at once."""
 """The exit code of a worker that has left a handler, or a thread of a job, behind."""
 MAX_WIDTH = 48
 MAX_TEXT = 2000

@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..worker.process import die_with, notify_service, stop_on_signals
+from .output import MAKES_ROOM
 
 logger = logging.getLogger("rota")
 
@@ -42,6 +43,8 @@ class Child:
         self.number = number
         self.notify_socket: str | None = None
         """Where it says that it is ready."""
+        self.has_failed = False
+        """Whether the last process ended though nobody had told it to, and as none should."""
         self._command = command
         self._failures = 0
         self._told = self._to_tell = 0
@@ -77,8 +80,11 @@ class Child:
             code = 0
         if code is not None:
             lived = time.monotonic() - self.started_at
-            self._pause(has_failed=code != 0 and lived < HEALTHY_AFTER)
+            # Also with 0, if nobody has told it to leave: a handler may have ended it.
+            self.has_failed = code != MAKES_ROOM and (code != 0 or self._told == 0)
+            self._pause(has_failed=self.has_failed and lived < HEALTHY_AFTER)
             self._process = None
+            code = 0 if code == MAKES_ROOM else code
         return code
 
     def _pause(self, *, has_failed: bool) -> None:
@@ -189,7 +195,7 @@ class Supervisor:
         else:
             # From here on a module that cannot be imported may be half of a deployment.
             self._has_worked = True
-            if code != 0:
+            if child.has_failed:
                 text = "worker process %s ended with %s, restarting it"
                 logger.warning(text, child.number, code)
 

@@ -28,6 +28,7 @@ from ..worker.executor import Places
 from ..worker.worker import Worker, run_together
 from .output import (
     LEFT_BEHIND,
+    MAKES_ROOM,
     CommandError,
     UsageError,
     conninfo,
@@ -93,7 +94,7 @@ def work(arguments: argparse.Namespace) -> int:
         logging.shutdown()
         sys.stdout.flush()
         os._exit(LEFT_BEHIND)
-    return 0
+    return MAKES_ROOM if is_child and workers[0].is_retiring else 0
 
 
 def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:

@@ -117,7 +117,8 @@ class Worker:
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._is_retiring = False
+        self.is_retiring = False
+        """Whether it leaves since it is time for another process."""
         self._together: Sequence[Worker] = [self]
         """The workers of its process, which leaves only when all of them do."""
         self._is_told = asyncio.Event()
@@ -224,7 +225,7 @@ class Worker:
 
     async def _limit_close(self, limit: asyncio.Timeout) -> None:
         loop = asyncio.get_running_loop()
-        if self._is_retiring:
+        if self.is_retiring:
             await self._is_told.wait()
         if self._grace_period < inf:
             limit.reschedule(loop.time() + max(LEAVE_TIMEOUT, self._grace_period))
@@ -355,13 +356,13 @@ class Worker:
 
     def _is_over(self) -> bool:
         """Whether to claim no more, also since it is time for another process."""
-        if self._stop.is_set() or self._is_retiring:
+        if self._stop.is_set() or self.is_retiring:
             return True
         if (reason := self._reason_to_retire()) is None:
             return False
         logger.info("worker %s makes room for a new one: %s", self.name, reason)
         for worker in self._together:
-            worker._is_retiring = True  # what runs may end, however long
+            worker.is_retiring = True  # what runs may end, however long
             worker._stop.set()
         return True
 
@@ -381,7 +382,7 @@ class Worker:
         if notifying is not None:
             notifying.cancel()
         self._executor.close()
-        waits_for_all = self._is_retiring and not self._is_told.is_set()
+        waits_for_all = self.is_retiring and not self._is_told.is_set()
         wait = ""
         if running := self._executor.running:
             jobs = f"{running} running job{'s' if running > 1 else ''}"
@@ -393,7 +394,7 @@ class Worker:
         # A claim or a tick may hang behind a lock; a claim that still comes through is undone.
         await asyncio.wait([fetching], timeout=LEAVE_TIMEOUT)
         await end_task(fetching)
-        if self._is_retiring:
+        if self.is_retiring:
             await self._executor.wait(inf, self._is_told)
         await self._executor.wait(self._grace_period, self._stop_now)
         await _try(self._executor.stop_running())
