@@ -313,6 +313,24 @@ def test_an_idle_worker_ticks_while_the_session_by_which_it_asks_hangs(
     wait_until(lambda: db.execute(swept).fetchone() == (1,), "the sweep", 4.0)
 
 
+@pytest.mark.slow
+def test_a_worker_is_not_ready_while_the_server_hangs(
+    db: psycopg.Connection[Any],
+    background: Background,
+    frozen: Callable[[str], Frozen],
+) -> None:
+    worker = background(_registry(Gate(), "effect")).worker
+    wait_until(lambda: worker.is_ready, "readiness")
+
+    server = frozen("rota %")
+    server.freeze_all()
+    # Long before the calls that are under way are given up, and others find no connection.
+    wait_until(lambda: not worker.is_ready, "its end", 15.0)
+    server.thaw()
+
+    wait_until(lambda: worker.is_ready, "its return", 60.0)
+
+
 def _asked_at(db: psycopg.Connection[Any]) -> object:
     query = "select query_start from pg_stat_activity where application_name = 'rota notifier'"
     return db.execute(query).fetchone()

@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 CALL_TIMEOUT = 30.0
 """Seconds that a call may take."""
+OVERDUE_AFTER = 5.0
+"""Seconds after which the answer to a call is overdue, and no readiness is claimed any more."""
 SHORTEST_LIMIT = 1.0
 """Seconds that a call for a job may take, however short its lease is."""
 MAX_JOBS = 1000
@@ -264,8 +266,15 @@ class Connection:
         self._turn = asyncio.Lock()
         self._max_doublings = max_doublings
         self._unanswered = 0
+        self._asked_at = inf
+        """When the call that is under way has begun."""
         self._lent = 0
         self._must_begin = False
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the database did not answer in good time, the last time that it was asked."""
+        return self._unanswered > 0 or time.monotonic() - self._asked_at > OVERDUE_AFTER
 
     def limit(self, timeout: float) -> float:
         """Return how long the next call may take."""
@@ -282,6 +291,7 @@ class Connection:
         assert task is not None  # noqa: S101 - for the type checker
         cancels = task.cancelling()
         async with self._turn:
+            self._asked_at = time.monotonic()
             try:
                 async with time_limit(self.limit(timeout)):
                     try:
@@ -304,6 +314,8 @@ class Connection:
                 if task.cancelling() > cancels:
                     raise asyncio.CancelledError from error
                 raise
+            finally:
+                self._asked_at = inf
             self._unanswered = 0
             self.state.works(self._opened_at)
             if task.cancelling() > cancels:

@@ -309,8 +309,9 @@ class Worker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it reaches the database and asks for jobs."""
-        return self._ready.is_set() and not self._stop.is_set() and self._state.is_up
+        """Whether it reaches the database, which answers, and asks for jobs."""
+        is_working = self._ready.is_set() and not self._stop.is_set()
+        return is_working and self._state.is_up and not self._connection.is_overdue
 
     @property
     def concurrency(self) -> int:
