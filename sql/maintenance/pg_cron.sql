@@ -16,6 +16,7 @@ create or replace function rota.start_ticker(every interval default '1 second')
 declare
     v_version constant text := rota._cron_version();
     v_schedule text; v_command text;
+    v_is_served boolean := false;
 begin
     perform rota._check_queues('operator', '{*}');
     select e.schedule, e.command into v_schedule, v_command
@@ -29,7 +30,24 @@ begin
     where j.jobname = 'rota tick' and j.username = current_user
       and not (j.active and j.database = current_database()
         and j.nodeport = current_setting('port')::integer);
-    perform cron.schedule('rota tick', v_schedule, v_command);
+    -- An entry is always for the database that pg_cron serves, and no other is ever read.
+    begin
+        perform cron.schedule('rota tick', v_schedule, v_command);
+        v_is_served := exists (
+            select from cron.job as j
+            where j.jobname = 'rota tick' and j.username = current_user
+              and j.database = current_database()
+        );
+    exception when invalid_catalog_name then null;
+    end;
+    if not v_is_served then
+        raise exception using
+            errcode = 'feature_not_supported',
+            message = format('pg_cron serves another database than %s, where its extension is',
+                current_database()),
+            hint = format('As a superuser: alter system set cron.database_name = %L, and '
+                'restart the server', current_database());
+    end if;
     insert into rota.maintenance (task, done_at)
     select 'pg_cron', rota.now()
     where not exists (select from rota.maintenance as m where m.task = 'pg_cron');
@@ -79,21 +97,6 @@ create or replace function rota._has_cron()
         where e.extname = 'pg_cron' and has_schema_privilege(n.oid, 'usage')
     );
 $$;
-
-/* That pg_cron is to tick, but cannot, and why; null if that is not known. */
-create or replace function rota._cron_trouble()
-    returns text language plpgsql stable as $$
-begin
-    if not rota._has_cron() then return null; end if;
-    return (
-        select format('pg_cron is to tick, but its last run failed: %s', l.return_message)
-        from cron.job as j cross join lateral (
-            select d.status, d.return_message from cron.job_run_details as d
-            where d.jobid = j.jobid order by d.runid desc limit 1
-        ) as l
-        where j.jobname = 'rota tick' and j.username = current_user and l.status = 'failed'
-    );
-end $$;
 
 /* The version of the pg_cron of this database, else of the one that could be there. */
 create or replace function rota._cron_version()

@@ -144,6 +144,28 @@ create or replace function rota._examine_ticker()
     where t.lag > interval '6 minutes';
 $$;
 
+/* That pg_cron is to tick, but does not, and why; null if it has no entry for that. */
+create or replace function rota._cron_trouble()
+    returns text language plpgsql stable as $$
+begin
+    if not rota._has_cron() then return null; end if;
+    return (
+        select 'pg_cron is to tick, but ' || case
+            when l.status = 'failed' then format('its last run failed: %s', l.return_message)
+            else format('it %s. If pg_stat_activity shows a superuser no pg_cron launcher, '
+                'restart the server; else see its log, and cron.max_running_jobs',
+                coalesce('last began ' || rota._span(rota.now() - l.start_time) || ' ago',
+                    'has logged no run'))
+            end
+        from cron.job as j left join lateral (
+            select d.status, d.return_message, d.start_time from cron.job_run_details as d
+            where d.jobid = j.jobid order by d.runid desc limit 1
+        ) as l on true
+        where j.jobname = 'rota tick' and j.username = current_user and j.active
+          and j.database = current_database()
+    );
+end $$;
+
 create or replace function rota._examine_leases()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'critical', format('%s without a sign of life and not taken back, though the '

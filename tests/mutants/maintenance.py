@@ -1452,6 +1452,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "ticker-left-behind",
+        "start_ticker() makes an entry that pg_cron, which serves another database, ignores.",
+        "sql/maintenance/test_pg_cron.py",
+        sql(
+            "maintenance/pg_cron",
+            "              and j.database = current_database()\n        );\n    exception",
+            "        );\n    exception",
+        ),
+    ),
+    mutant(
         "ticker-of-all-queues",
         "An operator who is confined to a queue stops the maintenance of all.",
         "sql/access/test_queue_grants.py",

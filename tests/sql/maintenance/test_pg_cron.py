@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -21,6 +22,7 @@ from races.harness import Session
 from rota.testing import EmbeddedPostgres, find_binaries
 from sql.helpers import Db, call, grant, one, raises, refused, rows, scalar, value
 from support.databases import Psql, has_library
+from support.server import Server
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -528,21 +530,63 @@ def test_stop_ticker_waits_for_another_who_starts_or_stops(cron_server, shop, fi
     assert answer == [(first == "start_ticker",)]
 
 
-def test_doctor_tells_that_pg_cron_cannot_tick(shop):
-    """As where it may not log in without a password."""
+def told_of_the_ticker(db: Db) -> str:
+    return next(row for row in call(db, "doctor") if row.finding == "ticker").evidence
+
+
+def test_doctor_tells_why_pg_cron_does_not_tick(shop):
+    """It may not log in without a password, or its launcher is gone; off it is by an act."""
     with shop.transaction():  # or it would tick meanwhile
         call(shop, "start_ticker")
-        shop.execute("update cron.job set active = false")
+        shop.execute("update cron.job set schedule = '0 0 1 1 *'")
     shop.execute(
         "update rota.maintenance set done_at = now() - interval '1 hour' where task = 'tick'"
     )
-
-    def told() -> str:
-        return next(row for row in call(shop, "doctor") if row.finding == "ticker").evidence
-
-    assert told().endswith("or let pg_cron tick with select rota.start_ticker()")
-    shop.execute(
-        "insert into cron.job_run_details (jobid, runid, username, status, return_message)"
-        " select jobid, 1000000, username, 'failed', 'connection failed' from cron.job"
+    log = (
+        "insert into cron.job_run_details (jobid, runid, username, status, return_message,"
+        " start_time) select jobid, 1000000, username, %s, %s, now() - interval '2 hours'"
+        " from cron.job on conflict (runid) do update set status = excluded.status"
     )
-    assert told().endswith("; pg_cron is to tick, but its last run failed: connection failed")
+
+    assert "; pg_cron is to tick, but it has logged no run. If" in told_of_the_ticker(shop)
+    shop.execute(log, ("succeeded", "connection failed"))
+    assert "; pg_cron is to tick, but it last began 2 h ago. If" in told_of_the_ticker(shop)
+    shop.execute(log, ("failed", None))
+    assert told_of_the_ticker(shop).endswith(
+        "; pg_cron is to tick, but its last run failed: connection failed"
+    )
+    shop.execute("update cron.job set active = false")
+    assert told_of_the_ticker(shop).endswith(
+        "or let pg_cron tick with select rota.start_ticker()"
+    )
+
+
+@pytest.fixture
+def moved(cron_server: EmbeddedPostgres) -> Iterator[Server]:
+    """A server whose pg_cron serves another database than that where its extension is."""
+    home = Path(tempfile.mkdtemp())
+    home.chmod(0o755)
+    settings = ["shared_preload_libraries=pg_cron", "cron.database_name=jobs"]
+    server = Server.create(home, settings)
+    try:
+        with psycopg.connect(server.url(), autocommit=True) as db:
+            db.execute("create extension pg_cron")
+        yield server
+    finally:
+        server.destroy()
+
+
+@pytest.mark.parametrize("other", ["postgres", "gone"])
+def test_start_ticker_says_that_pg_cron_has_been_left_behind(moved, other):
+    """As after the database was renamed; pg_cron reads the entries of its own."""
+    moved.execute(f"alter system set cron.database_name = '{other}'")
+    moved.stop()
+    moved.start()
+
+    with psycopg.connect(moved.url(), autocommit=True) as db:
+        message, hint = problem(db)
+        entries = rows(db, ENTRIES)
+
+    assert message == "pg_cron serves another database than jobs, where its extension is"
+    assert "set cron.database_name = 'jobs', and restart the server" in hint
+    assert entries == []
