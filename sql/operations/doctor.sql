@@ -60,7 +60,7 @@ begin
             ('sequences', 'no sequence is near its end, or behind'),
             ('versions', 'all workers have the version of the database'),
             ('drift', 'everything is as installed'),
-            ('standby', 'this is not a standby')
+            ('standby', 'this is not a standby, and no commit waits for one')
         ) as c (name, if_ok)
     loop
         -- What the server counts for itself, and who is connected to it.
@@ -117,7 +117,9 @@ begin
     end loop;
 end $$;
 
-/* Not trouble, but what the reader has to know of all other rows. */
+/* On a standby not trouble, but what the reader has to know of all other rows.  On a primary,
+ * whether commits wait for one.  Which sessions do is hidden from an owner who may not see those
+ * of other roles, but not that no standby is connected. */
 create or replace function rota._examine_standby()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select case when s.behind > interval '5 minutes' then 'warning' else 'ok' end,
@@ -125,7 +127,27 @@ create or replace function rota._examine_standby()
             ', ' || rota._span(s.behind) || ' behind or idle'),
         null::text
     from (select rota.now() - pg_last_xact_replay_timestamp() as behind) as s
-    where pg_is_in_recovery();
+    where pg_is_in_recovery()
+    union all
+    select 'critical', format('%s (synchronous_standby_names is %s): what has written hangs, '
+            'such as enqueues and claims. Start the standby again, or wait for none, and a '
+            'promotion may lose what is committed: alter system set '
+            'synchronous_standby_names = ''''; select pg_reload_conf();', case
+                when w.has_standby then 'commits wait for a synchronous standby, the first for '
+                    || rota._span(rota.now() - w.since)
+                else 'no standby is connected, and commits wait for a synchronous one' end,
+            w.names),
+        null
+    from (
+        select current_setting('synchronous_standby_names') as names, (
+                select min(a.query_start) from pg_stat_activity as a
+                where a.wait_event = 'SyncRep' and a.datname = current_database()
+            ) as since,
+            exists (select from pg_stat_replication) as has_standby
+    ) as w
+    where w.names <> '' and not pg_is_in_recovery()
+      and (w.since < rota.now() - interval '5 seconds' or not w.has_standby
+        and current_setting('synchronous_commit') not in ('local', 'off'));
 $$;
 
 create or replace function rota._examine_ticker()

@@ -238,7 +238,8 @@ create or replace function rota._session_words(pid integer)
             case when a.backend_type not in ('client backend', 'parallel worker')
                 then a.backend_type end,
             a.state || ' for ' || rota._span(n.now - coalesce(a.state_change, a.xact_start)),
-            'transaction open for ' || rota._span(n.now - a.xact_start)))
+            'transaction open for ' || rota._span(n.now - a.xact_start),
+            case when a.wait_event = 'SyncRep' then 'waits for a synchronous standby' end))
         from pg_stat_get_activity(_session_words.pid) as g
         join pg_stat_activity as a on a.pid = g.pid cross join (select rota.now() as now) as n
     ), format('pid %s, which has just disconnected', pid));

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
@@ -159,3 +160,61 @@ def test_the_page_of_a_standby_shows_all_and_acts_on_nothing(
             assert 'role="alert"' not in shown.text
             assert "/act/" not in shown.text
         assert http.get("/act/cancel_job?job_id=1").status_code == 403
+
+
+def critical(db: psycopg.Connection[Any], finding: str) -> str | None:
+    """Return what is told as critical by a check, or nothing."""
+    row = db.execute(
+        "select evidence from rota.doctor() where severity = 'critical' and finding = %s",
+        (finding,),
+    ).fetchone()
+    return row[0] if row else None
+
+
+def test_doctor_tells_that_commits_wait_for_a_standby(
+    pair: tuple[Server, Server],
+) -> None:
+    """The one that is connected has another name than the one that is asked for."""
+    primary, _ = pair
+    with (
+        psycopg.connect(primary.url(), autocommit=True) as db,
+        psycopg.connect(primary.url(), autocommit=True) as producer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        producer.execute("select 1")
+        primary.configure(synchronous_standby_names="away")
+        enqueued = pool.submit(producer.execute, "select rota.enqueue('send', delay => '1 h')")
+        try:
+            wait_until(lambda: critical(db, "standby"), "doctor to tell")
+            told = critical(db, "standby")
+            waiting = db.execute(
+                "select rota._session_words(pid) from pg_stat_activity"
+                " where wait_event = 'SyncRep'"
+            ).fetchone()
+        finally:
+            primary.configure(synchronous_standby_names="")
+        assert enqueued.result().fetchone() is not None
+        assert told is not None
+        assert told.startswith("commits wait for a synchronous standby, the first for ")
+        assert "synchronous_standby_names is away" in told
+        assert waiting is not None
+        assert "waits for a synchronous standby" in waiting[0]
+        assert critical(db, "standby") is None
+
+
+def test_doctor_tells_that_no_standby_is_there_to_commit() -> None:
+    """Also an owner that may not see the sessions of others."""
+    folder = Path(tempfile.mkdtemp(dir=memory()))
+    folder.chmod(0o755)
+    alone = Server.create(folder)
+    try:
+        with psycopg.connect(alone.url(), autocommit=True) as db:
+            assert critical(db, "standby") is None
+            alone.configure(synchronous_standby_names="*")
+            told = critical(db, "standby")
+        assert told is not None
+        assert told.startswith(
+            "no standby is connected, and commits wait for a synchronous one"
+        )
+    finally:
+        alone.destroy()
