@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 import sentry_sdk
+from opentelemetry import baggage, context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -148,6 +149,61 @@ def test_an_attempt_may_have_a_trace_of_its_own(
     (snoozed,) = traces.named("process snoozes")
     assert snoozed.status.status_code is StatusCode.UNSET
     assert not snoozed.events
+
+
+@contextlib.contextmanager
+def carrying(values: dict[str, str]) -> Iterator[None]:
+    carried = context.get_current()
+    for name, value in values.items():
+        carried = baggage.set_baggage(name, value, carried)
+    token = context.attach(carried)
+    yield
+    context.detach(token)
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_job_has_the_baggage_of_its_producer_and_nothing_of_the_worker(
+    client: Client, dsn: str, traces: Traces, linked: bool
+) -> None:
+    registry = Registry()
+    otel.instrument(registry, linked=linked, tracer_provider=traces.provider)
+    seen: list[dict[str, object]] = []
+
+    def see(job: Job) -> None:
+        seen.append(dict(baggage.get_all()))
+
+    @registry.handler("async")
+    async def see_too(job: AsyncJob) -> None:
+        seen.append(dict(baggage.get_all()))
+
+    registry.add("plain", see)
+
+    with carrying({"tenant": "7"}):
+        client.enqueue("plain")
+        client.enqueue("async")
+    client.enqueue("plain", headers={"traceparent": "no trace at all"})
+    with carrying({"tenant": "of the worker"}):
+        with traces.tracer.start_as_current_span("the worker") as own:
+            drain(dsn, registry)
+        assert baggage.get_all() == {"tenant": "of the worker"}
+
+    assert seen == [{"tenant": "7"}, {"tenant": "7"}, {}]
+    done = traces.named("process plain") + traces.named("process async")
+    own_trace = own.get_span_context().trace_id
+    assert own_trace not in [span.context.trace_id for span in done]
+
+
+def test_no_job_is_refused_for_what_its_trace_carries(
+    client: Client, traces: Traces, db: Db
+) -> None:
+    otel.instrument(tracer_provider=traces.provider)
+
+    with carrying({str(number): "x" * 2700 for number in range(3)}):
+        client.enqueue("x", headers={"tenant": "7" * 3000})
+
+    assert db.execute(
+        "select headers ? 'baggage', headers ? 'traceparent' from rota.jobs"
+    ).fetchall() == [(False, True)]
 
 
 def _snooze(job: Job) -> None:

@@ -17,7 +17,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
+from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from .._version import __version__
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from ..registry import Registry
 
 DEFAULT_QUEUE = "default"
+MAX_BAGGAGE = 4096
+"""Half of what a job's headers may have: no job is refused for its trace."""
 _hooked: list[Hook] = []
 _traced: WeakSet[Registry] = WeakSet()
 
@@ -56,30 +60,38 @@ def instrument(
         ) as span:
             headers: dict[str, str] = {}
             propagate.inject(headers)
+            if len(headers.get("baggage", "")) > MAX_BAGGAGE:
+                del headers["baggage"]
             out.add_headers(headers)
             yield
             if len(out.ids) == 1:
                 span.set_attribute("messaging.message.id", str(out.ids[0]))
 
     def process(job: Job | AsyncJob) -> Iterator[None]:
-        context = propagate.extract(job.headers)
+        # Neither the trace nor the baggage of the worker itself: only what the job brings.
+        context = propagate.extract(job.headers, Context())
         sender = trace.get_current_span(context).get_span_context()
-        with tracer.start_as_current_span(
-            f"process {job.job_type}",
-            context=None if linked else context,
-            kind=SpanKind.CONSUMER,
-            attributes=_processed(job),
-            links=[Link(sender)] if linked and sender.is_valid else None,
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span:
-            try:
-                yield
-            except Snooze:
-                raise  # which is no failure
-            except BaseException as error:
-                _fail(span, error)
-                raise
+        if linked:
+            context = trace.set_span_in_context(trace.INVALID_SPAN, context)
+        token = contexts.attach(context)
+        try:
+            with tracer.start_as_current_span(
+                f"process {job.job_type}",
+                kind=SpanKind.CONSUMER,
+                attributes=_processed(job),
+                links=[Link(sender)] if linked and sender.is_valid else None,
+                record_exception=False,
+                set_status_on_exception=False,
+            ) as span:
+                try:
+                    yield
+                except Snooze:
+                    raise  # which is no failure
+                except BaseException as error:
+                    _fail(span, error)
+                    raise
+        finally:
+            contexts.detach(token)
 
     if not _hooked:
         HOOKS.append(send)
