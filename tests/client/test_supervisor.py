@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -18,10 +19,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from prometheus_client import REGISTRY, Metric
+from prometheus_client.registry import Collector
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rota import Client, InvalidArgumentError, Job, Registry, RotaError, Worker
 from rota.cli.supervisor import Child, Supervisor, _Files
+from rota.cli.worker import serve_health
 from rota.worker.process import peak_memory
 from rota.worker.worker import run_together
 from support.mutation import mutate
@@ -449,6 +453,40 @@ def test_health_tells_live_ready_and_figures(
     assert _get(port, "/live")[0] == 200
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
+
+
+def test_figures_that_hang_keep_neither_probes_nor_the_end_waiting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    may_go_on = threading.Event()
+
+    class Hanging(Collector):
+        def describe(self) -> list[Metric]:
+            return []
+
+        def collect(self) -> list[Metric]:
+            may_go_on.wait(DEADLINE)
+            return []
+
+    async def probe() -> None:
+        async with serve_health("127.0.0.1", 0, []):
+            port = int(re.search(r":(\d+)/ready", caplog.text)[1])  # type: ignore[index]
+            scrapes = [asyncio.to_thread(_get, port, "/metrics") for _ in range(2)]
+            waiting = asyncio.gather(*scrapes)
+            while "rota-metrics" not in [each.name for each in threading.enumerate()]:
+                await asyncio.sleep(0)
+            assert await asyncio.to_thread(_get, port, "/live") == (200, "live\n")
+            assert [each.name for each in threading.enumerate()].count("rota-metrics") == 1
+            may_go_on.set()
+            assert [code for code, _ in await waiting] == [200, 200]
+
+    hanging = Hanging()
+    REGISTRY.register(hanging)
+    try:
+        with caplog.at_level("INFO", logger="rota"):
+            asyncio.run(probe())
+    finally:
+        REGISTRY.unregister(hanging)
 
 
 def test_a_port_that_is_taken_is_named(run: Run) -> None:

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import ModuleType
 
-from ..client.connecting import named
+from ..client.connecting import begin, named
 from ..forwarding.forwarder import Forwarder
 from ..registry import Registry
 from ..worker.executor import Places
@@ -199,8 +199,16 @@ def _health(arguments: argparse.Namespace) -> tuple[str, int] | None:
 async def serve_health(host: str, port: int, workers: Sequence[Worker]) -> AsyncIterator[None]:
     """Answer requests inside the block; of port 0 at a free one, which the log tells."""
     metrics = _metrics()
+    scrape: asyncio.Future[tuple[str, str]] | None = None
 
-    def answer(path: str) -> tuple[int, str, str]:
+    async def figures(metrics: ModuleType) -> tuple[str, str]:
+        # The user's own may wait for anything: neither the loop nor a second thread for them.
+        nonlocal scrape
+        if scrape is None or scrape.done():
+            scrape = asyncio.wrap_future(begin(metrics.exposition))
+        return await asyncio.shield(scrape)
+
+    async def answer(path: str) -> tuple[int, str, str]:
         match path.partition("?")[0]:
             case "/live":
                 return 200, TEXT, "live\n"
@@ -208,7 +216,7 @@ async def serve_health(host: str, port: int, workers: Sequence[Worker]) -> Async
                 is_ready = any(worker.is_ready for worker in workers)
                 return (200, TEXT, "ready\n") if is_ready else (503, TEXT, "not ready\n")
             case "/metrics" if metrics is not None:
-                return (200, *metrics.exposition())
+                return (200, *await figures(metrics))
             case "/metrics":
                 return 404, TEXT, NO_METRICS
         return 404, TEXT, "/live, /ready, /metrics\n"
@@ -218,7 +226,8 @@ async def serve_health(host: str, port: int, workers: Sequence[Worker]) -> Async
             async with asyncio.timeout(REQUEST_TIMEOUT):
                 head = await reader.readuntil(b"\r\n\r\n")
                 words = head.decode("latin-1").split(" ", 2)
-                code, kind, text = answer(words[1] if words[0] in ("GET", "HEAD") else "")
+                path = words[1] if words[0] in ("GET", "HEAD") else ""
+                code, kind, text = await answer(path)
                 body = text.encode()
                 writer.write(
                     f"HTTP/1.1 {code} {'OK' if code == 200 else 'Unavailable'}\r\n"
