@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -355,6 +356,33 @@ def test_a_choice_stays_that_is_made_while_news_are_on_their_way(
     expect(wide.locator("main tbody input:checked")).to_have_count(1)
     expect(wide.locator("main details.filters")).to_have_attribute("open", "")
     expect(wide.locator("#live")).to_have_text("paused")
+
+
+def test_what_a_proxy_answers_takes_no_place_on_a_page_which_goes_on_by_itself(
+    wide: Page, web_url: str
+) -> None:
+    def refuse(route: Route) -> None:
+        if is_away and ("rota-live" in route.request.headers or "/events" in route.request.url):
+            route.fulfill(status=502, content_type="text/html", body="<h1>Bad Gateway</h1>")
+        else:
+            route.continue_()
+
+    wide.route(re.compile("."), refuse)
+    is_away = True
+    wide.goto("/jobs?type=goes_on")
+    expect(wide.locator("#live")).to_have_text("paused")
+    is_away = False
+    expect(wide.locator("#live")).to_have_text("live")
+
+    is_away = True
+    with psycopg.connect(web_url, autocommit=True) as db:
+        db.execute("select rota.enqueue('goes_on', queue => 'goes_on', delay => '1 day')")
+    expect(wide.locator("#live")).to_have_text("paused")
+    expect(wide.locator("main")).to_contain_text("No job matches")
+    is_away = False
+
+    expect(wide.locator("main tbody tr")).to_have_count(1)
+    wide.complaints[:] = [each for each in wide.complaints if "502" not in each]  # type: ignore[attr-defined]
 
 
 def test_a_selection_is_not_taken_away_and_is_acted_on(wide: Page, web_url: str) -> None:

@@ -71,7 +71,8 @@
 
   // Fresh pages
   const sign = $("#live");
-  let source = null, isStale = false, isLoading = false;
+  const LONGEST = 60000;
+  let source = null, isStale = false, isLoading = false, pause = 0, again = 0;
   function isBusy() {
     const at = document.activeElement;
     return document.hidden || $("dialog[open]") || $("main input:checked[name=id]") ||
@@ -95,6 +96,12 @@
   // Only now, since keys are pressed and boxes ticked also while the answer is on its way; and
   // what is kept is given back before the next of them.
   document.addEventListener("htmx:before:swap", (event) => {
+    // What a proxy answers for us, as without a server or a login, takes no place on the page.
+    if (!event.detail.ctx.text.includes('name="rota-base"')) {
+      event.preventDefault();
+      listenLater();
+      return;
+    }
     if (!event.detail.ctx.request.headers["Rota-Live"]) return;
     if (isBusy()) { isStale = true; event.preventDefault(); return; }
     const wasOpen = folds();
@@ -139,10 +146,18 @@
   }
   function listen() {
     if (document.hidden || source || !("EventSource" in window)) return;
+    clearTimeout(again);
     source = new EventSource(base + "/events");
     source.addEventListener("change", refresh);
-    source.onopen = show;
-    source.onerror = show;
+    source.onopen = () => { pause = 0; show(); };
+    // A lost connection is tried again, but not what a proxy has answered in its place.
+    source.onerror = () => { if (source?.readyState === EventSource.CLOSED) listenLater(); show(); };
+  }
+  function listenLater() {
+    deafen();
+    clearTimeout(again);
+    pause = Math.min(2 * pause || 2000, LONGEST);
+    again = setTimeout(listen, pause);
   }
   function deafen() { if (source) { source.close(); source = null; show(); } }
   document.addEventListener("visibilitychange", () => {
