@@ -279,6 +279,9 @@ def test_a_page_works_under_any_path_of_an_application(make_page: Make, scene: S
         assert http.get("/ops/rota/static/rota.css").status_code == 200
         answer = http.get("/ops/rota/jobs?q=dead")
         assert answer.headers["location"] == "/ops/rota/jobs?status=dead"
+        # Without the server that it was asked as, which is not what a proxy is asked as.
+        answer = http.get("/ops/rota/jobs/?status=dead")
+        assert answer.headers["location"] == "/ops/rota/jobs?status=dead"
         form = http.get(f"/ops/rota/act/retry_job?job_id={scene.jobs['queued']}").text
         assert 'action="/ops/rota/act/retry_job"' in form
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, LiteralString
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -252,7 +253,10 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                had = list(message.get("headers", ()))
+                had = [
+                    (name, _here(value) if name == b"location" else value)
+                    for name, value in message.get("headers", ())
+                ]
                 names = {name for name, _ in had}  # those of a page that is mounted in this one
                 own = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
                 message["headers"] = had + [one for one in own if one[0] not in names]
@@ -272,6 +276,12 @@ class Guard:
         await self._site.database.open()
         self._site.database.begin_page()
         await self._app(scope, receive, send_with_headers)
+
+
+def _here(address: bytes) -> bytes:
+    """Return an address of the page without its server, which behind a proxy is another."""
+    _, _, path, query, fragment = urlsplit(address)
+    return urlunsplit((b"", b"", b"/" + path.lstrip(b"/"), query, fragment))
 
 
 def _refusal(error: RefusedError) -> Response:
