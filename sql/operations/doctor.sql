@@ -118,8 +118,8 @@ begin
 end $$;
 
 /* On a standby not trouble, but what the reader has to know of all other rows.  On a primary,
- * whether commits wait for one.  Which sessions do is hidden from an owner who may not see those
- * of other roles, but not that no standby is connected. */
+ * whether commits wait for one.  Which sessions do is hidden from an owner who may not see
+ * those of other roles, but not that no standby is connected. */
 create or replace function rota._examine_standby()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select case when s.behind > interval '5 minutes' then 'warning' else 'ok' end,
