@@ -41,7 +41,7 @@ begin
     end if;
     channel := rota._result_channel(job_id);
     select f.id is not null, coalesce(f.status, j.status), f.result, f.error_type, f.last_error,
-        coalesce(f.progress_percent, j.progress_percent),
+        coalesce(f.progress_percent, j.progress_percent)::double precision,
         coalesce(f.progress_message, j.progress_message), num_nonnulls(f.id, j.id) > 0
     into is_ended, status, result, error_type, last_error, progress_percent, progress_message,
         v_is_known
