@@ -147,6 +147,21 @@ def test_a_task_runs_with_its_arguments(registry: Registry) -> None:
         run_job(registry, "send_receipt", {"order_id": "x"})
 
 
+@pytest.mark.parametrize(
+    ("limit", "told"), [(60, "0:01:00"), ("1 minute", "None"), (None, "None")]
+)
+def test_a_time_limit_may_be_a_number_or_a_text(
+    own: psycopg.Connection[Any], registry: Registry, limit: Any, told: str
+) -> None:
+    @registry.task("limited", time_limit=limit)
+    def limited(job: Job) -> str:
+        job.check()
+        return str(job.time_limit)
+
+    assert run_job(registry, limited.job()).result == told
+    assert run_job(registry, limited.job(), connection=own).result == told
+
+
 def test_a_payload_is_what_a_worker_would_get(registry: Registry) -> None:
     registry.add("echo", lambda job: job.payload)
 

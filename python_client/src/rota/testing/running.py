@@ -388,6 +388,11 @@ def _one_job(
         if name not in _FIELDS:
             raise TypeError(f"{name!r} is no field of a job: it has {', '.join(_FIELDS)}")
     request = {**request_of(job, payload), **fields}
+    limit = request.get("time_limit")
+    if isinstance(limit, int | float):
+        request["time_limit"] = timedelta(seconds=limit)
+    elif isinstance(limit, str):  # that only a database can read, and only a worker enforces
+        del request["time_limit"]
     if attempt < 1:
         raise ValueError(f"attempt must be at least 1, got {attempt}")
     if connection is None:
