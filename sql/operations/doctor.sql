@@ -552,6 +552,7 @@ create or replace function rota._examine_dead_jobs()
         case when g.place > 20 then null
             when g.error_type = 'lease_expired'
                 then format('select * from rota.explain_job(%s);', g.job_id)
+            when g.jobs = 1 then format('select rota.retry_job(%s);', g.job_id)
             else rota._retry_all(jsonb_build_object('queue', g.queue, 'job_type', g.job_type,
                 'status', 'dead', 'is_discarded', false, 'error_type', g.error_type,
                 'error', g.message, 'newer_than', '1 hour'), '{}', g.jobs, (

@@ -293,6 +293,7 @@ def test_dead_jobs_of_one_error(db):
         first.evidence
     )
     assert f"such as job {other}" in second.evidence
+    assert second.remedy == f"select rota.retry_job({other});"
     db.execute(first.remedy)
     assert [row.id for row in rows(db, "select id from rota.dead_jobs")] == [other]
     assert only(db).evidence.split(", the last")[0] == second.evidence.split(", the last")[0]
