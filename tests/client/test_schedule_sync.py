@@ -275,7 +275,7 @@ def test_a_schedule_that_fits_nothing_is_refused_where_it_is_written() -> None:
     @registry.task()
     def clean_up(days: int) -> None: ...
 
-    with pytest.raises(ValueError, match=r"cannot have ordering_key, which the task in_order"):
+    with pytest.raises(ValueError, match=r"cannot have ordering_key, .* in_order has: each"):
         registry.schedule("@daily")(in_order)
     with pytest.raises(TypeError, match=r"clean_up\(days: int\): missing a required argument"):
         registry.schedule("@daily")(clean_up)

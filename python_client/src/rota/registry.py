@@ -216,7 +216,9 @@ class Registry:
             if lost := sorted(job.keys() - _SCHEDULE_OPTIONS - {"job_type", "payload"}):
                 raise ValueError(
                     f"jobs of a schedule cannot have {', '.join(lost)}, which the task "
-                    f"{function.job_type} has: schedule another task, which enqueues this one"
+                    f"{function.job_type} has: each planned time makes one job, and with "
+                    "overlap='skip' none while the last is live; for more, schedule another "
+                    "task, which enqueues this"
                 )
             return job
         types = [name for name, each in self._handlers.items() if each is function]
