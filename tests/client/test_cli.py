@@ -1084,8 +1084,10 @@ def test_who_names_no_database_is_told_how_to(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PGPORT", "1")
 
-    assert main(["jobs"]) == 1
-    assert "(Name the database: -d " in capsys.readouterr().err
+    for _ in range(2):
+        assert main(["jobs"]) == 1
+        assert "(Name the database: -d " in capsys.readouterr().err
+        monkeypatch.setenv("DATABASE_URL", "")  # as of a variable that is not there
     for words in (["jobs", "--database"], ["front", "status", "--front"]):
         assert main([*words, "dbname=x"]) == 1
         assert "Name the database" not in capsys.readouterr().err

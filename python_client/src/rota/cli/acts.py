@@ -35,7 +35,7 @@ from .output import (
 DONE = {
     "retry": "put back to run now",
     "cancel": "cancelled, or asked to stop if running",
-    "discard": "acknowledged: they stay dead, but no longer raise alerts",
+    "discard": "acknowledged: still dead, but without alerts",
     "reschedule": "moved to another time",
     "set_priority": "given the priority",
     "move": "moved to the queue",

@@ -199,7 +199,7 @@ def hint_to_connect(arguments: argparse.Namespace) -> str | None:
         getattr(arguments, name, None)
         for name in ("database_url", "database", "databases", "front")
     ]
-    if any(given) or any(name in os.environ for name in NAMES):
+    if any(given) or any(os.environ.get(name) for name in NAMES):
         return None
     return "Name the database: -d postgresql://user@host/database, or DATABASE_URL"
 
