@@ -913,6 +913,12 @@ MAINTENANCE = (
         sql("operations/doctor", "f.%4$I < %6$L '", "f.%4$I < %5$L '"),
     ),
     mutant(
+        "remedy-of-a-part",
+        "What the doctor prints for dead jobs ends before it has looked at all of them.",
+        "sql/operations/test_doctor.py",
+        sql("operations/doctor", "when jobs < 1000 and rows < 5000 then", "when true then"),
+    ),
+    mutant(
         "age-of-old-functions",
         "After two thousand million transactions an upgrade leaves the functions it has not.",
         "sql/operations/test_drift.py",
@@ -1175,6 +1181,12 @@ MAINTENANCE = (
             "and (c_error_text is null or strpos(lower(w.last_error), c_error_text) > 0)",
             "",
         ),
+    ),
+    mutant(
+        "act-on-any-cancel",
+        "An act on the jobs that were cancelled for a reason is done to all jobs.",
+        "sql/operations/test_acts.py",
+        sql("operations/acts", "'error_type', 'cancel_reason', 'idem", "'error_type', 'idem"),
     ),
     mutant(
         "act-on-error-with-its-type",
