@@ -63,7 +63,7 @@ EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
 NOT_COMMITTED = Outcome(
     "failed",
     error="finish_in() was called in a transaction that was not committed: what the handler "
-    "wrote is lost, so it is tried again",
+    "wrote is lost, so the attempt fails",
     error_type="rota.NotCommitted",
 )
 """What a handler comes to that returns without its transaction."""
