@@ -163,7 +163,21 @@ create or replace function rota._examine_ticker()
         'select * from rota.tick();'
     from rota.ticker_health as t
     -- While there is nothing to do, a tick is recorded every five.
-    where t.lag > interval '6 minutes';
+    where t.lag > interval '6 minutes'
+    union all
+    -- As some providers set it when the disk is nearly full.
+    select 'critical', format('%s lets its sessions only read (default_transaction_read_only): '
+            'enqueues, claims and ticks fail. Find out why before you change it; sessions '
+            'keep the setting until they reconnect', case s.source
+                when 'database' then 'this database' when 'user' then 'role ' || session_user
+                else 'the ' || s.source end),
+        'begin read write; alter ' || case s.source
+            when 'database' then format('database %I', current_database())
+            when 'user' then format('role %I', session_user) end
+            || ' reset default_transaction_read_only; commit;'
+    from pg_settings as s
+    where s.name = 'default_transaction_read_only' and s.setting = 'on'
+      and s.source <> all('{client,session,default}') and not pg_is_in_recovery();
 $$;
 
 /* That pg_cron is to tick, but does not, and why; null if it has no entry for that. */

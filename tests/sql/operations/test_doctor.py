@@ -14,6 +14,7 @@ from sql.helpers import (
     last_tick,
     one,
     owner,
+    raises,
     refused,
     rows,
     run,
@@ -890,3 +891,38 @@ def test_of_what_is_more_than_twenty_it_says_how_many_more(db):
     assert [row.evidence.split()[1] for row in found[:20]] == [f"q{n}" for n in range(20)]
     assert (found[20].evidence, found[20].remedy) == ("and 5 more like these", None)
     assert len(found) == 21
+
+
+@pytest.mark.own_session
+def test_a_database_that_only_lets_sessions_read_is_told(db, connect):
+    """As some providers set it when the disk is nearly full."""
+    name = scalar(db, "select quote_ident(current_database())")
+    db.execute(f"alter database {name} set default_transaction_read_only = on")
+    reader = connect()
+    with raises("25006"):
+        enqueue(reader)
+
+    row = only(reader)
+
+    assert (row.severity, row.finding) == ("critical", "ticker")
+    assert row.evidence.startswith("this database lets its sessions only read")
+    reader.execute(row.remedy)
+    enqueue(connect())
+    assert doctor(connect()) == []
+    # A session that wants to read only is no trouble of others.
+    reader.execute("set default_transaction_read_only = on")
+    assert doctor(reader) == []
+
+
+@pytest.mark.own_session
+def test_a_role_that_may_only_read_is_told(db, connect):
+    db.execute("alter role postgres set default_transaction_read_only = on")
+    try:
+        row = only(connect())
+        with connect() as reader:
+            reader.execute(row.remedy)
+        enqueue(connect())
+    finally:
+        db.execute("alter role postgres reset default_transaction_read_only")
+
+    assert row.evidence.startswith("role postgres lets its sessions only read")
