@@ -224,6 +224,35 @@ comment on function rota_front.set_role is
     'role of that name in each shard, or as shard_role; without a password the one that it '
     'has stays; raises 22023.';
 
+/* A role needs usage of the server for its calls, and so could map itself to any role of the
+ * shards; PL/Proxy, unlike postgres_fdw, logs in there also without a password. */
+create or replace function rota_front.check_mapping()
+    returns event_trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    c_is_superuser constant boolean := (
+        select r.rolsuper from pg_roles as r where r.rolname = current_user
+    );
+begin
+    if not c_is_superuser and exists (
+        select from pg_event_trigger_ddl_commands() as c
+        join pg_user_mappings as m on m.umid = c.objid and m.srvname = 'rota_shards'
+        where c.classid = 'pg_user_mapping'::regclass
+    ) then
+        raise exception using
+            errcode = '42501', message = 'only a superuser maps roles in a front',
+            hint = 'select rota_front.set_role(...);';
+    end if;
+end $$;
+do $$ begin
+    if not exists (
+        select from pg_event_trigger as t where t.evtname = 'rota_front_check_mapping'
+    ) then
+        create event trigger rota_front_check_mapping on ddl_command_end
+            when tag in ('CREATE USER MAPPING', 'ALTER USER MAPPING')
+            execute function rota_front.check_mapping();
+    end if;
+end $$;
+
 create or replace function rota_front.grant_to(role name, access text)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare

@@ -551,6 +551,12 @@ setting ->> 'pause_name',
         sql("jobs/forward", "j.queue <= 'forward:9999'", "j.queue < 'forward;'"),
     ),
     mutant(
+        "mapping-of-its-own",
+        "A role of a front makes itself a superuser of the databases that trust its machine.",
+        "sql/access/test_front.py",
+        sql("front", "    if not c_is_superuser and exists (", "    if false and exists ("),
+    ),
+    mutant(
         "front-made-twice-at-once",
         "Two who make a front at once change the same rows of the catalog, and one fails.",
         "sql/access/test_front.py",

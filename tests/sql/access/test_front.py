@@ -630,9 +630,19 @@ def test_a_role_is_the_same_role_at_the_shards(front, admin):
                 "select * from rota_front.ask_each('job_runs')",
                 "update rota_front.slots set number = 1",
                 "select rota_front.set_role(current_user, 'operator')",
+                # The shards may let this machine in without a password.
+                "alter user mapping for current_user server rota_shards"
+                " options (set user 'postgres')",
             ):  # fmt: skip
                 with raises("42501"):
                     shop.execute(text)
+            shop.execute("drop user mapping for current_user server rota_shards")
+            with raises("42501"):
+                shop.execute(
+                    "create user mapping for current_user server rota_shards"
+                    " options (user 'postgres')"
+                )
+        front.db.execute("select rota_front.set_role(%s, 'producer', password => 's')", [name])
         mappings = scalar(
             front.db, "select count(*) from pg_user_mappings where usename = 'public'"
         )
