@@ -814,6 +814,18 @@ create or replace function rota._examine_vacuum()
       and (n.step = 1 or s.source <> 'command line')
     order by s.name, n.step)
     union all
+    -- Of any database.  From here on vacuum hurries (vacuum_failsafe_age).
+    (select 'critical', format('database %s is %s %s behind: vacuum has not frozen its rows, '
+            'and near 2^31 the server refuses whatever writes. End what horizon tells of, and '
+            'what keeps vacuum in other databases; then a superuser vacuums all of %1$s',
+            d.datname, a.age, a.what),
+        case when d.datname = current_database() then 'vacuum;' end
+    from pg_database as d
+    cross join lateral (
+        values ('transactions', age(d.datfrozenxid)), ('multixacts', mxid_age(d.datminmxid))
+    ) as a (what, age)
+    where a.age > 1600000000 order by a.age desc, d.datname <> current_database())
+    union all
     (with tables as (
         select c.oid::regclass::text as name, pg_stat_get_dead_tuples(c.oid) as dead,
             pg_stat_get_live_tuples(c.oid) as live,

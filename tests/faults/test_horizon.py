@@ -6,6 +6,7 @@ makes a hundred thousand in a second or two.  The remedy is what removes it, or 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -17,7 +18,7 @@ import psycopg
 import pytest
 from psycopg.rows import namedtuple_row
 
-from rota.testing.server import memory
+from rota.testing.server import find_binaries, memory
 from support.server import INSTALL, Server
 from support.waiting import wait_until
 
@@ -168,6 +169,42 @@ def test_an_install_that_a_prepared_transaction_holds_up_says_so(
 
     assert "another transaction has read rota.ticker_health and stays open" in done.stderr
     assert "End it, or wait for it, then install again" in done.stderr
+
+
+def test_a_server_that_runs_out_of_transaction_ids_is_told() -> None:
+    """It refuses whatever writes then; a prepared transaction keeps autovacuum from it."""
+    if not (find_binaries(os.environ.get("ROTA_PG_BINDIR"))[0] / "pg_resetwal").exists():
+        pytest.skip("these PostgreSQL programs have no pg_resetwal")
+    folder = Path(tempfile.mkdtemp(dir=memory()))
+    folder.chmod(0o755)
+    server = Server.create(folder, SETTINGS)
+
+    def told(db: Db) -> list[Any]:
+        return db.execute(
+            "select severity, evidence, remedy from rota.doctor() where finding = 'vacuum'"
+            " and evidence like 'database jobs %'"
+        ).fetchall()
+
+    try:
+        with psycopg.connect(server.url(), autocommit=True) as db:
+            db.execute("begin; select rota.enqueue('x'); prepare transaction 'old'")
+            assert told(db) == []
+        server.stop()
+        server.age(2_145_500_000)
+        server.start()
+        with psycopg.connect(server.url(), autocommit=True) as db:
+            with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+                db.execute("select rota.enqueue('x')")
+
+            ((severity, evidence, remedy),) = told(db)
+
+            assert severity == "critical"
+            assert " transactions behind: " in evidence
+            db.execute("rollback prepared 'old'")
+            db.execute(remedy)
+            assert told(db) == []
+    finally:
+        server.destroy()
 
 
 def test_autovacuum_that_is_off_is_put_on_by_two_statements(primary: Server, db: Db) -> None:

@@ -178,6 +178,15 @@ class Server:
         self.execute(*changes, "select pg_reload_conf()")
         time.sleep(0.3)
 
+    def age(self, xids: int) -> None:
+        """Let it have given about so many transaction ids, while it is stopped."""
+        each = 1 << 20
+        segment = xids // each
+        log = self.data / "pg_xact" / f"{segment:04X}"
+        log.write_bytes(bytes(each // 4))
+        give_away(log)
+        _run("pg_resetwal", "-f", "-x", str(segment * each), "-D", str(self.data))
+
     def destroy(self) -> None:
         """Stop it and delete all of it."""
         self.stop(signal.SIGQUIT)
