@@ -42,6 +42,7 @@ create table if not exists rota_front.grants (
     access text not null check (access in ('producer', 'operator')),
     primary key (role, access)
 );
+create sequence if not exists rota_front.lock_seed;
 create table if not exists rota_front.access (
     access text not null,
     name text not null,
@@ -52,6 +53,13 @@ comment on table rota_front.slots is
     'Which database the keys of a slot go to, unless they are live in an earlier one.';
 comment on table rota_front.grants is 'Which role may do what through this front.';
 comment on table rota_front.access is 'Which function is for whom, as in the shards.';
+comment on sequence rota_front.lock_seed is
+    'A random number, set once, without which no session can tell the locks of keys.';
+do $$ begin
+    perform setval('rota_front.lock_seed',
+        1 + (hashtextextended(gen_random_uuid()::text, 0) & ((1::bigint << 60) - 1)))
+    from rota_front.lock_seed as s where not s.is_called;
+end $$;
 
 create or replace function rota_front.set_server(server name, wrapper name, options jsonb)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -273,9 +281,9 @@ begin
           or p.pronamespace = 'rota_front'::regnamespace
           and p.proname = any(case grant_to.access
             when 'producer' then '{check_call,slot_of,shard_of_number,shard_of_job,shard_for,'
-                'follow_keys,ask_live_keys,raise_of_shard}'
-            else '{check_call,shard_of_number,shard_of_job,check_return,ask_live_keys,'
-                'ask_keys,ask_each,raise_of_shard,version_of}' end::name[])
+                'lock_slot,lock_keys,follow_keys,ask_live_keys,raise_of_shard}'
+            else '{check_call,shard_of_number,shard_of_job,lock_keys,check_return,'
+                'ask_live_keys,ask_keys,ask_each,raise_of_shard,version_of}' end::name[])
     loop
         execute format('grant execute on routine %s to %I', v_function, role);
     end loop;
@@ -362,8 +370,12 @@ begin
         update rota_front.slots as s
         set number = v_slot.number,
             earlier = array_remove(s.earlier || s.number, v_slot.number)
-        where s.slot = v_slot.slot;
-        switched := switched + 1;
+        where s.slot = any(array(
+            select f.slot from rota_front.slots as f where f.slot = v_slot.slot
+            for update skip locked
+        ));
+        switched := switched + found::integer;
+        remaining := remaining + (not found)::integer;
     end loop;
     return next;
 end $$;
@@ -521,7 +533,9 @@ begin
         );
     end if;
 
-    perform pg_advisory_xact_lock_shared(1919907972, v_slots[1]);
+    if not pg_try_advisory_xact_lock_shared(1919907972, v_slots[1]) then
+        perform rota_front.lock_slot(v_slots[1]);
+    end if;
     select s.* into v_slot from rota_front.slots as s where s.slot = v_slots[1];
     v_number := v_slot.number;
     if v_slot.earlier <> '{}' and v_keys <> '{}' then
@@ -536,6 +550,25 @@ begin
     return rota_front.shard_of_number('shard_key', v_number);
 end $$;
 
+/* Lock a slot whose lock another session has: one that hands it over, for which this waits, and
+ * which has locked the row too; or any login, for none needs a right to that lock. */
+create or replace function rota_front.lock_slot(slot integer)
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    perform from rota_front.slots as s where s.slot = lock_slot.slot for share;
+end $$;
+
+/* Lock keys, by numbers that no login can know, until the transaction ends. */
+create or replace function rota_front.lock_keys(keys text[])
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    perform pg_advisory_xact_lock(k.lock)
+    from (
+        select distinct hashtextextended(k, s.last_value) as lock
+        from unnest(keys) as k cross join rota_front.lock_seed as s order by 1
+    ) as k;
+end $$;
+
 /* Where keys are live whose slot was elsewhere before, with their locks. */
 create or replace function rota_front.follow_keys(
     jobs jsonb, keys text[], slot rota_front.slots
@@ -543,10 +576,7 @@ create or replace function rota_front.follow_keys(
 declare
     v_number integer; v_answer record; v_moves_from integer; v_found integer; v_place integer;
 begin
-    perform pg_advisory_xact_lock(k.lock)
-    from (
-        select distinct hashtextextended(k, 1) as lock from unnest(keys) as k order by 1
-    ) as k;
+    perform rota_front.lock_keys(keys);
     foreach v_number in array slot.earlier || slot.number loop
         select a.live, a.may_be_live into v_answer
         from rota_front.ask_live_keys(rota_front.shard_of_number('jobs', v_number), jobs) as a;
@@ -604,12 +634,8 @@ declare
 begin
     select k into v_job from rota_front.ask_keys(shard, job_id) as k;
     if not found then return; end if;
-    perform pg_advisory_xact_lock(k.lock)
-    from (
-        select distinct hashtextextended(k, 1) as lock
-        from unnest(array[v_job ->> 'idempotency_key', v_job ->> 'ordering_key']) as k
-        where k is not null order by 1
-    ) as k;
+    perform rota_front.lock_keys(array_remove(
+        array[v_job ->> 'idempotency_key', v_job ->> 'ordering_key'], null));
     -- If a slot changes hands from now on, calls with the key come after this one.
     if not exists (select from rota_front.slots as s where s.earlier <> '{}') then
         return;

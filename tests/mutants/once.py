@@ -1631,10 +1631,38 @@ any(array['access producer', enqueue.queue])
         sql("front", "if v_slot.earlier <> '{}' and v_keys <> '{}' then", "if false then"),
     ),
     mutant(
+        "front-slot-of-a-stranger",
+        "Any login can hold up all calls with keys through a front.",
+        "sql/access/test_front.py",
+        sql(
+            "front",
+            "    if not pg_try_advisory_xact_lock_shared(1919907972, v_slots[1]) then\n"
+            "        perform rota_front.lock_slot(v_slots[1]);\n"
+            "    end if;\n",
+            "    perform pg_advisory_xact_lock_shared(1919907972, v_slots[1]);\n",
+        ),
+    ),
+    mutant(
+        "front-slot-of-nobody",
+        "A call whose slot a stranger has locked goes to a database that it leaves.",
+        "sql/access/test_front.py",
+        sql("front", "        perform rota_front.lock_slot(v_slots[1]);\n", "        null;\n"),
+    ),
+    mutant(
+        "front-keys-that-any-login-can-name",
+        "Any login can hold up all calls with a key through a front.",
+        "sql/access/test_front.py",
+        sql("front", "hashtextextended(k, s.last_value)", "hashtextextended(k, 1)"),
+    ),
+    mutant(
         "front-slot-without-lock",
         "A slot is handed over while a call is on its way to its old database.",
         "sql/access/test_front.py",
-        sql("front", "perform pg_advisory_xact_lock_shared(1919907972, v_slots[1]);", ""),
+        sql(
+            "front",
+            "if not pg_try_advisory_xact_lock_shared(1919907972, v_slots[1]) then",
+            "if false then",
+        ),
     ),
     mutant(
         "front-of-keys-that-part",

@@ -21,6 +21,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import rota
+from races.harness import Session
 from rota.cli import main
 from rota.schema import run_script
 from rota.testing.server import EmbeddedPostgres
@@ -382,6 +383,70 @@ def test_a_slot_changes_hands_while_no_call_holds_it(front):
         # All others have theirs; this one is among those left, if it was to go.
         assert (answer.switched, answer.remaining) in ((0, 0), (0, 1))
     front.rebalance()
+
+
+@pytest.mark.slow
+def test_a_login_without_rights_holds_up_no_call(front):
+    """Any login can take any advisory lock of which it knows the key, and keep it."""
+    key = key_of(front, 1)
+    old = value(front.db, "enqueue", job_type="x", idempotency_key=key)
+    front.make(1, 2, 3)
+    front.db.execute("update rota_front.slots set earlier = array[1], number = 3")
+    ended = value(front.db, "enqueue", job_type="x", idempotency_key="k")
+    value(front.db, "cancel_job", job_id=ended)
+    with front.connect() as stranger, front.connect() as caller:
+        stranger.execute("set role pg_signal_backend")
+        stranger.execute(
+            "select pg_advisory_lock(1919907972, n) from generate_series(0, 1023) n"
+        )
+        stranger.execute(
+            "select pg_advisory_lock(hashtextextended(k, n)) from unnest(%s::text[]) as k,"
+            " generate_series(0, 1) as n",
+            [[key, "k", "new"]],
+        )
+        caller.execute("set statement_timeout = '5s'")
+
+        assert value(caller, "enqueue", job_type="x", idempotency_key=key) == old
+        assert value(caller, "enqueue", job_type="x", idempotency_key="new") & 1023 == 3
+        value(caller, "retry_job", job_id=ended)
+
+
+@pytest.mark.slow
+def test_a_slot_stays_where_a_call_holds_it_whose_lock_a_stranger_had(front):
+    key = key_of(front, 1)
+    front.make(1, 2, 3)
+    front.db.execute("set statement_timeout = '5s'")
+    with front.connect() as stranger, front.connect() as caller, caller.transaction():
+        stranger.execute(
+            "select pg_advisory_lock(1919907972, n) from generate_series(0, 1023) n"
+        )
+        value(caller, "enqueue", job_type="x", idempotency_key=key)
+        stranger.execute("select pg_advisory_unlock_all()")
+
+        for _ in range(30):
+            rows(front.db, "select * from rota_front.rebalance(1024)")
+
+        slot = "select number from rota_front.slots where slot = rota_front.slot_of(%s)"
+        assert scalar(front.db, slot, key) == 1
+    front.rebalance()
+
+
+@pytest.mark.slow
+def test_a_call_waits_while_its_slot_changes_hands(front):
+    """A hands slots over and stays open; B calls, and waits for A; A commits."""
+    front.make(1, 2, 3)
+    with front.connect() as first, front.connect() as second:
+        a, b = Session(first, front.db), Session(second, front.db)
+        with a.transaction():
+            a.fetch("select rota_front.rebalance(1024)")
+            key = scalar(first, """select k from generate_series(1, 1000) as n
+                cross join concat('k', n) as k join rota_front.slots as s
+                    on s.slot = rota_front.slot_of(k) and s.number = 3 limit 1""")  # fmt: skip
+            pending = b.start("select rota.enqueue('x', idempotency_key => %s)", [key])
+            pending.wait_blocked(by=a)
+        ((job_id,),) = pending.result()
+
+    assert job_id & 1023 == 3
 
 
 @pytest.mark.slow
