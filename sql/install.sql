@@ -78,6 +78,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir base/configured.sql
 \ir tables/configured.sql
 \ir tables/statistics.sql
+\ir base/encoding.sql
 \ir base/audit.sql
 \ir tables/audit.sql
 \else
@@ -99,6 +100,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \endif
 \ir base/queue_rights.sql
 \ir base/moving.sql
+\ir base/encoding.sql
 \ir base/checks.sql
 \ir base/ids.sql
 \ir base/locks.sql
@@ -190,7 +192,7 @@ do $$ begin perform rota._drop_leftovers(); end $$;
 \if :is_first
 \ir upgrades/from_0_1_0/carry_over.sql
 \endif
-do $$ begin perform rota._keep_manifest(); end $$;
+do $$ begin perform rota._guard_texts(); perform rota._keep_manifest(); end $$;
 \if :is_first
 \ir upgrades/from_0_1_0/switch_over.sql
 \endif

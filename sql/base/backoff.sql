@@ -94,7 +94,7 @@ begin
             where p.problem is not null limit 1
         )
         when key not in ('base_seconds', 'cap_seconds', 'jitter')
-            then format('has an unknown key %L', left(key, 80))
+            then format('has an unknown key %L', rota._cut(key, 80))
         when jsonb_typeof(value) <> 'number' then format('needs %s to be a number', key)
         when key = 'jitter' then
             case when value::numeric not between 0 and 0.9

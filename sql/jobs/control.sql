@@ -211,7 +211,7 @@ begin
             when j.status = 'running' then coalesce(j.cancel_requested_at, rota.now()) end,
         cancel_reason = case when _cancel_jobs.have_expired
             then format('expired at %s', j.expires_at)
-            else coalesce(left(_cancel_jobs.reason, 1000), j.cancel_reason) end,
+            else coalesce(rota._cut(_cancel_jobs.reason, 1000), j.cancel_reason) end,
         error_type = case when _cancel_jobs.have_expired then 'expired' else j.error_type end,
         updated_at = case when j.status = 'running' then j.updated_at else rota.now() end
     where j.id = any(_cancel_jobs.job_ids);

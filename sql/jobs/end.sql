@@ -219,9 +219,10 @@ begin
         perform rota._refuse('ending', 'must be an object');
     elsif v_keys is null then
         perform rota._refuse('outcome', 'must be succeeded, failed, snoozed or released, got '
-            || coalesce(quote_literal(left(v_outcome, 80)), 'null'));
+            || coalesce(quote_literal(rota._cut(v_outcome, 80)), 'null'));
     elsif ending - v_keys <> '{}' then
-        perform rota._refuse(left(k.key, 80), format('does not go with outcome %s', v_outcome))
+        perform rota._refuse(rota._cut(k.key, 80),
+            format('does not go with outcome %s', v_outcome))
         from jsonb_object_keys(ending - v_keys) as k (key) limit 1;
     end if;
     perform rota._check_given('job_id', ending ->> 'job_id' is not null);

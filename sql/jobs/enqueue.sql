@@ -425,7 +425,7 @@ begin
     perform rota._refuse(format('%s[%s]', argument, e.ordinal),
         case jsonb_typeof(e.item)
             when 'object' then format('has an unknown key %L', (
-                select left(k.key, 80)
+                select rota._cut(k.key, 80)
                 from jsonb_object_keys(e.item - _check_keys_of.keys) as k (key) limit 1
             ))
             else 'must be an object'
@@ -488,7 +488,7 @@ begin
     return null;
 exception
     when data_exception or program_limit_exceeded then
-        return format('is not valid: %s', left(sqlerrm, 200));
+        return format('is not valid: %s', rota._cut(sqlerrm, 200));
 end $$;
 
 /* Whether a job that has no more than this breaks no rule, as most do.  An expression that is

@@ -81,7 +81,7 @@ begin
             return next;
             continue;
         end if;
-        v_error_type := left(error_types[v_n], 200);
+        v_error_type := rota._cut(error_types[v_n], 200);
         if c_has_rules then
             v_rule := rota._retry_rule(v_error_type, v_job.job_type, v_job.queue);
         end if;
@@ -97,8 +97,9 @@ begin
             started_at, failed_at, error_type, message, stack, run_at)
         select v_job.id, v_job.lease_token, v_job.attempts, v_job.queue, v_job.job_type,
             coalesce(v_job.locked_by, ''), coalesce(v_job.started_at, c.now), c.now,
-            v_error_type, left(_fail_running.errors[v_n], 10000),
-            left(_fail_running.stacks[v_n], 20000), greatest(v_job.run_at, v_job.created_at)
+            v_error_type, rota._cut(_fail_running.errors[v_n], 10000),
+            rota._cut(_fail_running.stacks[v_n], 20000),
+            greatest(v_job.run_at, v_job.created_at)
         from (select rota.now() as now offset 0) as c returning failed_at into v_now;
 
         if status = 'failed' then
@@ -114,7 +115,7 @@ begin
             locked_by = case when _fail_running.status <> 'failed' then j.locked_by end,
             locked_until = case when _fail_running.status <> 'failed' then j.locked_until end,
             held_limits = case when _fail_running.status <> 'failed' then j.held_limits end,
-            last_error = left(_fail_running.errors[v_n], 1000), error_type = v_error_type,
+            last_error = rota._cut(_fail_running.errors[v_n], 1000), error_type = v_error_type,
             failed_at = v_now, updated_at = v_now
         where j.id = v_job.id and j.lease_token = v_job.lease_token and j.status = 'running';
 
@@ -168,7 +169,7 @@ begin
       and (r.status = 'cancelled' and r.cancel_requested_at is not null or exists (
         select from rota.job_errors as e
         where e.job_id = _failed_before.job_id and e.lease_token = _failed_before.lease_token
-          and e.message = left(_failed_before.error, 10000)
+          and e.message = rota._cut(_failed_before.error, 10000)
       ))
       -- A job that was cancelled after its stage: that has succeeded.
       and not rota._is_finished(_failed_before.job_id, r.lease_token);

@@ -118,7 +118,7 @@ begin
     ) then
         perform rota._refuse(argument, format(
             'must be end or a stage of the pipeline %L, got %L', v_pipeline,
-            left(next_stage, 80)));
+            rota._cut(next_stage, 80)));
     end if;
 end $$;
 

@@ -112,7 +112,7 @@ begin
 
     update rota.jobs as j
     set progress_percent = set_progress.percent,
-        progress_message = left(set_progress.message, 1000), updated_at = rota.now()
+        progress_message = rota._cut(set_progress.message, 1000), updated_at = rota.now()
     where j.id = set_progress.job_id
       and j.lease_token = set_progress.lease_token and j.status = 'running';
     if not found then perform rota._raise_lost(job_id, lease_token); end if;

@@ -33,7 +33,7 @@ begin
     end if;
     perform rota._refuse('retry_budget.' || b.key, format(
         'must be a whole number of %s to %s, got %s', r.lowest, r.highest,
-        left(b.value::text, 80)))
+        rota._cut(b.value::text, 80)))
     from jsonb_each(set_queue.retry_budget) as b
     join (values ('per_minute', 1, 1000000), ('percent', 0, 1000)) as r (key, lowest, highest)
         on r.key = b.key

@@ -28,7 +28,7 @@ begin
     if not exists (
         select from rota.workers as w
         where w.worker = report_worker.worker
-          and (w.host, w.pid) is not distinct from (left(report_worker.host, 255),
+          and (w.host, w.pid) is not distinct from (rota._cut(report_worker.host, 255),
             report_worker.pid)
     ) then
         -- One that starts beside a report that is not committed has a row of its own.
@@ -36,13 +36,13 @@ begin
         values (
             case when pg_try_advisory_xact_lock(1919907963, 0)
                 then date_bin('5 minutes', rota.now(), 'epoch') else rota.now() end,
-            coalesce(left(report_worker.version, 255), ''), 1)
+            coalesce(rota._cut(report_worker.version, 255), ''), 1)
         on conflict on constraint worker_starts_pkey do update set workers = s.workers + 1;
     end if;
     insert into rota.workers as w (worker, host, pid, version, queues, job_types, concurrency,
         backend_pid)
-    values (report_worker.worker, left(report_worker.host, 255), report_worker.pid,
-        left(report_worker.version, 255), report_worker.queues, report_worker.job_types,
+    values (report_worker.worker, rota._cut(report_worker.host, 255), report_worker.pid,
+        rota._cut(report_worker.version, 255), report_worker.queues, report_worker.job_types,
         report_worker.concurrency,
         -- A pooler has told the driver another number, and ends its sessions when it likes.
         case when report_worker.backend_pid = pg_backend_pid() then pg_backend_pid() end)

@@ -30,11 +30,11 @@ begin
           and n.nspname !~ '^(pg_|rota$|information_schema$|public$)'
     ) then
         perform rota._refuse('schema', format('must be a schema that belongs to role %s and is '
-            'for nothing else, got %L', current_user, left(schema, 80)));
+            'for nothing else, got %L', current_user, rota._cut(schema, 80)));
     elsif c_rows_owner <> to_regrole(quote_ident(current_user)) then
         -- Others may be allowed to make tables there.
         perform rota._refuse('schema', format('must have no table rota_rows that does not '
-            'belong to role %s, got %L', current_user, left(schema, 80)));
+            'belong to role %s, got %L', current_user, rota._cut(schema, 80)));
     end if;
 
     if c_rows_owner is null then

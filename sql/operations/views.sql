@@ -139,7 +139,7 @@ create or replace function rota.fold_error(message text)
     returns text language plpgsql immutable security definer
     set search_path = pg_catalog, pg_temp as $$
 declare
-    v_text text := left(message, 1000);
+    v_text text := rota._cut(message, 1000);
 begin
     v_text := regexp_replace(v_text,
         E'\\m[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\\M', 'ID', 'gi');
@@ -158,7 +158,9 @@ comment on function rota.fold_error is
  * their digits are folded alike, so one of them is folded for all; but that of 0x counts. */
 create or replace view rota.error_groups with (security_barrier = true) as
 with newest as materialized (
-    select e.queue, e.job_type, e.error_type, left(e.message, 1000) as text,
+    select e.queue, e.job_type, e.error_type,
+        -- Longer by a character, which fold_error() then may cut in two.
+        left(e.message, 1004) as text,
         translate(replace(replace(translate(left(e.message, 1000), '12346789', '55555555'),
             '0x', '4x'), '0X', '4X'), '0', '5') as shape,
         e.failed_at, e.job_id

@@ -35,21 +35,27 @@ create or replace function rota._moment(moment timestamptz)
 $$;
 
 /* A foreign text as a terminal may show it: spaces are plain ones, and what would move the
- * cursor, change colours or turn the direction of writing is a question mark. */
+ * cursor, change colours or turn the direction of writing is a question mark.  Of encodings
+ * whose numbers are not those of Unicode, only what is in ASCII is meant by its number. */
 create or replace function rota._printable(value text)
-    returns text language sql immutable as $$
-    select regexp_replace(
-        regexp_replace(value, E'[\\u0009-\\u000d\\u0085\\u2028\\u2029]', ' ', 'g'),
-        E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]',
-        '?', 'g');
+    returns text language sql stable as $$
+    select case
+        when getdatabaseencoding() ~ '^(UTF8|LATIN|ISO_8859)' then regexp_replace(
+            regexp_replace(value, E'[\\u0009-\\u000d\\u0085\\u2028\\u2029]', ' ', 'g'),
+            E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f]'
+            || E'|[\\u202a-\\u202e\\u2066-\\u2069]', '?', 'g')
+        else regexp_replace(regexp_replace(value, E'[\\u0009-\\u000d]', ' ', 'g'),
+            E'[\\u0001-\\u001f\\u007f]', '?', 'g')
+    end;
 $$;
 
 /* The same in one line, cut to a readable length. */
 create or replace function rota._one_line(value text)
     returns text language sql immutable as $$
-    select case when char_length(l.line) <= 200 then l.line else left(l.line, 197) || '...' end
-    from regexp_replace(btrim(rota._printable(left(value, 2000))), '[[:space:]]+', ' ', 'g')
-        as l (line);
+    select case when char_length(l.line) <= 200 then l.line
+        else rota._cut(l.line, 197) || '...' end
+    from regexp_replace(btrim(rota._printable(rota._cut(value, 2000))), '[[:space:]]+', ' ',
+        'g') as l (line);
 $$;
 
 /* Characters of a text that _printable() would take away, as the escapes by which both JSON and

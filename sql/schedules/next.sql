@@ -213,6 +213,6 @@ create or replace function rota._raise_no_schedule(name text)
 begin
     perform rota._check_given('name', name is not null);
     raise exception using
-        errcode = 'RT005', message = format('schedule %L not found', left(name, 80)),
+        errcode = 'RT005', message = format('schedule %L not found', rota._cut(name, 80)),
         hint = 'rota.job_definitions lists all of them.';
 end $$;

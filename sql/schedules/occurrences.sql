@@ -106,7 +106,7 @@ exception when others then
     if left(sqlstate, 2) not in ('22', '23', '42', '54', 'RT') then raise; end if;
     update rota.job_definitions as d
     set is_enabled = false, disabled_at = rota.now(), disabled_by = null,
-        last_error = left(sqlerrm, 1000), next_run_at = null
+        last_error = rota._cut(sqlerrm, 1000), next_run_at = null
     where d.name = _enqueue_one.name;
     raise warning 'schedule % is disabled: %', name, sqlerrm;
     return 0;

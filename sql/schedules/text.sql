@@ -61,7 +61,7 @@ begin
     raise exception using errcode = 'RT006',
         message = format('schedule %L: %s',
             case when octet_length(schedule) <= 255 then schedule
-                else left(schedule, 80) || '...' end,
+                else rota._cut(schedule, 80) || '...' end,
             problem),
         hint = 'Such as 0 2 * * * (each day at 02:00), */5 * * * *, 0 9 * * MON-FRI, @daily, '
             'every 90 seconds, after 10 minutes.';

@@ -78,5 +78,5 @@ begin
     end if;
 
     perform rota._refuse('time_zone', format('must be a name such as Europe/Warsaw or UTC, '
-        'got %s', coalesce(quote_literal(left(time_zone, 80)), 'null')));
+        'got %s', coalesce(quote_literal(rota._cut(time_zone, 80)), 'null')));
 end $$;

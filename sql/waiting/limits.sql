@@ -35,11 +35,11 @@ begin
         if limit_key like '%*' and limit_key not like '%:*' then
             perform rota._refuse('limit_key', format(
                 'is no key and no class: the name of a class ends in :*, got %L',
-                left(limit_key, 80)));
+                rota._cut(limit_key, 80)));
         elsif limit_key like '%:%:*' then
             perform rota._refuse('limit_key', format(
                 'with :* is a class, all keys with the same text before their first colon, so '
-                'it must have no other colon, got %L', left(limit_key, 80)));
+                'it must have no other colon, got %L', rota._cut(limit_key, 80)));
         end if;
     end if;
     perform rota._check_number('max_running', max_running, 0, 1000000, true);

@@ -281,7 +281,7 @@ begin
       end;
     if not found then
         perform rota._refuse('stage', format('must be a stage of the pipeline %L, got %L',
-            pipeline, left(stage, 80)));
+            pipeline, rota._cut(stage, 80)));
     end if;
     return v_stage;
 end $$;

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
+import psycopg2
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -87,6 +88,39 @@ def test_an_error_is_kept_where_the_database_lacks_its_characters(
         admin.execute("drop database latin with (force)")
 
     assert dead == [("ValueError", r"Zo\xeb \u2192 nowhere")]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_a_database_that_counts_bytes_takes_every_character(of_bytes: str, driver: str) -> None:
+    """It refuses the escapes that JSON may have for characters outside of ASCII."""
+    text = 'Zoë \\u00e9 "\N{CRAB}" \t\x01'
+    registry = Registry()
+    seen: list[Any] = []
+
+    @registry.handler("returns")
+    def returns(job: Job) -> dict[str, str]:
+        seen.append(job.payload)
+        return {text: text}
+
+    @registry.handler("raises")
+    def raises(job: Job) -> None:
+        raise ValueError(text)
+
+    with psycopg.connect(of_bytes, autocommit=True, client_encoding="utf8") as db:
+        own: Any = db
+        if driver == "psycopg2":
+            own = psycopg2.connect(of_bytes, options="-c client_encoding=utf8")
+        ids = [Client(own).enqueue("returns", {"t": text}, queue=driver).job_id]
+        ids += [Client(own).enqueue("raises", queue=driver, max_attempts=1).job_id]
+        own.commit()
+        own.close() if own is not db else None
+        Worker(of_bytes, registry, queues=[driver]).run(drain=True)
+
+        runs = "select id, status, result, last_error from rota.job_runs"
+        found = sorted(row[1:] for row in db.execute(runs) if row[0] in ids)
+
+    assert seen == [{"t": text}]
+    assert found == [("dead", None, text), ("succeeded", {text: text}, None)]
 
 
 def count(db: psycopg.Connection[Any]) -> int:

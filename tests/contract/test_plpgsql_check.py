@@ -27,7 +27,9 @@ CHECK = """
     join pg_language as l on l.oid = p.prolang and l.lanname = 'plpgsql'
     cross join lateral plpgsql_check_function_tb(
         p.oid::regprocedure,
-        coalesce((select t.tgrelid from pg_trigger as t where t.tgfoid = p.oid limit 1), 0)
+        -- That of another encoding has no table here.
+        coalesce((select t.tgrelid from pg_trigger as t where t.tgfoid = p.oid limit 1),
+            case when p.prorettype = 'trigger'::regtype then 'rota.jobs'::regclass else 0 end)
             ::regclass,
         fatal_errors => false, extra_warnings => true, security_warnings => true,
         performance_warnings => true, other_warnings => true,

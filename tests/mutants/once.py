@@ -557,6 +557,32 @@ setting ->> 'pause_name',
         sql("front", "    if not c_is_superuser and exists (", "    if false and exists ("),
     ),
     mutant(
+        "bytes-let-in",
+        "A job whose bytes are no UTF-8 keeps all who read that from its queue.",
+        "sql/base/test_encoding.py",
+        sql(
+            "base/encoding",
+            "and getdatabaseencoding() = 'SQL_ASCII' and exists",
+            "and false and exists",
+        ),
+    ),
+    mutant(
+        "cut-within-a-character",
+        "A long error cannot be read where the database counts bytes.",
+        "sql/base/test_encoding.py",
+        sql(
+            "base/encoding",
+            "getdatabaseencoding() <> 'SQL_ASCII' or octet_length(value) <= longest",
+            "true",
+        ),
+    ),
+    mutant(
+        "bytes-shown-as-controls",
+        "What the database shows of other languages is broken where it counts bytes.",
+        "sql/base/test_encoding.py",
+        sql("operations/words", "getdatabaseencoding() ~ '^(UTF8|LATIN|ISO_8859)'", "true"),
+    ),
+    mutant(
         "front-made-twice-at-once",
         "Two who make a front at once change the same rows of the catalog, and one fails.",
         "sql/access/test_front.py",

@@ -160,6 +160,32 @@ def template(
 
 
 @pytest.fixture(scope="session")
+def of_bytes(server: EmbeddedPostgres, admin: psycopg.Connection[Any], psql: Psql) -> str:
+    """A database of encoding SQL_ASCII, which its tests share: it counts bytes."""
+    provider = " locale_provider 'libc'" if admin.info.server_version >= 150000 else ""
+    command = "create database of_bytes template template0 encoding 'SQL_ASCII' locale 'C'"
+    admin.execute((command + provider).encode())
+    psql(server.url("of_bytes"), "-f", SQL / "install.sql")
+    return server.url("of_bytes")
+
+
+@pytest.fixture(scope="session")
+def turkish(server: EmbeddedPostgres, admin: psycopg.Connection[Any], psql: Psql) -> str:
+    """A database where the small letter of I is not i, which its tests share."""
+    if admin.info.server_version < 150000:
+        pytest.skip("no database has a collation of ICU before 15")
+    try:
+        admin.execute(
+            "create database in_turkish template template0 encoding 'UTF8' locale 'C'"
+            " locale_provider icu icu_locale 'tr'"
+        )
+    except (psycopg.errors.FeatureNotSupported, psycopg.errors.SyntaxError):
+        pytest.skip("the server has no ICU")
+    psql(server.url("in_turkish"), "-f", SQL / "install.sql")
+    return server.url("in_turkish")
+
+
+@pytest.fixture(scope="session")
 def url_of(server: EmbeddedPostgres) -> Iterator[Callable[[str], str]]:
     """The way to a database, by its name: direct, or through a pooler."""
     if not os.environ.get("ROTA_TEST_POOLER"):

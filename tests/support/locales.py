@@ -6,14 +6,17 @@ that the machine lacks are generated for the run, which leaves the machine as it
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from psycopg.types.json import set_json_dumps
 
 UTF8 = ("-E", "UTF8")
 LOCALES: dict[str, tuple[str, ...]] = {
@@ -56,6 +59,8 @@ def generated() -> Iterator[None]:
         if not has_utf8():
             # The encoding of psycopg and psql, which else have that of the database.
             patch.setenv("PGCLIENTENCODING", "UTF8")
+            # SQL_ASCII takes no escapes of other characters.
+            set_json_dumps(partial(json.dumps, ensure_ascii=False))
         yield
 
 

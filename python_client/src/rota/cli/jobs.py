@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, LiteralString
 
 import psycopg
 from psycopg import Connection, sql
-from psycopg.types.json import Jsonb
 
 from ..client.conditions import all_of
 from ..client.statement import UNSET
@@ -71,7 +71,9 @@ def jobs(arguments: argparse.Namespace) -> None:
     if arguments.before is not None:
         chosen["before"] = arguments.before
     values = {
-        name: [Jsonb(value)] if name in ("payload", "headers") else value
+        name: [json.dumps(value, ensure_ascii=False)]
+        if name in ("payload", "headers")
+        else value
         for name, value in chosen.items()
     }
     with asking(arguments) as connection:

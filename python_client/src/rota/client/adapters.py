@@ -21,7 +21,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
-from .statement import Unreadable, call, columns, json_columns
+from .statement import SQL_ASCII, Unreadable, call, characters, columns, json_columns
 
 
 class DjangoConnection(Protocol):
@@ -164,8 +164,9 @@ class Psycopg2:
     ) -> list[Any]:
         """Return the rows that a function answers, or its one value, without *row*."""
         statement = call(function, arguments, row, json_as_text=True).decode()
+        encoding = self.connection.get_parameter_status("server_encoding")
         sent = {
-            name: _dump(value) if isinstance(value, Jsonb) else value
+            name: _dump(value, encoding) if isinstance(value, Jsonb) else value
             for name, value in arguments.items()
         }
         # Not of the class that the connection may have chosen for its own cursors.
@@ -193,7 +194,8 @@ class Asyncpg:
             return f"${names.index(found[1]) + 1}{cast}"
 
         statement = call(function, arguments, row, json_as_text=True).decode()
-        sent = [_dump(v) if isinstance(v, Jsonb) else v for v in arguments.values()]
+        encoding = self.connection.get_settings().server_encoding
+        sent = [_dump(v, encoding) if isinstance(v, Jsonb) else v for v in arguments.values()]
         records = await self.connection.fetch(_NAMED.sub(number, statement), *sent)
         return [_make(row, tuple(record.values())) for record in records]
 
@@ -236,9 +238,10 @@ async def _in_async_alchemy(connection: Any) -> AsyncConnection[Any] | Asyncpg:
     return await adapt_async(driver)()
 
 
-def _dump(value: Jsonb) -> str:
+def _dump(value: Jsonb, encoding: str | None) -> str:
     text = (value.dumps or json.dumps)(value.obj)
-    return text if isinstance(text, str) else text.decode()
+    text = text if isinstance(text, str) else text.decode()
+    return characters(text) if encoding == SQL_ASCII else text
 
 
 def _make(row: Any, values: tuple[Any, ...]) -> Any:

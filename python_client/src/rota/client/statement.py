@@ -13,6 +13,8 @@ the ids that they got.  See `rota.contrib.otel`.
 from __future__ import annotations
 
 import enum
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -20,10 +22,10 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from psycopg import AsyncCursor, Cursor, adapters, sql
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, adapters, sql
 from psycopg.abc import Buffer, Loader
 from psycopg.adapt import Loader as BaseLoader
-from psycopg.adapt import Transformer
+from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import Format
 from psycopg.rows import RowMaker, class_row
 from psycopg.types.json import Jsonb
@@ -106,6 +108,46 @@ def columns(row: type) -> Sequence[str]:
     if is_dataclass(row):
         return [field.name for field in fields(row)]
     return row._fields  # type: ignore[attr-defined,no-any-return]
+
+
+SQL_ASCII = "SQL_ASCII"
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)")
+
+
+def unescaped(
+    connection: AsyncConnection[Any] | Connection[Any], arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return them with JSON that the server of this database takes.
+
+    In one of encoding SQL_ASCII it refuses escapes of what is not in ASCII.
+    """
+    if connection.pgconn.parameter_status(b"server_encoding") != SQL_ASCII.encode():
+        return arguments
+    transformer = Transformer(connection)
+
+    def text_of(value: Jsonb) -> str:
+        return bytes(transformer.get_dumper(value, PyFormat.TEXT).dump(value) or b"").decode()
+
+    return {
+        name: Jsonb(characters(text_of(value)), dumps=str)
+        if isinstance(value, Jsonb)
+        else value
+        for name, value in arguments.items()
+    }
+
+
+def characters(text: str) -> str:
+    """Return a text of JSON with the characters that it has as escapes."""
+    return _ESCAPE.sub(_character, text)
+
+
+def _character(found: re.Match[str]) -> str:
+    if found[0][1] != "u":
+        return found[0]
+    character: str = json.loads(f'"{found[0]}"')
+    # Controls have to be escaped, and half a character is none.
+    is_one = character >= "\x80" and not "\ud800" <= character <= "\udfff"
+    return character if is_one else found[0]
 
 
 @cache

@@ -21,7 +21,17 @@ from psycopg.types.json import Jsonb
 from .. import rows
 from ..exceptions import translate
 from .adapters import Caller, adapt
-from .statement import UNSET, Unset, blame, call, factory, given, outgoing, read_forgiving
+from .statement import (
+    UNSET,
+    Unset,
+    blame,
+    call,
+    factory,
+    given,
+    outgoing,
+    read_forgiving,
+    unescaped,
+)
 from .values import (
     clean_text,
     of_one_job,
@@ -1238,7 +1248,8 @@ def _fetch(
     with Cursor(connection, row_factory=row_factory) as cursor:
         if arguments:
             # In binary, what is read does not depend on DateStyle and IntervalStyle.
-            cursor.execute(statement, arguments, binary=True)
+            sent = unescaped(connection, arguments)
+            cursor.execute(statement, sent, binary=True)
         else:
             # In one message, from which tick() sees that it is all of its transaction.
             cursor.execute(statement, prepare=False)

@@ -221,12 +221,17 @@ def contained(text: str, *, is_text: bool = False) -> str:
     if not separator or not all(keys):
         raise BadFilterError(f"write a path and a value, such as customer.id=7: {text}")
     try:
-        found = json.dumps(value) if is_text else json_text(value)
+        found = _quoted(value) if is_text else json_text(value)
     except BadFilterError:
-        found = json.dumps(value)
+        found = _quoted(value)
     for key in reversed(keys):
-        found = f"{{{json.dumps(key)}: {found}}}"
+        found = f"{{{_quoted(key)}: {found}}}"
     return found
+
+
+def _quoted(text: str) -> str:
+    # A database of encoding SQL_ASCII takes no escapes of other characters.
+    return json.dumps(text, ensure_ascii=False)
 
 
 def json_text(text: str) -> str:
