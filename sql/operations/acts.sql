@@ -55,7 +55,8 @@ begin
     matched := cardinality(v_ids);
     samples := (
         select coalesce(jsonb_agg(jsonb_build_object('job_id', r.id, 'queue', r.queue,
-            'job_type', r.job_type, 'status', r.status, 'last_error', left(r.last_error, 200),
+            'job_type', r.job_type, 'status', r.status,
+            'last_error', rota._cut(r.last_error, 200),
             'created_at', r.created_at) order by r.id), '[]')
         from rota.job_runs as r where r.id = any(v_ids[:10])
     );
@@ -203,8 +204,8 @@ begin
     end case;
 exception when data_exception then
     perform rota._refuse(argument, format('must be %s, got %s', must_be, case must_be
-        when 'a whole number' then left(value::text, 80)
-        else quote_literal(left(value #>> '{}', 80))
+        when 'a whole number' then rota._cut(value::text, 80)
+        else quote_literal(rota._cut(value #>> '{}', 80))
     end));
 end $$;
 
@@ -287,7 +288,9 @@ declare
     c_ids constant bigint[] := case when filter ? 'ids' then array(
         select jsonb_array_elements_text(_matching_jobs.filter -> 'ids')::numeric::bigint) end;
     c_error constant text := rota.fold_error(filter ->> 'error');
+    -- In Turkish the small letter of I is another one than i, but an error may be in English.
     c_error_text constant text := lower(filter ->> 'error_text');
+    c_ascii_error_text constant text := lower(filter ->> 'error_text' collate "C");
     -- What has to be the same; of an error type that may be null.
     c_same constant jsonb := (
         select jsonb_object_agg(e.key, e.value) from jsonb_each(_matching_jobs.filter) as e
@@ -321,7 +324,8 @@ begin
             and (w.payload @> all(c_payload) or act = 'erase' and w.job_type = 'rota.forward'
                 and w.payload -> 'payload' @> all(c_payload))
             and (c_headers = '{}' or w.headers @> all(c_headers))
-            and (c_error_text is null or strpos(lower(w.last_error), c_error_text) > 0)
+            and (c_error_text is null or strpos(lower(w.last_error), c_error_text) > 0
+                or strpos(lower(w.last_error collate "C"), c_ascii_error_text) > 0)
             -- What is folded already may fold once more; every screen shows the type in front.
             and (c_error is null
                 or rota.fold_error(w.last_error) in (c_error, filter ->> 'error')

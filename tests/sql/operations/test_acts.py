@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from rota.client.conditions import CONDITIONS
 from sql.helpers import (
     call,
     claim,
@@ -47,6 +48,18 @@ def dead(db, *, error="boom", error_type="E", worker="w", **arguments):
 
 def log(db):
     return rows(db, "select * from rota.audit_log order by id")
+
+
+def test_the_case_of_an_error_does_not_matter_in_turkish_or_english(turkish):
+    """In Turkish i and I are two letters, and so are I and its small letter."""
+    with psycopg.connect(turkish, autocommit=True) as db:
+        english, local = dead(db, error="INVALID INPUT"), dead(db, error="IŞIK yok")
+
+        for text, job_id in [("Invalid input", english), ("\u0131ş\u0131k YOK", local)]:
+            found = act(db, "retry", {"error_text": text}, dry_run=True)
+            assert [job["job_id"] for job in found.samples] == [job_id]
+            listed = f"select id from rota.job_runs where {CONDITIONS['error_text']}"
+            assert db.execute(listed, {"error_text": text}).fetchall() == [(job_id,)]
 
 
 def test_a_filter_finds_by_each_of_its_keys(db, clock):

@@ -21,7 +21,11 @@ CONDITIONS: dict[str, LiteralString] = {
         "array[rota.fold_error(last_error), rota.fold_error(error_type || ': ' || last_error)]"
         " && array(values (rota.fold_error(%(error)s)), (%(error)s))"
     ),
-    "error_text": "strpos(lower(last_error), lower(%(error_text)s)) > 0",
+    # In Turkish the small letter of I is another one than i, but an error may be in English.
+    "error_text": (
+        "(strpos(lower(last_error), lower(%(error_text)s)) > 0"
+        ' or strpos(lower(last_error collate "C"), lower(%(error_text)s collate "C")) > 0)'
+    ),
     "error_type": "error_type = %(error_type)s",
     "cancel_reason": "cancel_reason = %(cancel_reason)s",
     "is_discarded": "(discarded_at is not null) = %(is_discarded)s",
