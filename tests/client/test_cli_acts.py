@@ -336,6 +336,19 @@ def test_what_is_listed_is_what_is_acted_on(run: Run, client: Client, db: Db) ->
         assert {job["job_id"] for job in erased["samples"]} == listed != set()
 
 
+def test_who_acts_may_have_a_name_that_the_database_lacks(
+    in_latin1: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "Łukasz")
+    with psycopg.connect(in_latin1, autocommit=True, client_encoding="utf8") as db:
+        job_id = Client(db).enqueue("named").job_id
+
+        assert main(["cancel", str(job_id), "-d", in_latin1]) == 0
+
+        newest = "select actor from rota.audit_log order by id desc limit 1"
+        assert db.execute(newest).fetchone() == (r"\u0141ukasz",)
+
+
 def test_a_mistaken_cancel_is_undone_without_running_early(
     run: Run, client: Client, db: Db
 ) -> None:

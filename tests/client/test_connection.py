@@ -90,6 +90,22 @@ def test_an_error_is_kept_where_the_database_lacks_its_characters(
     assert dead == [("ValueError", r"Zo\xeb \u2192 nowhere")]
 
 
+def test_progress_is_kept_where_the_database_lacks_its_characters(in_latin1: str) -> None:
+    registry = Registry()
+
+    @registry.handler("climbs")
+    def climbs(job: Job) -> None:
+        job.set_progress(50, "Zoë \N{RIGHTWARDS ARROW} up")
+
+    with psycopg.connect(in_latin1, autocommit=True, client_encoding="utf8") as db:
+        job_id = Client(db).enqueue("climbs", queue="climbs", max_attempts=1).job_id
+        Worker(in_latin1, registry, queues=["climbs"]).run(drain=True)
+        done = "select status, progress_message from rota.job_runs where id = %s"
+        found = db.execute(done, [job_id]).fetchone()
+
+    assert found == ("succeeded", r"Zoë \u2192 up")
+
+
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_a_database_that_counts_bytes_takes_every_character(of_bytes: str, driver: str) -> None:
     """It refuses the escapes that JSON may have for characters outside of ASCII."""

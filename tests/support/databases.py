@@ -170,6 +170,16 @@ def of_bytes(server: EmbeddedPostgres, admin: psycopg.Connection[Any], psql: Psq
 
 
 @pytest.fixture(scope="session")
+def in_latin1(server: EmbeddedPostgres, admin: psycopg.Connection[Any], psql: Psql) -> str:
+    """A database that lacks most characters, which its tests share."""
+    provider = " locale_provider 'libc'" if admin.info.server_version >= 150000 else ""
+    command = "create database in_latin1 template template0 encoding 'LATIN1' locale 'C'"
+    admin.execute((command + provider).encode())
+    psql(server.url("in_latin1"), "-f", SQL / "install.sql")
+    return server.url("in_latin1")
+
+
+@pytest.fixture(scope="session")
 def turkish(server: EmbeddedPostgres, admin: psycopg.Connection[Any], psql: Psql) -> str:
     """A database where the small letter of I is not i, which its tests share."""
     if admin.info.server_version < 150000:

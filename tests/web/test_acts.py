@@ -14,7 +14,7 @@ import httpx
 import psycopg
 import pytest
 
-from rota.web import User
+from rota.web import User, app
 from rota.web.acts import ACTS, address_of
 from support.waiting import wait_until
 from web.conftest import LOGIN, OPERATOR, serving
@@ -83,6 +83,24 @@ def test_a_job_is_cancelled_retried_and_moved_in_time(
     assert "Done: 1 changed" in undone(http, answer).text
     # Planned for later, as it was.
     assert status_of(db_of_page, job_id) == ("queued", 7, True)
+
+
+def test_who_acts_may_have_a_name_that_the_database_lacks(in_latin1: str) -> None:
+    async def authenticate(_: object) -> User:
+        return User("Łukasz Noël", is_operator=True)
+
+    page = app(in_latin1, allow_acts=True, authenticate=authenticate)
+    with (
+        psycopg.connect(in_latin1, autocommit=True, client_encoding="utf8") as db,
+        serving(page) as address,
+        httpx.Client(base_url=address) as http,
+    ):
+        job_id = enqueue(db)
+        answer = act(http, f"/act/cancel_job?job_id={job_id}")
+        newest = db.execute("select actor from rota.audit_log order by id desc limit 1")
+
+        assert "Done" in answer.text
+        assert newest.fetchone() == (r"\u0141ukasz Noël",)
 
 
 def undone(http: httpx.Client, answer: httpx.Response) -> httpx.Response:

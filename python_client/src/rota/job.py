@@ -22,7 +22,7 @@ from psycopg import AsyncConnection, Connection
 
 from .client.adapters import AsyncCaller, Caller, check_transaction, is_async
 from .client.async_client import AsyncClient
-from .client.connecting import one_line
+from .client.connecting import one_line, spelled_for
 from .client.statement import UNSET, Unset
 from .client.sync_client import Client
 from .client.values import storable
@@ -266,7 +266,9 @@ class BaseJob:
         """Give the call that stores it; go on without it if the database cannot be reached."""
         ids = self.job_id, self.lease_token
         try:
-            yield lambda client: client.set_progress(*ids, percent, message)
+            yield lambda client: client.set_progress(
+                *ids, percent, message and spelled_for(client.connection, message)
+            )
         except LeaseLostError:
             self.lose()
             raise

@@ -26,7 +26,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format
 from psycopg.rows import dict_row
 
-from ..client.connecting import connect, named, one_line
+from ..client.connecting import connect, named, one_line, spelled_for
 from ..client.sync_client import Client
 from ..exceptions import (
     BadScheduleError,
@@ -271,7 +271,8 @@ def acting(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator
     with committing(connection, is_dry_run=is_dry_run):
         connection.execute(LOCK_TIMEOUT)
         with suppress(OSError, KeyError):  # a process may have no user that has a name
-            connection.execute("select set_config('rota.actor', %s, true)", [getpass.getuser()])
+            name = spelled_for(connection, getpass.getuser())
+            connection.execute("select set_config('rota.actor', %s, true)", [name])
         yield Client(connection)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 import os
 import re
@@ -17,7 +18,7 @@ from math import ceil, inf
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import Diagnostic
 
@@ -62,6 +63,18 @@ def settings(conninfo: str, name: str) -> dict[str, Any]:
     chosen["client_encoding"] = "utf8"
     # Prepared statements break behind a pooler in transaction mode.
     return {**chosen, "autocommit": True, "prepare_threshold": None}
+
+
+def spelled_for(connection: Connection[Any] | AsyncConnection[Any], text: str) -> str:
+    """Return a text with escapes for the characters that the database's encoding lacks."""
+    encoding = connection.info.parameter_status("server_encoding")
+    codec = "utf-8"
+    if encoding not in (None, "UTF8", "SQL_ASCII"):
+        # Of those with other names in Python only this is known for sure.
+        codec = "ascii"
+        with suppress(LookupError):
+            codec = codecs.lookup(str(encoding)).name
+    return text.encode(codec, "backslashreplace").decode(codec)
 
 
 class BoundedConnection(psycopg.Connection[Any]):

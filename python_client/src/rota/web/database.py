@@ -25,7 +25,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from ..client.connecting import named, settings
+from ..client.connecting import named, settings, spelled_for
 from ..worker.connection import time_limit
 
 Row = dict[str, Any]
@@ -151,9 +151,8 @@ class Database:
         """Lend a connection that acts as the operator, and waits for no lock for long."""
         try:
             async with self._transaction("operator", "read write", ACT_TIME) as connection:
-                await connection.execute(
-                    "select set_config('rota.actor', %s, true)", [actor[:255]]
-                )
+                name = spelled_for(connection, actor[:255])
+                await connection.execute("select set_config('rota.actor', %s, true)", [name])
                 yield connection
         finally:
             self._cached.clear()
