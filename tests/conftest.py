@@ -13,6 +13,8 @@ import psycopg
 import pytest
 from styles import CURSOR, PLAIN_SESSION
 
+from support.locales import has_utf8
+
 HERE = Path(__file__).resolve().parent
 pytest_plugins = ["support.databases"]
 SLOW_ROOMS = {
@@ -154,6 +156,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(HERE).parts[0] in SLOW_ROOMS:
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("of_utf8") and not has_utf8():
+            item.add_marker(pytest.mark.skip("the database has another encoding"))
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

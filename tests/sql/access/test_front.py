@@ -833,6 +833,7 @@ def test_a_pooler_that_gives_up_is_a_database_that_does_not_answer(shared, state
         )
 
 
+@pytest.mark.of_utf8
 def test_errors_are_those_of_the_shard_in_whatever_language_it_says_error(shared):
     """As the collation of the front is C, not all of these are letters there."""
     for word in ("ERROR", "FEHLER", "ОШИБКА", "错误"):

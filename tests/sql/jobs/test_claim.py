@@ -78,6 +78,7 @@ def test_claim_jobs_refuses(db, argument, bad):
         claim(db, **{argument: bad})
 
 
+@pytest.mark.of_utf8
 def test_claim_jobs_refuses_bad_names_and_leases(db):
     enqueue(db)
 

@@ -76,6 +76,7 @@ def test_record_effect_lets_the_holder_choose_too(db):
     assert record(db, job, if_unknown="again") is True
 
 
+@pytest.mark.of_utf8
 def test_record_effect_tells_scopes_and_keys_apart(db):
     job = running(db)
 

@@ -84,6 +84,7 @@ def test_enqueue_returns_the_id_of_a_job_with_every_default(db, clock):
     assert (job.idempotency_key, job.started_at, job.locked_by) == (None, None, None)
 
 
+@pytest.mark.of_utf8
 def test_enqueue_keeps_what_it_is_given(db, clock):
     now = clock.set("2026-01-01 00:00+00")
 
@@ -143,6 +144,7 @@ def test_enqueue_accepts_names_up_to_their_limit(db):
         assert claimed.job_id == job.id
 
 
+@pytest.mark.of_utf8
 def test_enqueue_refuses_every_bad_argument_by_name(db):
     for argument, bad in BAD:
         with refused(argument):
@@ -192,6 +194,7 @@ def test_enqueue_measures_a_payload_from_a_compressed_column(db):
         rows(db, "select rota.enqueue('x', p) from public.big")
 
 
+@pytest.mark.of_utf8
 def test_enqueue_accepts_every_limit(db):
     for arguments in [
         {"delay": "0"},
@@ -233,6 +236,7 @@ def test_enqueue_makes_a_new_job_when_the_one_of_the_key_has_ended(db):
     assert enqueue(db, idempotency_key="k") > job.job_id
 
 
+@pytest.mark.of_utf8
 def test_enqueue_tells_keys_apart_by_every_character(db):
     keys = ["k", "K", "k ", " k", "{}", "[]", "null", "é", "e\u0301", "0", "00"]
 
@@ -430,6 +434,7 @@ def elements():
         yield {"job_type": "x", argument: bad}, f"jobs[2].{argument}"
 
 
+@pytest.mark.of_utf8
 def test_enqueue_many_names_the_bad_element_and_inserts_nothing(db):
     for bad, name in elements():
         with refused(name):

@@ -177,6 +177,7 @@ def test_fail_job_refuses_every_bad_argument_by_name(db):
     assert everything(db) == before
 
 
+@pytest.mark.of_utf8
 @pytest.mark.slow
 def test_fail_job_cuts_texts_to_their_sizes(db):
     job = running(db)
@@ -190,6 +191,7 @@ def test_fail_job_cuts_texts_to_their_sizes(db):
     assert (row.last_error, row.error_type) == (huge[:1000], "t" * 200)
 
 
+@pytest.mark.of_utf8
 def test_fail_job_takes_every_character_of_a_text(db):
     job = running(db)
 

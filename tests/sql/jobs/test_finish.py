@@ -98,7 +98,11 @@ def test_finish_job_again_with_the_same_token_is_already_finished(db):
 
 
 @pytest.mark.parametrize(
-    "result", [None, {}, [], "", "é\u2028🦀\x01", 1.5, True, {"a": [None]}]
+    "result",
+    [
+        *(None, {}, [], "", "\x01", 1.5, True, {"a": [None]}),
+        pytest.param("é\u2028🦀", marks=pytest.mark.of_utf8),
+    ],
 )
 def test_finish_job_keeps_any_result(db, result):
     first, second = running(db), running(db)

@@ -93,6 +93,7 @@ def test_a_queue_whose_jobs_have_all_ended_can_be_paused(db):
     assert claim(db) == []
 
 
+@pytest.mark.of_utf8
 @pytest.mark.parametrize("function", ["pause_queue", "resume_queue"])
 def test_pause_queue_and_resume_queue_refuse_unknown_and_bad_names(db, function):
     job_id = enqueue(db, queue="known")
@@ -107,6 +108,7 @@ def test_pause_queue_and_resume_queue_refuse_unknown_and_bad_names(db, function)
     assert run(db, job_id).status == "queued"
 
 
+@pytest.mark.of_utf8
 def test_pauses_of_types_refuse_bad_arguments_by_name(db):
     for function in ("pause_type", "resume_type"):
         for name in BAD_NAMES:

@@ -63,6 +63,7 @@ def test_set_queue_puts_the_others_back_when_reset(db):
     assert settings(db, "q") == {**dict.fromkeys(SETTINGS), "max_attempts": 4}
 
 
+@pytest.mark.of_utf8
 def test_set_queue_refuses_every_bad_argument_by_name(db):
     intervals = ["-1 s", "101 years"] + ["infinity"] * (db.info.server_version >= 170000)
     for argument, bad in [
