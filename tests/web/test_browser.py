@@ -265,6 +265,25 @@ def test_all_can_be_read_without_a_script(browser: Browser, page: str, scene: Sc
     context.close()
 
 
+def test_the_longest_names_are_read_whole_on_a_phone(
+    browser: Browser, page: str, web_url: str
+) -> None:
+    name = "W" * 63
+    with psycopg.connect(web_url, autocommit=True) as db:
+        db.execute(
+            "select rota.enqueue(%(name)s, queue => %(name)s, delay => '1 day')", {"name": name}
+        )
+    context = browser.new_context(viewport={"width": 360, "height": 740}, base_url=page)
+    shown = opened(context)
+
+    shown.goto(f"/jobs?queue={name}")
+
+    expect(shown.locator("main tbody tr")).to_have_count(1)
+    width = "box => box.scrollWidth - box.clientWidth"
+    assert shown.locator(".scroll:has(.jobs)").evaluate(width) == 0
+    context.close()
+
+
 def test_a_new_job_appears_by_itself(wide: Page, web_url: str) -> None:
     wide.goto("/jobs?type=appears")
     expect(wide.locator("main")).to_contain_text("No job matches")
