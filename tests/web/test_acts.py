@@ -363,6 +363,31 @@ def test_a_schedule_is_edited_after_a_look_at_what_comes(
     assert http.get(address).status_code == 404
 
 
+@pytest.mark.parametrize("meanwhile", ["changed", "removed"])
+def test_an_old_form_of_a_schedule_undoes_nothing_of_others(
+    http: httpx.Client, db_of_page: Db, meanwhile: str
+) -> None:
+    call = "select rota.schedule_job('shop/old', '0 2 * * SUN', 'clean', queue => %s)"
+    db_of_page.execute(call, ["acts"])
+    given = fields_of(http.get("/act/schedule_job?name=shop/old").text)
+    if meanwhile == "changed":
+        db_of_page.execute(call, ["quick"])
+    else:
+        db_of_page.execute("select rota.unschedule_job('shop/old')")
+    rows = "select queue from rota.job_definitions where name = 'shop/old'"
+    left = db_of_page.execute(rows).fetchall()
+
+    sent = {**given, "schedule": "0 3 * * MON"}
+    shown = http.post("/act/schedule_job", data={**sent, "look": "1"})
+    done = http.post("/act/schedule_job", data={**fields_of(shown.text)})
+
+    assert [shown.status_code, done.status_code] == [422, 422]
+    assert "was changed or removed after this form was opened" in done.text
+    assert db_of_page.execute(rows).fetchall() == left
+    if meanwhile == "changed":
+        db_of_page.execute("select rota.unschedule_job('shop/old')")
+
+
 def test_the_form_of_a_schedule_has_all_that_the_function_takes(db_of_page: Db) -> None:
     """What it lacked would be lost by each edit."""
     row = db_of_page.execute(

@@ -7,6 +7,7 @@ that cannot be done keeps no other back, and is told with its reason.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -272,6 +273,7 @@ async def act(request: Request, site: Site, pairs: Pairs) -> tuple[Response, boo
     call, problem = _call(wanted, pairs)
     upcoming = Answer()
     if wanted.looks:
+        problem = await _changed(site, dict(pairs)) or problem
         upcoming = await _upcoming(site, call.more)
         problem = problem or upcoming.problem
     done: list[Row] = []
@@ -309,17 +311,36 @@ async def act(request: Request, site: Site, pairs: Pairs) -> tuple[Response, boo
 async def _as_it_is(site: Site, pairs: Pairs) -> Pairs:
     """Return what is asked for, with the rest as the schedule has it now."""
     given = dict(pairs)
-    found = await site.ask(queries.SCHEDULE_AS_GIVEN, {"name": given.get("name", "")[:63]})
+    found = await _schedule(site, given)
     if not found.rows:
         raise HTTPException(
             503 if found.problem else 404, found.problem or WORDS["act_nothing"]
         )
     row = found.rows[0]
+    given["was"] = _mark(row)
     for name in ("payload", "headers"):
         if row[name] is not None and (shown := site.json.editable(row[name])) is None:
             raise HTTPException(403, WORDS["not_editable"])
         row[name] = shown if row[name] is not None else None
     return [(name, str(value)) for name, value in {**row, **given}.items() if value is not None]
+
+
+async def _changed(site: Site, given: Mapping[str, str]) -> str | None:
+    """Say so if a schedule is not any more as the form has had it: it sends all of it."""
+    if "was" not in given:
+        return None
+    found = await _schedule(site, given)
+    if found.problem or (found.rows and _mark(found.rows[0]) == given["was"]):
+        return found.problem
+    return WORDS["schedule_changed"]
+
+
+async def _schedule(site: Site, given: Mapping[str, str]) -> Answer:
+    return await site.ask(queries.SCHEDULE_AS_GIVEN, {"name": given.get("name", "")[:63]})
+
+
+def _mark(row: Row) -> str:
+    return hashlib.sha256(repr(sorted(row.items())).encode()).hexdigest()[:16]
 
 
 async def _upcoming(site: Site, given: Mapping[str, Any]) -> Answer:
