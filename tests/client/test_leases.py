@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import rota
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
@@ -185,6 +186,46 @@ def test_a_moment_to_heed_that_comes_during_a_look_is_not_lost() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.own_session
+def test_a_worker_that_cannot_keep_a_lease_takes_no_more_jobs(
+    client: Client, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    """Its connection for claims is open, and the server has no place for another."""
+    role = f"limited_{db.info.dbname}"
+    db.execute(f"create role {role} login password 'x' connection limit 1")  # type: ignore[arg-type]
+    for statement in client.grant_statements("worker", role):
+        db.execute(statement)  # type: ignore[call-overload]
+    registry, attempts = Registry(), []
+
+    @registry.handler("long")
+    def long(job: Job) -> None:
+        attempts.append(job.payload["number"])
+        while len(attempts) == 1:
+            job.check()
+            time.sleep(0.01)
+
+    lease = timedelta(seconds=2)
+    client.enqueue("long", {"number": 1}, lease=lease)
+    background = BackgroundWorker(
+        make_conninfo(dsn, user=role, password="x"), registry, concurrency=1, listen=False
+    )
+    try:
+        errors = "select error_type from rota.job_errors"
+        wait_until(lambda: db.execute(errors).fetchone() == ("lease_expired",), "its end")
+        client.enqueue("long", {"number": 2}, lease=lease)
+        worker = background.worker
+        wait_until(lambda: worker.running == 0, "the end of its handler")
+        assert worker._executor.wanted == 0
+        assert attempts == [1]
+
+        db.execute(f"alter role {role} connection limit -1")  # type: ignore[arg-type]
+        done = "select array_agg(attempts order by id) from rota.finished_jobs"
+        wait_until(lambda: db.execute(done).fetchone() == ([2, 1],), "both")
+    finally:
+        background.stop(now=True)
+    db.execute(f"drop owned by {role}; drop role {role}")  # type: ignore[arg-type]
+
+
 def test_a_lost_lease_reaches_the_handler_while_its_worker_has_nothing_else_to_do(
     client: Client, background: Background
 ) -> None:

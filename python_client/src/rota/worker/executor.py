@@ -125,8 +125,11 @@ class Executor:
 
     @property
     def wanted(self) -> int:
-        """How many more jobs to claim: none while what has ended would run again elsewhere."""
-        if self.is_behind:
+        """How many more jobs to claim: none while they would run again elsewhere.
+
+        That is while the database hears neither of heartbeats nor of ends.
+        """
+        if self.is_behind or self._heartbeat.is_failing:
             return 0
         return self._prefetch.wanted(self._places, len(self._held))
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
+from ..client.async_client import AsyncClient
 from ..job import BaseJob
 from .connection import (
     BUSY_PAUSE,
@@ -37,7 +38,8 @@ class Heartbeat(threading.Thread):
     """Heartbeat every third of a lease; tell *on_change* which jobs are not wanted any more.
 
     That is told again and again while such a job is in hand.  What it uses of the database when
-    its lease or time is over is cut off by the *watch*.
+    its lease or time is over is cut off by the *watch*.  After failures it goes on to try also
+    without a job, and calls `on_recovery` when it comes through.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Heartbeat(threading.Thread):
         super().__init__(name="rota-heartbeat", daemon=True)
         self._connection = connection
         self._on_change = on_change
+        self.on_recovery: Callable[[], None] = lambda: None
         self.watch = watch
         watch.heed = self._heed
         self._retry = Retry("heartbeat", connection.state)
@@ -56,6 +59,11 @@ class Heartbeat(threading.Thread):
         self._is_stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the leases of more jobs might not be kept either."""
+        return self._retry.failures > 0
 
     def add(self, jobs: Iterable[BaseJob]) -> None:
         """Keep the leases of jobs from now on."""
@@ -93,7 +101,8 @@ class Heartbeat(threading.Thread):
             wakes_at = min([self.watch.look(), *map(self._look, due)])
             now = time.monotonic()
             if beating is None or beating.done():
-                beats_at = max(min(due.values(), default=inf), self._not_before)
+                never = 0.0 if self.is_failing else inf
+                beats_at = max(min(due.values(), default=never), self._not_before)
                 rests_at = inf if due else self._beaten_at + IDLE_TIMEOUT
                 if beats_at <= now:
                     # Those that are nearly due go along.
@@ -112,14 +121,20 @@ class Heartbeat(threading.Thread):
 
     async def _beat_all(self, jobs: list[BaseJob]) -> None:
         failure: Exception | None = None
-        for part in _parts(jobs):
+        for part in _parts(jobs) or [[]]:
             try:
-                await self._beat(part)
+                if part:
+                    await self._beat(part)
+                else:
+                    await self._connection.call(AsyncClient.version, CALL_TIMEOUT)
             except Exception as error:  # whatever it is, the other leases shall not run out
                 failure = failure or error
         self._beaten_at = time.monotonic()
         if failure is None:
+            was_failing = self.is_failing
             self._retry.succeed()
+            if was_failing:
+                self.on_recovery()
         else:
             self._not_before = self._beaten_at + self._retry.fail(failure)
         self._wake.set()

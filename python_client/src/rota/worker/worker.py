@@ -158,6 +158,7 @@ class Worker:
             poll_interval,
         )  # fmt: skip
         state.on_back(partial(self._call, self._fetcher.hurry))
+        self._heartbeat.on_recovery = partial(self._call, self._fetcher.wake)
         self._executor = Executor(
             self._context,
             registry,
