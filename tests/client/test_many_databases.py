@@ -830,12 +830,21 @@ def test_a_command_for_one_database_refuses_several(make):
 
 @pytest.mark.parametrize(
     "words",
-    [["install"], ["uninstall", "--yes"], ["enqueue", "x"], ["schedule", "sync", "m:r"]],
+    [
+        ["install"],
+        ["uninstall", "--yes"],
+        ["enqueue", "x"],
+        ["schedule", "sync", "m:r"],
+        ["effects", "-d", "one", "settle", "a", "b", "--done"],
+    ],
 )
-@pytest.mark.parametrize("option", ["--database", "-d"])
+@pytest.mark.parametrize("option", ["--database", "-d", "-d before the command"])
 def test_no_database_that_was_named_is_left_out_unsaid(words, option, capsys):
+    named = [*words, option, "one", option, "two"]
+    if option.startswith("-d "):
+        named = ["-d", "one", *words, "-d", "two"]
     with pytest.raises(SystemExit) as ended:
-        main([*words, option, "one", option, "two"])
+        main(named)
 
     assert ended.value.code == 2
     assert "takes one database" in capsys.readouterr().err

@@ -154,12 +154,28 @@ class Misuse(Exception):
         self.usage, self.code = usage, code
 
 
+class Arguments(argparse.Namespace):
+    """Refuses a second database, which may stand before the command, within it, or in both.
+
+    The command would leave the first one out, unsaid.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "database_url" and getattr(self, name, None) not in (None, value):
+            raise argparse.ArgumentError(None, "-d/--database-url takes one database")
+        super().__setattr__(name, value)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises its errors, so that a command can print them as JSON."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.color = False  # Python 3.14 would colour help, by escapes that PlainText shows
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the words, also those of a command, for which argparse makes a namespace."""
+        return super().parse_known_args(args, Arguments() if namespace is None else namespace)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print it, and say where that fails, of which argparse says nothing."""
@@ -206,23 +222,9 @@ def _add(
     return parser
 
 
-class _Once(argparse.Action):
-    """Keeps a value, and refuses another one: a command would leave the first out, unsaid."""
-
-    def __call__(
-        self, _: Any, namespace: argparse.Namespace, value: Any, __: str | None = None
-    ) -> None:
-        """Keep it."""
-        if getattr(namespace, self.dest, None) not in (None, value):
-            raise argparse.ArgumentError(self, "takes one database")
-        setattr(namespace, self.dest, value)
-
-
 def _add_database(parser: argparse.ArgumentParser, default: Any) -> None:
     what = "which database, by URL or name"
-    parser.add_argument(
-        "-d", "--database-url", metavar="URL", help=what, default=default, action=_Once
-    )
+    parser.add_argument("-d", "--database-url", metavar="URL", help=what, default=default)
 
 
 def _add_schema_commands(commands: Any) -> None:
