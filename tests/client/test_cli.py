@@ -573,32 +573,6 @@ def test_worker_needs_a_registry(run: Callable[..., str], spec: str, message: st
     assert message in run("worker", spec, code=2)
 
 
-def test_the_log_of_a_worker_names_the_queues_of_tasks_that_it_leaves(
-    run: Callable[..., str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO", "rota")
-    tasks = "".join(
-        f"registry = rota.Registry()\nregistry.include(part)\n"
-        f"@registry.task(queue={queue!r})\ndef {queue}(): ...\npart = registry\n"
-        for queue in ("mail", "export", "audio")
-    )
-    source = f"import rota\npart = rota.Registry()\n{tasks}@registry.task()\ndef plain(): ..."
-    (tmp_path / "tasks_of_queues.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    queues = ["--queue", "mail", "--queue", "export=2"]
-
-    for words in ([], queues, [*queues, "--queue", "default", "--queue", "audio"]):
-        run("worker", "tasks_of_queues", *words, "--batch", "1001", code=2)
-
-    assert caplog.messages == [
-        "its tasks use queues that this worker does not take: audio,export,mail",
-        "its tasks use queues that this worker does not take: audio,default",
-    ]
-
-
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

@@ -14,9 +14,10 @@ import pytest
 from psycopg import sql
 
 import rota
-from rota import Client, Job, JsonFormatter, Registry
+from rota import Client, Job, JsonFormatter, Registry, Worker
 from rota.forwarding.carrier import Database
 from rota.worker.connection import ConnectionState, Retry
+from rota.worker.worker import run_together
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
@@ -28,6 +29,37 @@ LOST = psycopg.OperationalError("connection refused\nIs it running?")
 def _all_levels(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     with caplog.at_level(logging.INFO, "rota"):
         yield
+
+
+@pytest.mark.parametrize(
+    ("queues", "left"),
+    [
+        ([["default"]], "audio,export,mail"),
+        ([["mail"], ["export"]], "audio,default"),
+        ([["mail", "default"], ["export"], ["audio"]], None),
+    ],
+)
+def test_the_log_of_a_worker_names_the_queues_of_tasks_that_it_leaves(
+    dsn: str,
+    db: psycopg.Connection[Any],
+    caplog: pytest.LogCaptureFixture,
+    queues: list[list[str]],
+    left: str | None,
+) -> None:
+    registry = Registry()
+    for queue in ("mail", "export", "audio", None):
+        part = Registry()
+
+        def task() -> None: ...
+
+        part.task(f"in_{queue}", queue=queue)(task)
+        registry.include(part)
+
+    run_together([Worker(dsn, registry, queues=each) for each in queues], drain=True)
+
+    told = [message for message in caplog.messages if "its tasks" in message]
+    text = "its tasks use queues that this worker does not take: "
+    assert told == ([text + left] if left else [])
 
 
 @pytest.mark.slow

@@ -111,9 +111,6 @@ def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:
             places[queue] = int(number)
         else:
             raise UsageError(f"--queue is NAME or NAME=PLACES, got {word!r}")
-    if others := sorted(registry.task_queues - {*shared, *places}):
-        # Right if another worker takes them, and a common slip if none does.
-        logger.info("its tasks use queues that this worker does not take: %s", ",".join(others))
     databases = _databases(arguments)
     groups = [([queue], number) for queue, number in places.items()]
     if shared:

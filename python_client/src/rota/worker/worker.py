@@ -251,6 +251,12 @@ class Worker:
             self.name, self._connection.database, ",".join(self._queues),
             ",".join(self._registry.job_types), self.concurrency,
         )  # fmt: skip
+        taken = {queue for each in self._together for queue in each._queues}
+        others = sorted(self._registry.task_queues - taken)
+        if others and self is self._together[0]:
+            # Right if another worker takes them, and a common slip if none does.
+            text = "its tasks use queues that this worker does not take: %s"
+            logger.info(text, ",".join(others))
         fetching = asyncio.create_task(
             self._fetcher.run(self._executor, drain=drain, once=once)
         )
