@@ -1017,9 +1017,7 @@ def test_a_command_does_not_wait_for_a_lock_for_long(
     lock: Any,
 ) -> None:
     """Another session holds the row, or has just enqueued a job with the same key."""
-    short = "set local lock_timeout = '200ms'"
-    for module in ("output", "schedules"):
-        monkeypatch.setattr(f"rota.cli.{module}.LOCK_TIMEOUT", short)
+    monkeypatch.setattr("rota.cli.output.LOCK_TIMEOUT", "set local lock_timeout = '200ms'")
     job_id = str(client.enqueue("a").job_id)
     db.execute("select rota.pause_queue('default')")
     with connect(autocommit=False) as other:

@@ -1,6 +1,7 @@
 """Client, worker and command line behind pgbouncer in transaction mode."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 from rota import AsyncClient, AsyncJob, Client, Job, Registry, Worker
 from rota.__main__ import main
 from rota.worker.connection import Connection, ConnectionState
+from support.clock import Clock
 from support.pooler import find_pgbouncer, pooled
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
@@ -69,6 +71,31 @@ def test_a_command_leaves_nothing_in_the_sessions_of_a_pooler(pooler: str) -> No
         for _ in range(4):
             assert main(["status", "-d", pooler]) == 0
             assert other.execute("show search_path").fetchone() == path
+
+
+def test_a_command_runs_nothing_that_somebody_has_put_into_public(
+    client: Client,
+    clock: Clock,
+    db: psycopg.Connection[Any],
+    pooler: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of two operators of one name that fits better which takes what it is given as it is."""
+    clock.set("2026-03-27 12:00+00")
+    client.enqueue("a")
+    (job,) = client.claim_jobs("w")
+    client.finish_job(job.job_id, job.lease_token)
+    clock.advance("1 minute")
+    client.tick()
+    db.execute(
+        "create function public.tell(float8, integer) returns float8 language plpgsql"
+        " as $$ begin raise exception 'run as %', current_user; end $$;"
+        "create operator public./"
+        " (function = public.tell, leftarg = float8, rightarg = integer)"
+    )
+
+    assert main(["status", "--json", "-d", pooler]) == 0
+    assert json.loads(capsys.readouterr().out)["last_hour"]
 
 
 @pytest.mark.slow

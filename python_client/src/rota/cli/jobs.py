@@ -17,7 +17,6 @@ from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError
 from .filters import chosen_filter, parse_json
 from .output import (
-    LOCK_TIMEOUT,
     CommandError,
     UsageError,
     acting,
@@ -296,7 +295,6 @@ def settle(arguments: argparse.Namespace) -> None:
         connected(arguments) as connection,
         committing(connection, is_dry_run=arguments.dry_run),
     ):
-        connection.execute(LOCK_TIMEOUT)
         job_id = Client(connection).settle_effect(scope, key, arguments.outcome, result)
         found = connection.execute(
             "select job_type, status from rota.job_runs where id = %s", [job_id]

@@ -31,10 +31,10 @@ from ..client.connecting import begin, connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError, RotaError
 from .output import (
-    LOCK_TIMEOUT,
     CommandError,
     InFront,
     UnknownOutcomeError,
+    guarded,
     lock_holder,
     print_json,
 )
@@ -326,8 +326,7 @@ def _look_for(job_ids: list[int], database: str) -> _Found:
     try:
         with connect(database, "rota") as connection:
             try:
-                with connection.transaction():
-                    connection.execute(LOCK_TIMEOUT)
+                with guarded(connection):
                     number = Client(connection).database_number()
                     there = connection.execute(
                         "select id from rota.job_runs where id = any(%s)", (job_ids,)

@@ -52,11 +52,8 @@ OLDEST: LiteralString = """
     )
     order by a.xact_start limit 1
     """
-OWN_PATH: LiteralString = """
-    select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)
-    where pg_catalog.pg_backend_pid() operator(pg_catalog.=) %s::pg_catalog.int4
-    """
-"""Look into no schema that others may fill, unless a pooler would lend the session to them."""
+OWN_PATH = "set local search_path = pg_catalog, pg_temp"
+"""Look into no schema that others may fill, in a transaction: a pooler lends sessions."""
 NAMES = ("DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 LEFT_BEHIND = 3
 MAKES_ROOM = 4
@@ -219,21 +216,29 @@ def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
         connection.patience = getattr(arguments, "patience", inf)
         connection.row_factory = dict_row
         connection.cursor_factory = BinaryCursor
-        connection.execute(OWN_PATH, [connection.info.backend_pid])
         yield connection
 
 
 @contextmanager
 def asking(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
     """Open a connection for questions, which wait for no locked table for longer than acts."""
-    with connected(arguments) as connection, connection.transaction():
-        connection.execute(LOCK_TIMEOUT)
+    with connected(arguments) as connection, guarded(connection):
         yield connection
+
+
+@contextmanager
+def guarded(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator[None]:
+    """Have a transaction that waits for no lock for longer, and runs nothing of others."""
+    with connection.transaction(force_rollback=is_dry_run):
+        connection.execute(LOCK_TIMEOUT)
+        connection.execute(OWN_PATH)
+        yield
 
 
 def lock_holder(connection: Connection[Any]) -> str:
     """Say which session may have locked what a statement has waited for."""
-    found = connection.cursor(row_factory=dict_row).execute(OLDEST).fetchone()
+    with guarded(connection):
+        found = connection.cursor(row_factory=dict_row).execute(OLDEST).fetchone()
     return LOCKED_THIS + (f": the oldest that writes there is {found['who']}" if found else "")
 
 
@@ -250,10 +255,13 @@ def answered(connection: Connection[Any]) -> Iterator[None]:
 
 @contextmanager
 def committing(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator[None]:
-    """Have a transaction; where the answer to its commit is lost, say that nobody knows."""
+    """Have a transaction; where the answer to its commit is lost, say that nobody knows.
+
+    An operator who has gone away must not be obeyed by a call that still waited.
+    """
     is_committing = False
     try:
-        with connection.transaction(force_rollback=is_dry_run):
+        with guarded(connection, is_dry_run=is_dry_run):
             yield
             is_committing = not is_dry_run
     except psycopg.OperationalError as error:
@@ -264,12 +272,8 @@ def committing(connection: Connection[Any], *, is_dry_run: bool = False) -> Iter
 
 @contextmanager
 def acting(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator[Client]:
-    """Lend a client that changes all or nothing, and waits for no lock for longer.
-
-    An operator who has gone away must not be obeyed by a call that still waited.
-    """
+    """Lend a client that changes all or nothing."""
     with committing(connection, is_dry_run=is_dry_run):
-        connection.execute(LOCK_TIMEOUT)
         with suppress(OSError, KeyError):  # a process may have no user that has a name
             name = spelled_for(connection, getpass.getuser())
             connection.execute("select set_config('rota.actor', %s, true)", [name])

@@ -31,7 +31,6 @@ from ..rows import ScheduleChange, UpcomingRun
 from .crontab import Crontab, read
 from .filters import parse_json
 from .output import (
-    LOCK_TIMEOUT,
     CommandError,
     UsageError,
     acting,
@@ -66,7 +65,6 @@ def add(arguments: argparse.Namespace) -> None:
         connected(arguments) as connection,
         committing(connection, is_dry_run=arguments.dry_run),
     ):
-        connection.execute(LOCK_TIMEOUT)
         use_zone(connection, arguments.time_zone, arguments.starts_at, arguments.ends_at)
         client = Client(connection)
         change, row, changed = put(connection, job)
@@ -301,7 +299,6 @@ def import_file(arguments: argparse.Namespace) -> None:
         connected(arguments) as connection,
         committing(connection, is_dry_run=arguments.dry_run),
     ):
-        connection.execute(LOCK_TIMEOUT)
         rows = _put_all(connection, crontab)
         if crontab.problems:
             raise _refusal(arguments, crontab.problems)
@@ -398,7 +395,6 @@ def sync(arguments: argparse.Namespace) -> None:
         connected(arguments) as connection,
         committing(connection, is_dry_run=arguments.dry_run),
     ):
-        connection.execute(LOCK_TIMEOUT)
         for said in registry.schedules:
             done = _put(connection, said | {"source": registry.name})
             if isinstance(done, str):

@@ -21,10 +21,10 @@ from ..client.sync_client import Client
 from ..client.values import span
 from ..rows import Finding
 from .output import (
-    LOCK_TIMEOUT,
     asking,
     command_terminal,
     connected,
+    guarded,
     lock_holder,
     print_findings,
     print_json,
@@ -306,8 +306,7 @@ def _go_on(arguments: argparse.Namespace) -> None:
 
 def ask(connection: Connection[Any]) -> dict[str, list[dict[str, Any]]]:
     """Return what is to be shown, each part as rows."""
-    with connection.transaction():
-        connection.execute(LOCK_TIMEOUT)
+    with guarded(connection):
         return {name: connection.execute(part).fetchall() for name, part in TOP_PARTS.items()}
 
 
