@@ -459,6 +459,33 @@ def test_what_goes_on_after_its_transaction_writes_nothing_in_the_next(
     assert all("transaction() of job" in text for text in refusals)
 
 
+def test_a_part_that_has_not_ended_fails_the_whole(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    """A task has written half of what it means to write, and is refused the rest."""
+    registry = Registry()
+    has_begun, tasks = asyncio.Event(), []
+
+    async def write(connection: psycopg.AsyncConnection[Any]) -> None:
+        async with connection.transaction():
+            await connection.execute("insert into public.marks values (1)")
+            has_begun.set()
+            await asyncio.Event().wait()
+
+    @registry.handler("x")
+    async def handle(job: AsyncJob) -> None:
+        async with job.transaction() as connection:
+            tasks.append(asyncio.create_task(write(connection)))
+            await has_begun.wait()
+
+    client.enqueue("x", max_attempts=1)
+    drain(registry)
+
+    assert _marks_of(db) == []
+    kinds = db.execute("select status, error_type from rota.finished_jobs").fetchall()
+    assert kinds == [("dead", "psycopg.transaction.OutOfOrderTransactionNesting")]
+
+
 @pytest.mark.own_session
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_connection_that_was_ended_while_nobody_had_it_is_not_lent(

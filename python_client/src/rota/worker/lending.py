@@ -31,6 +31,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
+from psycopg.transaction import OutOfOrderTransactionNesting
 from psycopg.waiting import Ready, Wait
 
 from ..client.async_client import AsyncClient
@@ -151,6 +152,10 @@ class Lent(Generic[C]):
         lent.lock, lent._prepared = ours.lock, ours._prepared
         try:
             yield lent
+            if lent._num_transactions != ours._num_transactions:  # it could undo no more
+                raise OutOfOrderTransactionNesting(
+                    "a transaction() within that of the job has not ended: wait for it"
+                )
         finally:
             lent.pgconn = Over(self.job)
             lent._check_connection_ok = lent.pgconn.refuse
