@@ -141,6 +141,29 @@ def test_heartbeats_go_on_after_an_error() -> None:
     heartbeat.join(30)
 
 
+def test_heartbeats_go_on_where_memory_was_short_for_a_moment() -> None:
+    is_short = True
+
+    class Short(Watch):
+        def look(self) -> float:
+            nonlocal is_short
+            if is_short:
+                is_short = False
+                raise MemoryError
+            return super().look()
+
+    connection: Any = _Connection(lambda: [BEATEN])
+    heartbeat = Heartbeat(connection, lambda job: None, Short())
+    now = time.monotonic()
+    job = _job(lease=0.3, claimed_at=now)
+    heartbeat.add([job])
+    heartbeat.start()
+
+    wait_until(lambda: job.confirmed_at > now, "a heartbeat", 5.0)
+    heartbeat.stop()
+    heartbeat.join(30)
+
+
 def test_a_heartbeat_that_fails_keeps_no_other_lease_from_its_own() -> None:
     """Jobs with leases of another length go with another call."""
 

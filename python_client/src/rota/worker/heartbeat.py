@@ -7,6 +7,7 @@ longer than a look-up, so neither a blocked loop nor a handler that computes can
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -29,7 +30,11 @@ from .connection import (
 )
 from .lending import Watch
 
+logger = logging.getLogger("rota")
+
 BEATS_PER_LEASE = 3
+BEGIN_AGAIN = 0.1
+"""Seconds until the thread begins again after an error that it cannot explain."""
 LOOK_AGAIN = 1.0
 """Seconds between two looks at a job whose time is over and that is still in hand."""
 
@@ -86,11 +91,22 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         """Beat until stopped."""
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            runner.run(self._run())
+        while not self._is_stopping:
+            try:
+                with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                    runner.run(self._run())
+            except Exception:  # such as a want of memory: no lease may end by it
+                logger.exception("heartbeats failed, beginning again")
+                time.sleep(BEGIN_AGAIN)
 
     async def _run(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        try:
+            await self._beat_until_stopped()
+        finally:
+            await self._connection.close()
+
+    async def _beat_until_stopped(self) -> None:
+        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         self._connection.state.on_back(self._try_at_once)
         beating: asyncio.Task[None] | None = None
         while not self._is_stopping:
@@ -117,7 +133,6 @@ class Heartbeat(threading.Thread):
             await wait_for(self._wake, wakes_at - now)
         if beating is not None:
             await end_task(beating)
-        await self._connection.close()
 
     async def _beat_all(self, jobs: list[BaseJob]) -> None:
         failure: Exception | None = None
