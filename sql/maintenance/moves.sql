@@ -23,9 +23,10 @@
  * came, and from then on late ones get new ids there, or an old low id would overtake.
  *
  * A pass looks at all jobs by their ids.  The first begins when all transactions have ended
- * that may have missed that the queue moves; one that finds no job of the queue at all, running
- * ones included, lets the move settle.  That is committed before the next transaction has it
- * settled there, and is settled here with it.  After that movers carry what comes late.
+ * that may have missed that the queue moves (_missing_move()); one that finds no job of the
+ * queue at all, running ones included, lets the move settle.  That is committed before the next
+ * transaction has it settled there, and is settled here with it.  After that movers carry what
+ * comes late.
  */
 
 create or replace function rota.plan_queue_move(queue text, database integer)
@@ -384,17 +385,15 @@ begin
         ),
         case
             when m.direction = 'in' then null
-            when m.horizon > pg_snapshot_xmin(pg_current_snapshot())
-                then 'transactions that began before it' || coalesce((
-                    select ', the oldest of them that of pid ' || a.pid::text
-                    from pg_stat_activity as a
-                    where a.backend_xid = pg_snapshot_xmin(pg_current_snapshot())::xid
-                ), '')
-            else (
+            else coalesce((
+                select 'transactions that began before it'
+                    || coalesce(', the oldest of them that of pid ' || o.pid::text, '')
+                from rota._missing_move(m.horizon) as o limit 1
+            ), (
                 select p.evidence from rota.plan_queue_move(m.queue, m.database) as p
                 where p.finding in ('dependencies', 'pipelines', 'schedules', 'ordering_keys')
                 limit 1
-            )
+            ))
         end, m.started_at
     from rota.queue_moves as m
     cross join lateral (
@@ -560,6 +559,34 @@ begin
     return v_move;
 end $$;
 
+/* The open transactions from before this one that may have missed that a queue moves, oldest
+ * first: those that have written here, and those with an older snapshot that could.  Not those
+ * of other databases, and of logins that have no right in this schema. */
+create or replace function rota._missing_move(horizon xid8)
+    returns table (pid integer) language plpgsql stable as $$
+declare
+    -- Negative where a dump is from a server that had come further.
+    c_age constant bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+        - horizon::text::bigint;
+begin
+    -- Mostly all are over, and this costs less than to look at locks.
+    if horizon > pg_snapshot_xmin(pg_current_snapshot()) is not true then return; end if;
+    return query
+    select x.pid from pg_locks as x left join pg_stat_activity as a on a.pid = x.pid
+    where x.locktype = 'transactionid' and x.mode = 'ExclusiveLock' and x.granted
+      and x.pid is distinct from pg_backend_pid()
+      and age(x.transactionid) > c_age
+      and (
+        x.virtualtransaction = any((select rota._open_writers(array['rota.jobs',
+            'rota.dependencies', 'rota.job_definitions',
+            'rota.pipeline_stages']::regclass[]))::text[])
+        or age(a.backend_xmin) > c_age
+          and a.datname = current_database()
+          and has_schema_privilege(a.usesysid, 'rota', 'usage')
+      )
+    order by age(x.transactionid) desc;
+end $$;
+
 /* Go on with the pass over all jobs: take some out, or note how far it is.  Return whether to
  * go on at once. */
 create or replace function rota._look_on(move rota.queue_moves, max_jobs integer)
@@ -569,7 +596,7 @@ declare
     v_window record; v_is_over boolean; v_job_id bigint;
     v_taken integer := 0;
 begin
-    if move.horizon is null or move.horizon > pg_snapshot_xmin(pg_current_snapshot()) then
+    if move.horizon is null or exists (select from rota._missing_move(move.horizon)) then
         -- One that is restored may be of a server that had come further.
         update rota.queue_moves as m
         set horizon = least(m.horizon, pg_snapshot_xmax(pg_current_snapshot()))

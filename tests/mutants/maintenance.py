@@ -437,6 +437,37 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "move-waits-for-strangers",
+        "Any login of any database stops a move, and the jobs of its queue.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "move.horizon is null or exists (select from rota._missing_move(move.horizon))",
+            "move.horizon is null or move.horizon > pg_snapshot_xmin(pg_current_snapshot())",
+        ),
+    ),
+    mutant(
+        "move-misses-open-producers",
+        "A move begins before the jobs of open transactions are there.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "array['rota.jobs',\n            'rota.dependencies', 'rota.job_definitions',\n"
+            "            'rota.pipeline_stages']::regclass[]",
+            "array[]::regclass[]",
+        ),
+    ),
+    mutant(
+        "move-misses-older-snapshots",
+        "A move begins while a transaction may enqueue that does not see it.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "        or age(a.backend_xmin) > c_age\n",
+            "        or false\n",
+        ),
+    ),
+    mutant(
         "move-under-an-advisory-lock",
         "Any login can keep all movers from a queue that moves.",
         "faults/test_sessions.py",

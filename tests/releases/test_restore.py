@@ -307,10 +307,13 @@ def test_what_waits_for_transactions_goes_on_where_their_numbers_are_lower(
     copy = make(None)
     assert tool("pg_restore", copy, "-1", tmp_path / "rota.dump").returncode == 0
 
-    with psycopg.connect(copy, autocommit=True) as db:
+    with psycopg.connect(copy, autocommit=True) as db, psycopg.connect(copy) as producer:
 
         def goes_on() -> bool:
+            producer.commit()
             db.execute("select rota.tick()")
+            # There always is one, but a new one each time.
+            producer.execute("select rota.enqueue('stays')")
             db.execute("select rota.take_moves(move_id) from rota.queue_moves")
             row = db.execute(
                 "select not exists (select from rota.pending_checks where kind = 'queue')"

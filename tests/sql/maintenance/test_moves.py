@@ -187,6 +187,7 @@ def test_it_waits_for_transactions_that_may_not_have_seen_it(connect, db, there)
     enqueue(db, queue="q")
     writer = connect(autocommit=False)
     enqueue(writer, queue="q")
+    writer.execute("select")  # and it keeps no snapshot
 
     move_id = begin(db, there)
 
@@ -199,6 +200,33 @@ def test_it_waits_for_transactions_that_may_not_have_seen_it(connect, db, there)
     writer.commit()
     settle(db, there, move_id)
     assert len(jobs(there)) == 2
+
+
+def test_it_waits_for_no_stranger(connect, db, there):
+    """Strangers have a number and a snapshot: a login without rights, and one elsewhere."""
+    enqueue(db, queue="q")
+    here, elsewhere = connect(), there
+    here.execute("set role pg_signal_backend")
+    for stranger in (here, elsewhere):
+        stranger.execute("begin; select pg_current_xact_id()")
+
+    move_id = value(db, "begin_queue_move", queue="q", database=6)
+    batches = [one(db, "take_moves", move_id=move_id) for _ in range(3)]
+
+    assert len(batches[-1].job_ids) == 1
+
+
+@pytest.mark.parametrize("has_written", [False, True])
+def test_it_waits_for_an_older_snapshot_of_one_who_may_enqueue(connect, db, there, has_written):
+    enqueue(db, queue="q")
+    writer = connect(autocommit=False)
+    writer.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    writer.execute("select pg_current_xact_id()" if has_written else "select 1")
+
+    move_id = value(db, "begin_queue_move", queue="q", database=6)
+    batches = [one(db, "take_moves", move_id=move_id) for _ in range(3)]
+
+    assert (batches[-1].job_ids == []) is has_written
 
 
 def test_nothing_is_claimed_here_while_it_moves_and_producers_go_on(db, there):
