@@ -322,6 +322,7 @@ def end_all(db, queue, error):
         call(db, "end_jobs", endings=Jsonb(endings))
 
 
+@pytest.mark.of_utf8
 @pytest.mark.parametrize(("how_many", "others"), [(5, 0), (5, 5000), (1003, 0)])
 def test_the_remedy_of_dead_jobs_is_of_that_group_and_stops_at_none(db, how_many, others):
     error = "row 1 of $do$ 'a\\b' \x1b[31m\nwas \x9b bad"

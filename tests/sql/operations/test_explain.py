@@ -680,6 +680,7 @@ def test_a_dead_parent_and_the_head_of_a_key_whose_key_is_taken(db):
         assert f"job {dead} (x, queued)" in row.explanation
 
 
+@pytest.mark.of_utf8
 def test_texts_of_others_cannot_move_the_cursor(db):
     job = running(db, ordering_key="o\x9b2J")
     evil = "a\x1b]0;b\x07c\u202e\u061cd\x85e\nf"
