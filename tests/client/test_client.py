@@ -19,6 +19,7 @@ import pytest
 
 import rota
 from rota import AsyncClient, Client, InvalidArgumentError
+from rota.client.values import DURATIONS
 from rota.exceptions import ACCESS, OWNERS
 
 PACKAGE = Path(rota.__file__).parent
@@ -56,6 +57,30 @@ def test_client_has_the_functions_of_the_catalog(db: psycopg.Connection[Any]) ->
 
     assert _methods(Client) == expected
     assert _methods(AsyncClient) == expected
+
+
+def test_a_number_is_refused_as_a_duration_before_it_is_sent(
+    db: psycopg.Connection[Any], client: Client
+) -> None:
+    found = db.execute(
+        """
+        select distinct a.name
+        from pg_proc as p
+        cross join unnest(p.proargnames, p.proargtypes::oid[]) as a (name, type)
+        where p.pronamespace = 'rota'::regnamespace and p.proname !~ '^_'
+          and p.prokind = 'f' and a.type = 'interval'::regtype
+        """
+    ).fetchall()
+
+    assert {name for (name,) in found} == DURATIONS
+    with db.transaction():
+        for call in (
+            lambda: client.set_limit(queue="q", max_starts=10, per=60),  # type: ignore[arg-type]
+            lambda: client.set_queue("q", lease=0.5),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(rota.InvalidArgumentError, match=r"^\w+ must be a timedelta"):
+                call()
+        assert client.enqueue("a", delay=60).is_new
 
 
 def test_sync_client_is_fresh() -> None:

@@ -33,6 +33,7 @@ from .statement import (
     unescaped,
 )
 from .values import (
+    check_durations,
     clean_text,
     of_one_job,
     to_endings,
@@ -1223,6 +1224,7 @@ class AsyncClient:
         self, row: type[Any] | None, function: str, arguments: Mapping[str, Any]
     ) -> list[Any]:
         """Return the rows that a function answers, or its one value, without *row*."""
+        check_durations(arguments)
         try:
             driver = await self._driver()
             if isinstance(driver, AsyncConnection):

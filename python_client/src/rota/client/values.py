@@ -41,6 +41,28 @@ _BIGINT = {
 }
 """The arguments that are numbers of 64 bits; all others have 32."""
 
+DURATIONS = {
+    "ageing",
+    "catch_up_window",
+    "delay",
+    "every",
+    "expires_after",
+    "jitter",
+    "keep",
+    "keep_dead",
+    "keep_finished",
+    "lease",
+    "max_wait",
+    "pause_for",
+    "per",
+    "poll_interval",
+    "retry_in",
+    "span",
+    "time_limit",
+    "unique_for",
+}
+"""The arguments of functions that are durations; of jobs in JSON they may be seconds."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}")
 
 
@@ -88,6 +110,15 @@ def check_zone(argument: str, value: Any) -> None:
         raise InvalidArgumentError(
             f"{argument} must have a time zone, such as datetime.now(UTC)"
         )
+
+
+def check_durations(arguments: Mapping[str, Any]) -> None:
+    """Raise InvalidArgumentError for a number, of which Postgres tells only by its type."""
+    for name in DURATIONS & arguments.keys():
+        if isinstance(value := arguments[name], int | float):
+            raise InvalidArgumentError(
+                f"{name} must be a timedelta, such as timedelta(seconds={value})"
+            )
 
 
 def check_json(argument: str, value: Any) -> None:
