@@ -63,6 +63,9 @@ begin
     -- What is no fault of an ending is none of its answers.
     if error_code ~ '^(25|40001|53|57|58|XX)' then
         raise exception using errcode = error_code, message = message;
+    elsif error_code = '54000' then
+        -- So a value is refused that is too large; and all, where no transaction gets an id.
+        perform pg_current_xact_id();
     end if;
 
     if c_count = 1 then

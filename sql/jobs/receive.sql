@@ -222,6 +222,10 @@ begin
               or left(sqlstate, 2) = any('{08,25,40,53,57,58}')
               or sqlstate = '42501' and v_move_id > 0 then
                 raise;
+            elsif sqlstate = '54000' then
+                -- So a value is refused that is too large; and all, where no transaction
+                -- gets an id.
+                perform pg_current_xact_id();
             end if;
             error_code := sqlstate;
             message := regexp_replace(sqlerrm, '^jobs[[]1[]][. ]?', '');

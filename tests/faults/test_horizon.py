@@ -12,11 +12,12 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
-from psycopg.rows import namedtuple_row
+from psycopg.rows import dict_row, namedtuple_row
+from psycopg.types.json import Jsonb
 
 from rota.testing.server import find_binaries, memory
 from support.server import INSTALL, Server
@@ -171,40 +172,70 @@ def test_an_install_that_a_prepared_transaction_holds_up_says_so(
     assert "End it, or wait for it, then install again" in done.stderr
 
 
-def test_a_server_that_runs_out_of_transaction_ids_is_told() -> None:
-    """It refuses whatever writes then; a prepared transaction keeps autovacuum from it."""
+@pytest.fixture
+def exhausted() -> Iterator[tuple[Server, dict[str, int]]]:
+    """A server without transaction ids, as a prepared transaction keeps it, and a job of it."""
     if not (find_binaries(os.environ.get("ROTA_PG_BINDIR"))[0] / "pg_resetwal").exists():
         pytest.skip("these PostgreSQL programs have no pg_resetwal")
     folder = Path(tempfile.mkdtemp(dir=memory()))
     folder.chmod(0o755)
     server = Server.create(folder, SETTINGS)
+    try:
+        with psycopg.connect(server.url(), autocommit=True, row_factory=dict_row) as db:
+            db.execute("select rota.set_database_number(3)")
+            db.execute("select rota.enqueue('x')")
+            (job,) = db.execute("select job_id, lease_token from rota.claim_jobs('w')")
+            db.execute("begin; select rota.enqueue('x'); prepare transaction 'old'")
+        server.stop()
+        server.age(2_145_500_000)
+        server.start()
+        yield server, job
+    finally:
+        server.destroy()
 
-    def told(db: Db) -> list[Any]:
+
+def test_a_server_that_is_out_of_transaction_ids_is_told(
+    exhausted: tuple[Server, dict[str, int]],
+) -> None:
+    def told() -> list[Any]:
         return db.execute(
             "select severity, evidence, remedy from rota.doctor() where finding = 'vacuum'"
             " and evidence like 'database jobs %'"
         ).fetchall()
 
-    try:
-        with psycopg.connect(server.url(), autocommit=True) as db:
-            db.execute("begin; select rota.enqueue('x'); prepare transaction 'old'")
-            assert told(db) == []
-        server.stop()
-        server.age(2_145_500_000)
-        server.start()
-        with psycopg.connect(server.url(), autocommit=True) as db:
-            with pytest.raises(psycopg.errors.ProgramLimitExceeded):
-                db.execute("select rota.enqueue('x')")
+    with psycopg.connect(exhausted[0].url(), autocommit=True) as db:
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+            db.execute("select rota.enqueue('x')")
 
-            ((severity, evidence, remedy),) = told(db)
+        ((severity, evidence, remedy),) = told()
 
-            assert severity == "critical"
-            assert " transactions behind: " in evidence
-            db.execute("rollback prepared 'old'")
-            db.execute(remedy)
-            assert told(db) == []
-    finally:
-        server.destroy()
+        assert severity == "critical"
+        assert " transactions behind: " in evidence
+        db.execute("rollback prepared 'old'")
+        db.execute(remedy)
+        assert told() == []
+
+
+@pytest.mark.parametrize("call", ["end_jobs", "receive_jobs"])
+def test_a_server_that_is_out_of_transaction_ids_refuses_nothing_for_good(
+    exhausted: tuple[Server, dict[str, int]], call: str
+) -> None:
+    """The code is that of a value which is too large, for which a job would fail or die."""
+    server, job = exhausted
+    calls: dict[str, tuple[LiteralString, object]] = {
+        "end_jobs": ("select * from rota.end_jobs(%s)", {**job, "outcome": "succeeded"}),
+        "receive_jobs": (
+            "select * from rota.receive_jobs(3, '{7, 8}', array[now(), now()], %s)",
+            {"job_type": "x"},
+        ),
+    }
+    text, each = calls[call]
+
+    with (
+        psycopg.connect(server.url(), autocommit=True) as db,
+        pytest.raises(psycopg.errors.ProgramLimitExceeded),
+    ):
+        db.execute(text, (Jsonb([each] * 2),))
 
 
 def test_autovacuum_that_is_off_is_put_on_by_two_statements(primary: Server, db: Db) -> None:

@@ -594,6 +594,22 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "refused-without-ids",
+        "A job that succeeded while the server had no transaction ids left has failed.",
+        "faults/test_horizon.py",
+        sql("jobs/end", "        perform pg_current_xact_id();\n", "        null;\n"),
+    ),
+    mutant(
+        "dead-without-ids",
+        "Jobs die that are sent to a database without transaction ids.",
+        "faults/test_horizon.py",
+        sql(
+            "jobs/receive",
+            "                perform pg_current_xact_id();\n",
+            "                null;\n",
+        ),
+    ),
+    mutant(
         "refused-for-a-while",
         "A full disk in the other database kills the jobs that are sent there.",
         "sql/jobs/test_forward.py",
