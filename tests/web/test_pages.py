@@ -13,6 +13,7 @@ from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx
 import psycopg
@@ -394,6 +395,29 @@ def test_a_schedule_is_told_in_words_with_its_next_runs(http: httpx.Client) -> N
     page = told(http, "/schedules/changes")
     assert page.count(":00</th>") == 5
     assert "moved: its time does not exist that day" in page
+
+
+@pytest.mark.parametrize("name", ["shop/../day", "shop//day", "shop/.", "shop/day/"])
+def test_a_link_to_a_schedule_leads_to_it_as_browsers_read_it(
+    http: httpx.Client, db_of_page: Any, name: str
+) -> None:
+    for each in (name, "day", "shop/day"):
+        db_of_page.execute("select rota.schedule_job(%s, '0 2 * * *', 'clean')", [each])
+    try:
+        links = re.findall(r'href="([^"]+)">([^<]+)</a>', http.get("/schedules?name=day").text)
+        links += re.findall(
+            r'href="([^"]+)">([^<]+)</a>', http.get("/schedules?name=shop/").text
+        )
+        (link,) = {link for link, told in links if told == name}
+        read = urljoin("http://page/schedules", link)  # which leaves .. out, and nginx also //
+        path, _, query = read.removeprefix("http://page").partition("?")
+        page = http.get(re.sub("/+", "/", path), params=query)
+    finally:
+        for each in (name, "day", "shop/day"):
+            db_of_page.execute("select rota.unschedule_job(%s)", [each])
+
+    assert page.status_code == 200
+    assert f"<h1>{name}</h1>" in page.text
 
 
 def test_who_waits_behind_whom_is_told(http: httpx.Client, scene: Scene) -> None:

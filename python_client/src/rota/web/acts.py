@@ -37,7 +37,7 @@ from .filters import (
     json_text,
 )
 from .queries import statement, told
-from .show import WORDS
+from .show import WORDS, schedule_path
 from .site import Answer, Site, site_of
 from .undo import MAX_ROWS, Undo, numbers, undo_of
 
@@ -747,7 +747,7 @@ def _back(act: Act, call: Call) -> str:
         return f"/jobs/{call.about[0]['job_id']}" if len(call.about) == 1 else "/jobs"
     if act.about == ("name",):
         name = call.about[0]["name"]
-        return "/schedules" if act.function == "unschedule_job" else f"/schedules/{name}"
+        return "/schedules" if act.function == "unschedule_job" else schedule_path(name)
     if act.function in ("resume_ordering_key", "settle_effect", "set_limit"):
         return "/waiting"
     return "/"

@@ -446,7 +446,8 @@ async def _words_of(site: Site, schedules: list[str]) -> dict[str, str]:
 @screen
 async def schedule(request: Request, site: Site) -> Response:
     """Tell all about a schedule."""
-    name = {"name": str(request.path_params["name"])[:63]}
+    asked = request.path_params["name"] or request.query_params.get("name", "")
+    name = {"name": str(asked)[:63]}
     found = await site.ask(queries.SCHEDULE, name)
     if not found.rows and found.problem is None:
         raise HTTPException(404, WORDS["no_schedule"].format(name["name"]))

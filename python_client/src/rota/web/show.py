@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
 
@@ -252,10 +253,19 @@ def spark(counts: Collection[int], width: int = 96, height: int = 18) -> Markup:
     ).format(width, height, bars)
 
 
+def schedule_path(name: str) -> str:
+    """Return where a schedule is shown; in a path browsers and proxies shorten // and /.. ."""
+    is_kept = "//" not in name and "/." not in name
+    return (
+        f"/schedules/{quote(name)}" if is_kept else f"/schedules/?{urlencode({'name': name})}"
+    )
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "span": span,
     "number": number,
     "moment": moment,
     "short": short,
     "spark": spark,
+    "schedule_path": schedule_path,
 }
