@@ -63,6 +63,25 @@ def test_the_tests_of_an_application_pass(
     assert "5 passed" in done.stdout or "Ran 5 tests" in done.stderr
 
 
+def test_the_migration_of_django_leaves_a_database_alone_that_is_no_postgresql(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    files = "{'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:'}"
+    (tmp_path / "two.py").write_text(f"from settings import *\nDATABASES['files'] = {files}\n")
+    path = os.pathsep.join([environment["PYTHONPATH"], str(tmp_path), "."])
+
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "migrate", "--database", "files"],
+        cwd=EXAMPLES / "django_app",
+        env={**environment, "PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "two"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("app", ["fastapi_app", "django_app"])
 def test_one_command_starts_an_application(
     app: str, environment: dict[str, str], tmp_path: Path

@@ -9,8 +9,9 @@ import rota
 
 def install(apps: Any, schema_editor: Any) -> None:
     """Install rota with the connection of the migration."""
-    schema_editor.connection.ensure_connection()
-    rota.install(schema_editor.connection.connection)
+    if schema_editor.connection.vendor == "postgresql":  # each of DATABASES is migrated
+        schema_editor.connection.ensure_connection()
+        rota.install(schema_editor.connection.connection)
 
 
 class Migration(migrations.Migration):
