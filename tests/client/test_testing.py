@@ -702,6 +702,7 @@ def test_what_waits_is_found_by_type_payload_and_columns(own: psycopg.Connection
     for delay in (timedelta(minutes=5), 300):
         assert_enqueued(client, "mail", {"kinds": ANY}, delay=delay, count=1)
     assert_not_enqueued(own, "mail", {"to": {"id": 8}})
+    assert_enqueued(own, "mail", {"kinds": (1, 2)})
     assert_not_enqueued(own, "mail", {"kinds": [1]})
     assert_not_enqueued(own, "mail", {"nobody": None})
     assert_not_enqueued(own, "mail", delay=None)

@@ -112,6 +112,8 @@ def _has(value: Any, wanted: Any) -> bool:
     """Whether a value has all that is wanted of it; what equals anything is equal too."""
     if isinstance(wanted, Mapping) and isinstance(value, Mapping):
         return all(name in value and _has(value[name], wanted[name]) for name in wanted)
+    if isinstance(wanted, tuple):  # which enqueue() stores as a list
+        wanted = list(wanted)
     return bool(wanted == value)
 
 
