@@ -746,7 +746,8 @@ def test_a_remedy_for_many_jobs_is_done_with_a_button(
                     "queue": "acts", "job_type": "doctored", "status": "dead",
                     "is_discarded": False, "error_type": "E", "error": error,
                     "newer_than": "1 hour",
-                }
+                },
+                ensure_ascii=False,
             )
         ],
     ).fetchone()  # fmt: skip
@@ -754,7 +755,12 @@ def test_a_remedy_for_many_jobs_is_done_with_a_button(
     assert address_of(statement[0]) is None  # a text in a text is not taken apart
     plain = db_of_page.execute(
         "select rota._retry_all(%s, '{\"force\": true}', 2, 5000)",
-        [json.dumps({"worker": "it's \\ é", "status": "running", "error": "rota.E"})],
+        [
+            json.dumps(
+                {"worker": "it's \\ é", "status": "running", "error": "rota.E"},
+                ensure_ascii=False,
+            )
+        ],
     ).fetchone()
     assert plain is not None
     told = parse_qsl(str(address_of(plain[0])).partition("?")[2])
