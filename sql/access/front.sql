@@ -248,8 +248,11 @@ declare
     v_view record;
 begin
     for v_view in
-        select c.relname as name, string_agg(format('%I %s', a.attname,
-            format_type(a.atttypid, a.atttypmod)), ', ' order by a.attnum) as columns
+        select c.relname as name, string_agg(concat(quote_ident(a.attname), ' ',
+            format_type(a.atttypid, a.atttypmod),
+            -- As there, or what a shard has sorted would not be in order here.
+            case a.attcollation when '"C"'::regcollation then ' collate "C"' end
+        ), ', ' order by a.attnum) as columns
         from rota._access() as x
         join pg_class as c on c.relname = x.name and c.relnamespace = 'rota'::regnamespace
         join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped

@@ -93,7 +93,7 @@ declare
     v_queue text := 'forward:';
 begin
     loop
-        -- No number is above it, in whatever collation.
+        -- No number is above it.
         select j.queue into v_queue from rota.jobs as j
         where j.queue > v_queue and j.queue <= 'forward:9999'
           and j.hold is null and j.status in ('queued', 'failed') order by j.queue limit 1;

@@ -54,7 +54,6 @@ begin
             ('horizon', 'nothing keeps vacuum from removing dead rows'),
             ('vacuum', 'all tables are vacuumed and analyzed'),
             ('indexes', 'no index is bloated'),
-            ('collation', 'texts are sorted as before'),
             ('partitions', 'rows have their partitions'),
             ('notifications', 'the notification queue is empty'),
             ('sequences', 'no sequence is near its end, or behind'),
@@ -298,7 +297,7 @@ create or replace function rota._ready_queues()
     returns text[] language sql stable as $$
     select array(
         with recursive queues as (
-            select '' as queue
+            select '' collate "C" as queue
             union all
             select n.queue from queues as q
             cross join lateral (
@@ -771,29 +770,6 @@ create or replace function rota._examine_indexes()
       and i.bytes > 1000 * i.entries
     order by i.bytes desc limit 10;
 $$;
-
-/* Whether texts are sorted as when the database was made, by this C library or ICU: otherwise
- * a search in an index goes the wrong way.  Servers before 15 do not know. */
-create or replace function rota._examine_collation()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-begin
-    if current_setting('server_version_num')::integer < 150000 then return; end if;
-    return query
-    select 'critical', format('this server sorts texts otherwise than the one that made the '
-            'indexes (collation version %s, now %s): jobs may not be found, and a key or '
-            'effect may be there twice. Stop producers and workers%s', d.datcollversion,
-            coalesce(pg_database_collation_actual_version(d.oid), 'unknown'), s.what),
-        format(s.remedy, current_database())
-    from pg_database as d
-    cross join (
-        values (' and make the indexes anew', 'reindex database %I;'),
-            (' until then; this statement tells the server that it is done',
-                'alter database %I refresh collation version;')
-    ) as s (what, remedy)
-    where d.datname = current_database() and d.datcollversion
-      is distinct from pg_database_collation_actual_version(d.oid)
-      and d.datcollversion is not null;
-end $$;
 
 create or replace function rota._examine_vacuum()
     returns table (severity text, evidence text, remedy text) language sql stable as $$

@@ -161,18 +161,16 @@ end $$;
 create or replace function rota._held_before(job rota.jobs, max_jobs integer)
     returns integer language plpgsql stable as $$
 declare
-    -- Not in the collation of its column, in which no index finds the queue.
-    c_hold constant text := job.hold;
     c_lane constant smallint := case
-        when c_hold not like 'retries %' then coalesce(job.own_lane, job.priority) end;
+        when job.hold not like 'retries %' then coalesce(job.own_lane, job.priority) end;
 begin
     return (
         select count(*)::integer
         from (
-            select from rota._held_lanes(c_hold, job.queue) as k
+            select from rota._held_lanes(job.hold, job.queue) as k
             cross join lateral (
                 select from rota.jobs as j
-                where j.hold = c_hold and j.hold <> 'time' and j.queue = job.queue
+                where j.hold = job.hold and j.hold <> 'time' and j.queue = job.queue
                   and j.job_type = k.job_type and coalesce(j.own_lane, j.priority) = k.lane
                   and j.status in ('queued', 'failed')
                   and (coalesce(j.own_place, j.run_at), j.id) < (case when k.lane < c_lane

@@ -171,12 +171,12 @@ begin
     )), ('a job that is held waits for a limit, pause or budget that there is', array(
         select case when num_nonnulls(l.max_running, l.max_starts) = 0 and h.hold <> 'expired'
               and not exists (
-                select from rota.pauses as p where h.hold = 'pause ' || p.pause_name collate "C"
+                select from rota.pauses as p where h.hold = 'pause ' || p.pause_name
             ) and not exists (
                 select from rota.retry_budgets as b where h.hold = 'retries ' || b.queue
             ) and not exists (
                 select from rota.pending_checks as c
-                where c.kind = 'pause' and h.hold = 'pause ' || c.subject collate "C"
+                where c.kind = 'pause' and h.hold = 'pause ' || c.subject
                   or c.kind in ('limit', 'slots')
                   and (c.subject = h.hold or c.subject like '%:*')
             )

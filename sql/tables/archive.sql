@@ -4,7 +4,7 @@
 
 create table rota.archive (
     is_on boolean primary key default true,
-    schema text not null,
+    schema text collate "C" not null,
     since timestamptz not null default rota.now(),
 
     constraint archive_is_on_check check (is_on)

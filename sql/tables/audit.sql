@@ -8,9 +8,9 @@
 create table rota.audit_log (
     id bigint generated always as identity primary key,
     acted_at timestamptz not null default rota.now(),
-    role text not null default session_user,
+    role text collate "C" not null default session_user,
     actor text default left(nullif(current_setting('rota.actor', true), ''), 255),
-    act text not null,
+    act text collate "C" not null,
     filter jsonb,
     jobs integer,
     job_ids bigint[],

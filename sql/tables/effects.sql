@@ -8,11 +8,11 @@
  */
 
 create table rota.effects (
-    scope text not null,
-    key text not null,
+    scope text collate "C" not null,
+    key text collate "C" not null,
     job_id bigint not null,
     lease_token bigint not null,
-    queue text,
+    queue text collate "C",
     recorded_at timestamptz not null default rota.now(),
     completed_at timestamptz,
     expires_at timestamptz not null,

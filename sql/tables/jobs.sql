@@ -11,8 +11,8 @@
 
 create table rota.jobs (
     id bigint generated always as identity primary key,
-    queue text not null,
-    job_type text not null,
+    queue text collate "C" not null,
+    job_type text collate "C" not null,
     payload jsonb not null,
     priority smallint not null,
     max_attempts integer not null,
@@ -21,18 +21,18 @@ create table rota.jobs (
     expires_at timestamptz,
     headers jsonb,
     backoff jsonb,
-    idempotency_key text,
-    ordering_key text,
+    idempotency_key text collate "C",
+    ordering_key text collate "C",
     skip_dead boolean,
-    if_parent_dead text,
-    limit_key text,
-    pipeline text,
-    stage text,
+    if_parent_dead text collate "C",
+    limit_key text collate "C",
+    pipeline text collate "C",
+    stage text collate "C",
     stage_input jsonb,
     stage_queued_at timestamptz,
-    definition text,
+    definition text collate "C",
     scheduled_for timestamptz,
-    status text not null,
+    status text collate "C" not null,
     run_at timestamptz not null,
     own_lane smallint,
     own_place timestamptz,
@@ -41,7 +41,7 @@ create table rota.jobs (
     held_limits text[],
     attempts integer not null default 0,
     lease_token bigint not null default 0,
-    locked_by text,
+    locked_by text collate "C",
     locked_until timestamptz,
     overdue_at timestamptz,
     cancel_requested_at timestamptz,
@@ -49,7 +49,7 @@ create table rota.jobs (
     progress_percent numeric(5, 2),
     progress_message text,
     last_error text,
-    error_type text,
+    error_type text collate "C",
     failed_at timestamptz,
     created_at timestamptz not null default rota.now(),
     updated_at timestamptz not null default rota.now(),
@@ -159,8 +159,8 @@ comment on column rota.jobs.overdue_at is 'When its time limit expires; null if 
 comment on column rota.jobs.last_error is 'Text of the last failure, at most 1000 characters.';
 
 create table rota.idempotency_keys (
-    idempotency_key text not null,
-    key_scope text not null,
+    idempotency_key text collate "C" not null,
+    key_scope text collate "C" not null,
     job_id bigint,
     unique_until timestamptz,
     source_updated_at timestamptz,
@@ -191,8 +191,9 @@ create table rota.reruns (
     max_wait interval,
     made_by xid8 not null default pg_current_xact_id(),
     seen pg_snapshot,
-    idempotency_key text not null generated always as (job ->> 'idempotency_key') stored,
-    job_type text not null generated always as (job ->> 'job_type') stored
+    idempotency_key text collate "C" not null
+        generated always as (job ->> 'idempotency_key') stored,
+    job_type text collate "C" not null generated always as (job ->> 'job_type') stored
 );
 
 create index reruns_job_id_idx on rota.reruns (job_id, id);
@@ -220,7 +221,7 @@ comment on sequence rota.lock_seed is
     'A random number, set once, without which no session can tell the keys of advisory locks.';
 
 create table rota.queues (
-    queue text primary key,
+    queue text collate "C" primary key,
     lease interval,
     time_limit interval,
     max_attempts integer,
@@ -277,10 +278,10 @@ comment on column rota.job_types.time_limit is 'Null means that of the queue.';
 comment on column rota.job_types.expires_after is 'Null means that of the queue.';
 
 create table rota.pauses (
-    pause_name text primary key,
-    queue text,
-    job_type text,
-    set_by text not null default 'operator',
+    pause_name text collate "C" primary key,
+    queue text collate "C",
+    job_type text collate "C",
+    set_by text collate "C" not null default 'operator',
     paused_at timestamptz not null default rota.now(),
     paused_by text not null default session_user,
     reason text,
@@ -301,10 +302,10 @@ comment on column rota.pauses.set_by is
 comment on column rota.pauses.until is 'When the pause ends; null means when it is resumed.';
 
 create table rota.workers (
-    worker text primary key,
+    worker text collate "C" primary key,
     host text,
     pid integer,
-    version text,
+    version text collate "C",
     queues text[] not null,
     job_types text[],
     concurrency integer,
@@ -337,7 +338,7 @@ comment on table rota.worker_starts is
     'How many workers of a version started in which five minutes; kept for 90 days.';
 
 create table rota.maintenance (
-    task text primary key,
+    task text collate "C" primary key,
     done_at timestamptz not null,
     done_by text,
     has_more boolean not null default false
@@ -351,7 +352,7 @@ comment on column rota.maintenance.has_more is
 
 create table rota.upgrade_log (
     id integer primary key,
-    name text not null,
+    name text collate "C" not null,
     applied_at timestamptz not null default rota.now()
 );
 

@@ -13,9 +13,9 @@
 
 create table rota.limits (
     limit_name text collate "C" primary key,
-    queue text,
-    job_type text,
-    limit_key text,
+    queue text collate "C",
+    job_type text collate "C",
+    limit_key text collate "C",
     max_running integer,
     max_starts integer,
     per interval,
@@ -104,7 +104,7 @@ comment on column rota.limit_starts.cell is
     'Number of the span, counted from 1970 in lengths that follow from the rate.';
 
 create table rota.fair_queues (
-    queue text primary key
+    queue text collate "C" primary key
 );
 
 comment on table rota.fair_queues is 'Queues whose keys have fair shares.';

@@ -5,8 +5,8 @@
  */
 
 create table rota.manifest (
-    kind text not null,
-    name text not null,
+    kind text collate "C" not null,
+    name text collate "C" not null,
     definition text,
     is_drifted boolean not null default false,
 

@@ -8,10 +8,10 @@
 
 create table rota.queue_moves (
     move_id bigint primary key,
-    queue text not null,
-    direction text not null,
+    queue text collate "C" not null,
+    direction text collate "C" not null,
     database integer not null,
-    state text not null default 'moving',
+    state text collate "C" not null default 'moving',
     after_id bigint not null default 0,
     has_found boolean not null default false,
     horizon xid8,

@@ -30,7 +30,7 @@ create table rota.breakers (
     failed_percent integer,
     min_attempts integer not null,
     span interval not null,
-    error_type text,
+    error_type text collate "C",
     pause_for interval not null,
     probes integer not null,
     counts_from timestamptz not null default rota.now(),

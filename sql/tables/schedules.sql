@@ -11,28 +11,28 @@
  */
 
 create table rota.job_definitions (
-    name text primary key,
-    job_type text not null,
-    queue text not null,
+    name text collate "C" primary key,
+    job_type text collate "C" not null,
+    queue text collate "C" not null,
     payload jsonb not null,
-    schedule text not null,
-    source text,
-    kind text not null generated always as (
+    schedule text collate "C" not null,
+    source text collate "C",
+    kind text collate "C" not null generated always as (
         coalesce(
             lower(substring(schedule, '(?i)^[[:space:]]*(every|after)(?![[:alnum:]_])')),
             'cron')
     ) stored,
-    time_zone text not null,
+    time_zone text collate "C" not null,
     priority smallint not null,
     max_attempts integer,
     lease interval,
     time_limit interval,
     headers jsonb,
     backoff jsonb,
-    catch_up text not null,
+    catch_up text collate "C" not null,
     catch_up_window interval,
     catch_up_max integer not null,
-    overlap text not null,
+    overlap text collate "C" not null,
     jitter interval not null,
     starts_at timestamptz,
     ends_at timestamptz,
@@ -85,9 +85,9 @@ comment on column rota.job_definitions.last_run_at is
     'The latest planned time that a tick has processed; never goes back.';
 
 create table rota.occurrences (
-    definition text not null,
+    definition text collate "C" not null,
     scheduled_for timestamptz not null,
-    outcome text not null,
+    outcome text collate "C" not null,
     job_id bigint,
     recorded_at timestamptz not null,
 
@@ -106,7 +106,7 @@ comment on column rota.occurrences.outcome is
 
 -- What _parse_schedule() makes of a text.  A field is a set of bits, one for each value.
 create type rota.parsed_schedule as (
-    kind text,
+    kind text collate "C",
     period interval,
     seconds bigint,
     minutes bigint,

@@ -11,11 +11,11 @@
  */
 
 create table rota.job_stats (
-    step text not null,
+    step text collate "C" not null,
     starts_at timestamptz not null,
-    queue text not null,
-    job_type text not null,
-    outcome text not null,
+    queue text collate "C" not null,
+    job_type text collate "C" not null,
+    outcome text collate "C" not null,
     total bigint not null,
     total_wait interval not null,
     longest_wait interval,
@@ -76,9 +76,9 @@ comment on column rota.late_xids.until is
     'Where counting its rows ends; null while the transaction is open.';
 
 create table rota.restored_ends (
-    queue text not null,
-    job_type text not null,
-    status text not null,
+    queue text collate "C" not null,
+    job_type text collate "C" not null,
+    status text collate "C" not null,
     waited interval,
     ran interval,
     finished_at timestamptz not null,
@@ -92,9 +92,9 @@ comment on table rota.restored_ends is
 
 create table rota.counted_jobs (
     round bigint not null,
-    queue text not null,
-    job_type text not null,
-    status text not null,
+    queue text collate "C" not null,
+    job_type text collate "C" not null,
+    status text collate "C" not null,
     is_due boolean not null,
     jobs bigint not null,
     first_run_at timestamptz,

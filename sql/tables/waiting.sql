@@ -24,7 +24,7 @@ comment on table rota.dependencies is
 comment on column rota.dependencies.job_id is 'The job that waits, or waited when it ended.';
 
 create table rota.halted_keys (
-    ordering_key text primary key,
+    ordering_key text collate "C" primary key,
     job_id bigint not null,
     halted_since timestamptz not null default rota.now()
 );
@@ -34,7 +34,7 @@ comment on table rota.halted_keys is
 
 create table rota.key_starts (
     id bigint generated always as identity,
-    ordering_key text not null,
+    ordering_key text collate "C" not null,
     first_id bigint not null,
     written_at timestamptz not null default rota.now(),
 
@@ -50,8 +50,8 @@ comment on column rota.key_starts.first_id is
 
 create table rota.pending_checks (
     id bigint generated always as identity primary key,
-    kind text not null,
-    subject text not null,
+    kind text collate "C" not null,
+    subject text collate "C" not null,
     due_at timestamptz not null default '-infinity',
     deferrals integer not null default 0,
     made_by xid8 not null default pg_current_xact_id(),

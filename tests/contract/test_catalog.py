@@ -264,6 +264,20 @@ def test_ids_tokens_and_sequences_are_bigint(db: Db) -> None:
     assert narrow == []
 
 
+def test_no_index_is_in_the_order_of_a_language(db: Db) -> None:
+    """An upgrade of the operating system may change that order, and the index is broken."""
+    rows = db.execute(
+        """
+        select distinct i.indexrelid::regclass::text
+        from pg_index as i join pg_class as c on c.oid = i.indexrelid
+        cross join unnest(i.indcollation) as o (id)
+        where c.relnamespace = 'rota'::regnamespace
+          and o.id not in (0, '"C"'::regcollation)
+        """
+    ).fetchall()
+    assert rows == []
+
+
 def test_moments_have_a_time_zone(db: Db) -> None:
     zoneless = ask(
         db,

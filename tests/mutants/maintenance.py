@@ -918,16 +918,6 @@ MAINTENANCE = (
         ),
     ),
     mutant(
-        "texts-sorted-otherwise",
-        "The doctor is silent after an upgrade of the C library under the server.",
-        "sql/operations/test_doctor.py",
-        sql(
-            "operations/doctor",
-            "and d.datcollversion is not null;",
-            "and d.datcollversion = '';",
-        ),
-    ),
-    mutant(
         "detach-that-was-interrupted",
         "The doctor takes a partition whose detach was interrupted for one of the history.",
         "sql/operations/test_doctor.py",

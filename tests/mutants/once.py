@@ -545,12 +545,6 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
-        "forwards-in-one-collation",
-        "Jobs for other databases are found only where the collation is C.",
-        "sql/jobs/test_forward.py",
-        sql("jobs/forward", "j.queue <= 'forward:9999'", "j.queue < 'forward;'"),
-    ),
-    mutant(
         "mapping-of-its-own",
         "A role of a front makes itself a superuser of the databases that trust its machine.",
         "sql/access/test_front.py",

@@ -6,7 +6,6 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
-import psycopg
 import pytest
 
 from sql.helpers import call, enqueue, one, raises, refused, rows, run, scalar, settle, value
@@ -203,29 +202,6 @@ def test_waiting_forwards_names_databases_with_jobs_that_wait(db):
         from unnest('{mail,99999999999}'::text[]) as name""")
 
     assert [row[0] for row in call(db, "waiting_forwards")] == [6, 700]
-
-
-def test_waiting_forwards_finds_jobs_whatever_the_collation(admin, server, psql, sql_dir):
-    """In that of most languages, not C, a semicolon sorts before a colon."""
-    if admin.info.server_version < 150000:
-        pytest.skip("no database has a collation of ICU before 15")
-    for name, locale in [("english", "en-US"), ("shifted", "en-US-u-ka-shifted-kn")]:
-        try:
-            admin.execute(
-                f"create database {name} template template0 encoding 'UTF8' locale 'C'"
-                f" locale_provider icu icu_locale '{locale}'"
-            )
-        except (psycopg.errors.FeatureNotSupported, psycopg.errors.SyntaxError):
-            pytest.skip("the server has no ICU")
-        try:
-            psql(server.url(name), "-v", "database_number=5", "-f", sql_dir / "install.sql")
-            with psycopg.connect(server.url(name), autocommit=True) as db:
-                for database in (0, 6, 700, 1023):
-                    send(db, database=database)
-                numbers = sorted(row[0] for row in call(db, "waiting_forwards"))
-                assert numbers == [0, 6, 700, 1023]
-        finally:
-            admin.execute(f"drop database {name} with (force)")
 
 
 def test_a_delay_counts_from_the_enqueue(db, clock):

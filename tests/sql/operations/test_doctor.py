@@ -61,7 +61,7 @@ def test_a_sound_database_says_so_for_each_check(db):
     found = call(db, "doctor")
 
     assert {row.severity for row in found} == {"ok"}
-    assert len(found) == 24
+    assert len(found) == 23
     assert len({row.finding for row in found}) == 24
 
 
@@ -679,24 +679,6 @@ def test_rows_without_a_partition(db):
     assert (row.severity, row.finding) == ("warning", "partitions")
     assert "rota.finished_jobs_done_default" in row.evidence
     cure(db)
-
-
-def test_texts_that_are_sorted_otherwise_than_before(db):
-    """As after an upgrade of the operating system under the server."""
-    if db.info.server_version < 150000:
-        pytest.skip("this server does not know")
-    name = scalar(db, "select current_database()")
-    db.execute(
-        "update pg_database set datcollversion = 'before' where datname = current_database()"
-    )
-
-    found = doctor(db)
-
-    assert {(row.severity, row.finding) for row in found} == {("critical", "collation")}
-    assert [row.remedy for row in found] == [
-        f"reindex database {name};",
-        f"alter database {name} refresh collation version;",
-    ]
 
 
 # The second is what an interrupted detach concurrently leaves behind.
