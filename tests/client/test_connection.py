@@ -28,6 +28,21 @@ Drain = Callable[..., None]
 OURS = "select count(*) from pg_stat_activity where application_name = 'rota fetcher'"
 
 
+def test_a_worker_takes_the_url_of_sqlalchemy_and_tells_no_password(
+    client: Client, dsn: str
+) -> None:
+    registry, done = Registry(), []
+    registry.handler("a")(lambda job: done.append(job.job_id))
+    job_id = client.enqueue("a").job_id
+
+    Worker(dsn.replace("postgresql:", "postgresql+psycopg:"), registry).run(drain=True)
+    with pytest.raises(psycopg.ProgrammingError) as caught:
+        Worker("mysql://shop:hunter2@localhost/shop", registry).run(drain=True)
+
+    assert done == [job_id]
+    assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.own_session
 def test_a_connection_that_is_refused_its_first_question_is_closed(
     db: psycopg.Connection[Any], dsn: str

@@ -22,11 +22,10 @@ from typing import Any, LiteralString, TextIO
 
 import psycopg
 from psycopg import Connection
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format
 from psycopg.rows import dict_row
 
-from ..client.connecting import connect, named, one_line, spelled_for
+from ..client.connecting import connect, named, one_line, spelled_for, words_of
 from ..client.sync_client import Client
 from ..exceptions import (
     BadScheduleError,
@@ -178,16 +177,11 @@ def conninfos(arguments: argparse.Namespace) -> list[str]:
 
 
 def _checked(word: str) -> str:
-    chosen = named(word)
     try:
-        conninfo_to_dict(chosen)
-    except psycopg.ProgrammingError:
-        # The message of libpq would repeat the string, with its password.
-        raise UsageError(
-            "invalid connection string; it looks like "
-            "postgresql://user:password@host:5432/database"
-        ) from None
-    return chosen
+        words_of(word)
+    except psycopg.ProgrammingError as error:
+        raise UsageError(str(error)) from None
+    return named(word)
 
 
 def hint_to_connect(arguments: argparse.Namespace) -> str | None:

@@ -47,9 +47,21 @@ def named(database: str) -> str:
     return make_conninfo(dbname=database) if _BARE_NAME.fullmatch(database) else database
 
 
+def words_of(database: str) -> dict[str, Any]:
+    """Return what a connection string says; `named` is what it may be."""
+    try:
+        return conninfo_to_dict(named(database))
+    except psycopg.ProgrammingError:
+        # The message of libpq would repeat the string, with its password.
+        raise psycopg.ProgrammingError(
+            "invalid connection string; it looks like "
+            "postgresql://user:password@host:5432/database"
+        ) from None
+
+
 def name_of(database: str) -> str:
     """Return what tells a database from others, without a password."""
-    words = conninfo_to_dict(database)
+    words = words_of(database)
     place = ":".join(str(words[key]) for key in ("host", "port") if words.get(key))
     # Of a service libpq alone knows the database.
     name = str(words.get("dbname") or words.get("service") or "")
@@ -58,7 +70,7 @@ def name_of(database: str) -> str:
 
 def settings(conninfo: str, name: str) -> dict[str, Any]:
     """Return the arguments of a connection; what *conninfo* says goes first."""
-    chosen = {**_SOCKET, "fallback_application_name": name, **conninfo_to_dict(conninfo)}
+    chosen = {**_SOCKET, "fallback_application_name": name, **words_of(conninfo)}
     # JSON is read as UTF-8, whatever the database and PGCLIENTENCODING have.
     chosen["client_encoding"] = "utf8"
     # Prepared statements break behind a pooler in transaction mode.
