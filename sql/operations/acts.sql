@@ -210,8 +210,9 @@ exception when data_exception then
 end $$;
 
 /* A filter, checked, and with the statuses that are looked for.  Without a word of his own a
- * retry is of what failed, a purge of what is not dead, and any other act of all that it can be
- * done to; but who gives ids means these, and hears of each why it was not possible. */
+ * retry is of what failed, or was cancelled where the reason is given, a purge of what is not
+ * dead, and any other act of all that it can be done to; but who gives ids means these, and
+ * hears of each why it was not possible. */
 create or replace function rota._check_filter(act text, filter jsonb, arguments jsonb)
     returns jsonb language plpgsql as $$
 declare
@@ -263,6 +264,7 @@ begin
     return filter || jsonb_build_object('status', coalesce(v_statuses, case
         when filter ? 'ids'
             then '{blocked,queued,failed,running,succeeded,dead,cancelled}'::text[]
+        when act = 'retry' and filter ? 'cancel_reason' then '{failed,dead,cancelled}'
         else coalesce((select a.by_default from rota._acts() as a
             where a.act = _check_filter.act), c_statuses)
     end));

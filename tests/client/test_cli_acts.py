@@ -359,6 +359,9 @@ def test_a_mistaken_cancel_is_undone_without_running_early(
     assert run("retry", *wrong, "--keep-run-at", "--yes") == "2 jobs put back, due as before\n"
     assert statuses(db, [due, later]) == ["queued"] * 2
     assert run("explain", str(later)).count("not_due") == 1
+    run("cancel", str(later), "--reason", "too late")
+    told = run("retry", "--cancel-reason", "too late", "--keep-run-at", "--yes")
+    assert told == "1 job put back, due as before\n"
     run("cancel", str(later))
     told = run("retry", str(later), "--keep-run-at")
     assert told == f"job {later} is queued\n"

@@ -48,8 +48,7 @@ def add_filter(parser: argparse.ArgumentParser) -> Any:
     what = "with this text in the last error"
     which.add_argument("--error-text", metavar="TEXT", help=what)
     which.add_argument("--error-type", metavar="TYPE")
-    what = "cancelled for exactly this; a retry also takes --status cancelled"
-    which.add_argument("--cancel-reason", metavar="TEXT", help=what)
+    which.add_argument("--cancel-reason", metavar="TEXT", help="cancelled for exactly this")
     what = "whether `rota discard` was used on them"
     which.add_argument("--discarded", choices=("yes", "no"), help=what)
     what = "held by this worker, now or last"
