@@ -5,7 +5,8 @@
  *
  * If all tables of the database are published, as for logical replication, the server refuses
  * to change or delete rows without a replica identity: for tables without a key the whole row
- * serves.  It costs only if there is such a publication.
+ * serves.  It costs only if there is such a publication.  That of a partitioned table serves
+ * where the rows of its partitions are published as its own.
  */
 
 do $$
@@ -15,7 +16,7 @@ begin
     perform rota._create_partitions(true);
     for v_table in
         select c.oid::regclass from pg_class as c
-        where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r' and not exists (
+        where c.relnamespace = 'rota'::regnamespace and c.relkind in ('r', 'p') and not exists (
             select from pg_index as i where i.indrelid = c.oid and i.indisprimary)
     loop
         execute format('alter table %s replica identity full', v_table);

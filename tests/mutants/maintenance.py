@@ -194,7 +194,7 @@ MAINTENANCE = (
         "rows-without-identity",
         "Where all tables are published nothing is counted, retried or purged.",
         "sql/tables/test_first_run.py",
-        sql("tables/first_run", "c.relkind = 'r' and not", "false and not"),
+        sql("tables/first_run", "c.relkind in ('r', 'p') and not", "false and not"),
     ),
     mutant(
         "new-partitions-without-identity",
@@ -205,6 +205,12 @@ MAINTENANCE = (
             "        'alter table rota.%1$I replica identity full;'\n",
             "",
         ),
+    ),
+    mutant(
+        "history-without-identity",
+        "A subscription stops at the first retry of a job that had ended.",
+        "sql/tables/test_first_run.py",
+        sql("tables/first_run", "c.relkind in ('r', 'p') and", "c.relkind = 'r' and"),
     ),
     mutant(
         "checks-without-an-end",

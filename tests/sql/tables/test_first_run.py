@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -12,7 +14,18 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from rota.testing import EmbeddedPostgres, find_binaries
-from sql.helpers import Db, call, claim, enqueue, owner, rows, running, scalar, settle, value
+from sql.helpers import (
+    Db,
+    call,
+    claim,
+    enqueue,
+    owner,
+    rows,
+    running,
+    scalar,
+    settle,
+    value,
+)
 from support.databases import Psql
 from support.waiting import wait_until
 
@@ -24,7 +37,8 @@ SLOTS = """
 LEASED = "select id from rota.jobs where lease_token = %s"
 NOT_IDENTIFIED = """
     select c.relname from pg_class as c
-    where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r' and c.relreplident <> 'f'
+    where c.relnamespace = 'rota'::regnamespace and c.relkind in ('r', 'p')
+      and c.relreplident <> 'f'
       and not exists (select from pg_index as i where i.indrelid = c.oid and i.indisprimary)
 """
 TABLES = "select count(*) from pg_subscription_rel"
@@ -60,10 +74,8 @@ def publisher_and_subscriber(psql: Psql, sql_dir: Path) -> Iterator[tuple[Db, Db
             subscriber.execute("drop subscription s")
 
 
-def subscribe(publisher: Db, subscriber: Db) -> None:
-    publisher.execute(
-        "create publication p for table rota.jobs, rota.limit_parts, rota.limit_slots"
-    )
+def subscribe(publisher: Db, subscriber: Db, publication: LiteralString) -> None:
+    publisher.execute(sql.SQL("create publication p for {}").format(sql.SQL(publication)))
     # Which would wait for the transaction of a subscription to its own server.
     publisher.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
     info = publisher.info
@@ -116,7 +128,7 @@ def test_rows_of_logical_replication_come_as_they_are(publisher_and_subscriber):
     for _ in range(3):
         enqueue(publisher, limit_key="shop")
 
-    subscribe(publisher, subscriber)
+    subscribe(publisher, subscriber, "table rota.jobs, rota.limit_parts, rota.limit_slots")
     wait_until(lambda: rows(subscriber, f"{TABLES} having bool_and(srsubstate = 'r')"))
     assert rows(subscriber, HOLDS) == rows(publisher, HOLDS) != []
 
@@ -126,3 +138,50 @@ def test_rows_of_logical_replication_come_as_they_are(publisher_and_subscriber):
     wait_until(lambda: rows(subscriber, LEASED, last.lease_token))
     assert rows(subscriber, HOLDS) == rows(publisher, HOLDS)
     assert rows(subscriber, SLOTS) == rows(publisher, SLOTS) != []
+
+
+@pytest.mark.slow
+def test_a_database_moves_by_logical_replication(psql, sql_dir):
+    """As the docs say; each day a tick makes a partition that the copy of the schema lacks."""
+    bindir, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
+    ended = "select id, status from rota.finished_jobs order by id"
+    with EmbeddedPostgres(bindir=bindir, settings=["wal_level=logical"]) as server:
+        here, there = server.url("postgres"), server.url("target")
+        psql(here, "-f", sql_dir / "install.sql")
+        with psycopg.connect(here, autocommit=True) as publisher:
+            publisher.execute("create database target")
+            schema = subprocess.check_output(["pg_dump", "-s", "-n", "rota", "-d", here])
+            psql(there, input=schema.decode())
+            call(publisher, "set_queue", queue="mail", max_attempts=3)
+            kept = enqueue(publisher, idempotency_key="k", delay="1 day")
+            with psycopg.connect(there, autocommit=True) as target:
+                (today,) = rows(
+                    target, "select inhrelid::regclass::text from pg_inherits where"
+                    " inhparent = 'rota.finished_jobs_done'::regclass and"
+                    " inhrelid::regclass::text ~ to_char(now() at time zone 'utc', 'YYYYMMDD')",
+                )  # fmt: skip
+                target.execute(sql.SQL("drop table {}").format(sql.SQL(today[0])))
+                subscribe(
+                    publisher, target, "all tables with (publish_via_partition_root = true)"
+                )
+                wait_until(lambda: rows(target, f"{TABLES} having bool_and(srsubstate = 'r')"))
+
+                first, second = (running(publisher) for _ in range(2))
+                call(publisher, "finish_jobs", job_ids=[first.job_id, second.job_id],
+                     lease_tokens=[first.lease_token, second.lease_token])  # fmt: skip
+                wait_until(lambda: rows(target, ended) == rows(publisher, ended) != [])
+                value(publisher, "retry_job", job_id=first.job_id)
+                wait_until(lambda: rows(target, ended) == rows(publisher, ended))
+                given = enqueue(publisher)
+                wait_until(lambda: rows(target, "select from rota.jobs where id = %s", given))
+
+                target.execute("drop subscription s")
+                behind = "select remedy from rota.doctor() where finding = 'sequences'"
+                for (remedy,) in rows(target, behind):
+                    target.execute(remedy)
+                psql(there, "-f", sql_dir / "install.sql")
+                assert rows(target, behind) == [(None,)]
+                assert enqueue(target) > given
+                assert enqueue(target, idempotency_key="k") == kept
+                settle(target)
+                assert rows(target, "select * from rota.verify() where violations > 0") == []
