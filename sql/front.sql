@@ -681,6 +681,12 @@ begin
             errcode = '08001', message = 'a database behind this front cannot be reached: '
                 || rtrim(regexp_replace(v_message, '^.*PQconnectPoll: ', ''), E'\n');
     end if;
+    if state = 'XX000' and v_message ~ '\] PQ\w+: ' then
+        raise exception using
+            errcode = '08006', message = 'the connection to a database behind this front was '
+                'lost: ' || regexp_replace(v_message, '^.*?\] PQ\w+: ([^\n]*).*$', '\1'),
+            hint = 'The call may have been done there anyway.';
+    end if;
     -- One that is not given is null for the caller, as it would be of the shard.
     if v_detail <> '' and v_hint <> '' then
         raise exception using

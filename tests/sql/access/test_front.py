@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -27,6 +28,7 @@ from rota.schema import run_script
 from rota.testing.server import EmbeddedPostgres
 from sql.helpers import call, grant, rows, scalar, value
 from support.pooler import pooled
+from support.server import Server
 from support.waiting import wait_until
 
 NUMBERS = (1, 2, 3, 4)
@@ -1050,3 +1052,38 @@ def test_a_frozen_server_behind_a_pooler_ends_a_call_at_its_time_limit(front):
         finally:
             for pid in frozen:
                 os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_a_connection_that_a_database_has_lost_is_told_as_that(server, admin):
+    """As after a failover: a caller that tries again finds the server that is there."""
+    home = Path(tempfile.mkdtemp())
+    home.chmod(0o755)
+    shard = Server.create(home)
+    name = f"front{next(_names)}"
+    admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    try:
+        words = conninfo_to_dict(shard.url())
+        one = {"number": 1, "host": words["host"], "port": words["port"], "dbname": "jobs"}
+        with psycopg.connect(shard.url(), autocommit=True) as there:
+            value(there, "set_database_number", number=1)
+            made = rows(there, "select rota.front_statements(%s)", json.dumps([one]))
+        with psycopg.connect(server.url(name), autocommit=True) as maker:
+            run_script(maker, "front.sql", {})
+            for (statement,) in made:
+                maker.execute(statement)
+            maker.execute(
+                "select rota_front.set_role(current_user, 'producer', password => %s)",
+                [words["password"]],
+            )
+        with psycopg.connect(server.url(name), autocommit=True) as db:
+            value(db, "enqueue", job_type="x")
+            shard.stop(signal.SIGQUIT)
+            shard.start()
+
+            with raises("08006", "^the connection to a database behind this front was lost: "):
+                value(db, "enqueue", job_type="x")
+            value(db, "enqueue", job_type="x")
+    finally:
+        admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+        shard.destroy()
