@@ -37,6 +37,7 @@ begin
     for v_check in
         select c.name, c.if_ok
         from (values
+            ('locks', 'no session keeps the others from a table'),
             ('ticker', 'maintenance runs'),
             ('leases', 'no expired lease is left'),
             ('workers', 'every worker with jobs is connected'),
@@ -63,7 +64,7 @@ begin
         ) as c (name, if_ok)
     loop
         -- What the server counts for itself, and who is connected to it.
-        if v_check.name in ('workers', 'horizon', 'vacuum', 'notifications')
+        if v_check.name in ('locks', 'workers', 'horizon', 'vacuum', 'notifications')
           and pg_is_in_recovery() then
             return query
             select 'ok', v_check.name, 'a standby cannot tell: ask the primary',
@@ -97,8 +98,8 @@ begin
                     join pg_database as d on d.oid = l.database
                       and d.datname = current_database()
                     join pg_stat_activity as a on a.pid = l.pid
-                    where l.mode = 'AccessExclusiveLock' and l.granted
-                    order by a.xact_start limit 1
+                    where l.mode = 'AccessExclusiveLock'
+                    order by l.granted desc, a.xact_start limit 1
                 );
                 return query
                 select 'critical', v_check.name, case
@@ -147,6 +148,33 @@ create or replace function rota._examine_standby()
     where w.names <> '' and not pg_is_in_recovery()
       and (w.since < rota.now() - interval '5 seconds' or not w.has_standby
         and current_setting('synchronous_commit') not in ('local', 'off'));
+$$;
+
+/* A lock that stops all who write to a table, or read it too, and for which others wait: a
+ * session that changes the table has it, or waits for it behind an open transaction.  One that
+ * waits may be of any role with a right in the schema: that to the table is asked for later. */
+create or replace function rota._examine_locks()
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
+    with locks as materialized (
+        select l.pid, c.relname, l.relation, l.mode, l.granted, l.waitstart from pg_locks as l
+        join pg_class as c on c.oid = l.relation
+          and c.relnamespace = 'rota'::regnamespace
+        where l.locktype = 'relation' and l.database = (
+            select d.oid from pg_database as d where d.datname = current_database())
+    )
+    select 'critical', format('%s %s the %s of rota.%s, and %s %s for it, the first for %s',
+            rota._session_words(l.pid),
+            case when l.granted then 'has' else 'waits itself for' end, l.mode, l.relname,
+            count(*), case count(*) when 1 then 'other waits' else 'others wait' end,
+            rota._span(rota.now() - min(w.waitstart))),
+        format('select pg_terminate_backend(%s);', l.pid)
+    from locks as l
+    join locks as w on w.relation = l.relation and w.pid <> l.pid and not w.granted
+      and w.waitstart < rota.now() - interval '1 second'
+      and (l.granted or l.waitstart < w.waitstart)
+    where l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
+        'AccessExclusiveLock')
+    group by l.pid, l.granted, l.mode, l.relname, l.relation order by count(*) desc;
 $$;
 
 create or replace function rota._examine_ticker()

@@ -1133,7 +1133,7 @@ def test_doctor_of_a_sound_database_returns_0(
 ) -> None:
     client.tick()
 
-    assert ask("doctor") == (0, "23 of 23 checks found nothing\n")
+    assert ask("doctor") == (0, "24 of 24 checks found nothing\n")
     assert ask("doctor", "--check") == (0, "OK all is well\n")
     client.enqueue("a", queue="mail")
     client.pause_queue("mail")

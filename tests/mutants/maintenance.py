@@ -443,6 +443,26 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "locks-that-wait-untold",
+        "All wait behind one who waits to change a table, and the doctor is silent.",
+        "sql/operations/test_doctor.py",
+        sql(
+            "operations/doctor",
+            "      and (l.granted or l.waitstart < w.waitstart)\n",
+            "      and l.granted\n",
+        ),
+    ),
+    mutant(
+        "waits-for-a-lock-unnamed",
+        "The doctor cannot read a table, and does not say who ends that.",
+        "sql/operations/test_doctor.py",
+        sql(
+            "operations/doctor",
+            "                    where l.mode = 'AccessExclusiveLock'\n",
+            "                    where l.mode = 'AccessExclusiveLock' and l.granted\n",
+        ),
+    ),
+    mutant(
         "move-waits-for-strangers",
         "Any login of any database stops a move, and the jobs of its queue.",
         "sql/maintenance/test_moves.py",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
@@ -61,7 +64,7 @@ def test_a_sound_database_says_so_for_each_check(db):
     found = call(db, "doctor")
 
     assert {row.severity for row in found} == {"ok"}
-    assert len(found) == 23
+    assert len(found) == 24
     assert len({row.finding for row in found}) == 24
 
 
@@ -86,6 +89,38 @@ def test_a_check_that_fails_stops_no_other(db):
     assert found["effects"].evidence.startswith("this could not be examined: relation")
     assert found["ticker"].severity == "ok"
     assert any(row.evidence.startswith("table effects is missing") for row in rows_found)
+
+
+@pytest.mark.own_session
+@pytest.mark.parametrize("is_reader", [False, True])
+def test_a_change_of_a_table_that_all_others_wait_behind(db, connect, is_reader):
+    """A enqueues and stays open; B, which may not even do it, waits for A, and C for B."""
+    a, b, c = connect(autocommit=False), connect(), connect()
+    pid = b.info.backend_pid
+    enqueue(a)
+    change = "create temp table t partition of rota.jobs default" if is_reader else (
+        "create trigger t before insert on rota.jobs for each row"
+        " execute function suppress_redundant_updates_trigger()")  # fmt: skip
+    b.execute("begin; grant usage on schema rota to pg_signal_backend; commit")
+    b.execute("set role pg_signal_backend")
+    with ThreadPoolExecutor(2) as pool:
+        changing = pool.submit(b.execute, change)
+        wait_until(lambda: rows(db, "select where pg_blocking_pids(%s) <> '{}'", pid))
+        waiting = pool.submit(enqueue, c)
+        try:
+            told = wait_until(lambda: [row for row in doctor(db) if row.finding == "locks"])
+            stopped = [row.evidence for row in doctor(db) if "locked just now" in row.evidence]
+        finally:
+            db.execute("select pg_terminate_backend(%s)", (pid,))
+        with pytest.raises(psycopg.OperationalError):
+            changing.result()
+        waiting.result()
+
+    assert len(told) == 1
+    assert re.match(rf"pid {pid} .*role .* waits itself for the \w+ExclusiveLock of rota.jobs, "
+        r"and \d+ others? waits? for it, the first for ", told[0].evidence)  # fmt: skip
+    assert told[0].remedy == f"select pg_terminate_backend({pid});"
+    assert stopped == []
 
 
 def test_nobody_ticks(db, clock):
