@@ -295,6 +295,27 @@ def test_a_new_job_appears_by_itself(wide: Page, web_url: str) -> None:
     expect(wide.locator("main tbody tr")).to_have_count(1)
 
 
+def test_a_page_that_hears_nothing_looks_by_itself(
+    wide: Page, make_page: Any, web_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a proxy that keeps all events until there are more."""
+    monkeypatch.setattr("rota.web.live.SHORTEST", 1e6)
+    monkeypatch.setattr("rota.web.live.LONGEST", 1e6)
+    wide.clock.install()
+    with serving(make_page()) as address:
+        wide.goto(f"{address}/jobs?type=unheard")
+        expect(wide.locator("#live")).to_have_text("live")
+
+        with psycopg.connect(web_url, autocommit=True) as db:
+            db.execute("select rota.enqueue('unheard', queue => 'unheard', delay => '1 day')")
+        wide.clock.fast_forward("02:00")
+
+        expect(wide.locator("main tbody tr")).to_have_count(1)
+        wide.clock.fast_forward("00:10")
+        expect(wide.locator("#live")).to_have_text("live")
+        wide.goto("about:blank")
+
+
 def test_a_search_that_has_found_nothing_yet_goes_on_by_itself(
     wide: Page, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,7 +71,9 @@
 
   // Fresh pages
   const sign = $("#live");
-  const LONGEST = 60000;
+  // The server tells of a change once a minute at least, if there is one or not.
+  const LONGEST = 60000, SILENCE = 90000;
+  let heardAt = 0;
   let source = null, isStale = false, isLoading = false, pause = 0, again = 0;
   function isBusy() {
     const at = document.activeElement;
@@ -148,7 +150,8 @@
     if (document.hidden || source || !("EventSource" in window)) return;
     clearTimeout(again);
     source = new EventSource(base + "/events");
-    source.addEventListener("change", refresh);
+    heardAt = Date.now();
+    source.addEventListener("change", () => { heardAt = Date.now(); refresh(); });
     source.onopen = () => { pause = 0; show(); };
     // A lost connection is tried again, but not what a proxy has answered in its place.
     source.onerror = () => { if (source?.readyState === EventSource.CLOSED) listenLater(); show(); };
@@ -165,7 +168,12 @@
     else { listen(); refresh(); }
   });
   addEventListener("pagehide", deafen);
-  setInterval(() => { if (isStale && !isBusy()) refresh(); }, 1000);
+  setInterval(() => {
+    // Nothing comes through a proxy that keeps what it gets until it has the whole of it.
+    const isSilent = source && Date.now() - heardAt > SILENCE;
+    if (isSilent) listenLater();
+    if (isSilent || (isStale && !isBusy())) refresh();
+  }, 1000);
 
   // Rows and keys
   const rows = () => all("main table.rows tbody tr");
