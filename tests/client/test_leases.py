@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import rota
-from rota import AsyncClient, AsyncJob, Client, Job, Registry
+from rota import AsyncClient, AsyncJob, Client, Job, Registry, Worker
 from rota.job import BaseJob, JobContext, State
 from rota.rows import ClaimedJob, JobHeartbeat
 from rota.worker.connection import ConnectionState
@@ -208,16 +208,22 @@ def test_a_moment_to_heed_that_comes_during_a_look_is_not_lost() -> None:
     heartbeat.join(30)
 
 
-@pytest.mark.slow
-@pytest.mark.own_session
-def test_a_worker_that_cannot_keep_a_lease_takes_no_more_jobs(
-    client: Client, db: psycopg.Connection[Any], dsn: str
-) -> None:
-    """Its connection for claims is open, and the server has no place for another."""
+@pytest.fixture
+def limited(db: psycopg.Connection[Any], client: Client, dsn: str) -> Iterator[str]:
+    """The address of a worker's role that may have one connection."""
     role = f"limited_{db.info.dbname}"
     db.execute(f"create role {role} login password 'x' connection limit 1")  # type: ignore[arg-type]
     for statement in client.grant_statements("worker", role):
         db.execute(statement)  # type: ignore[call-overload]
+    yield make_conninfo(dsn, user=role, password="x")
+    db.execute(f"drop owned by {role}; drop role {role}")  # type: ignore[arg-type]
+
+
+@pytest.mark.own_session
+def test_a_worker_that_cannot_keep_a_lease_takes_no_more_jobs(
+    client: Client, db: psycopg.Connection[Any], limited: str
+) -> None:
+    """Its connection for claims is open, and the server has no place for another."""
     registry, attempts = Registry(), []
 
     @registry.handler("long")
@@ -229,9 +235,7 @@ def test_a_worker_that_cannot_keep_a_lease_takes_no_more_jobs(
 
     lease = timedelta(seconds=2)
     client.enqueue("long", {"number": 1}, lease=lease)
-    background = BackgroundWorker(
-        make_conninfo(dsn, user=role, password="x"), registry, concurrency=1, listen=False
-    )
+    background = BackgroundWorker(limited, registry, concurrency=1, listen=False)
     try:
         errors = "select error_type from rota.job_errors"
         wait_until(lambda: db.execute(errors).fetchone() == ("lease_expired",), "its end")
@@ -241,14 +245,35 @@ def test_a_worker_that_cannot_keep_a_lease_takes_no_more_jobs(
         assert worker._executor.wanted == 0
         assert attempts == [1]
 
-        db.execute(f"alter role {role} connection limit -1")  # type: ignore[arg-type]
+        db.execute(f"alter role limited_{db.info.dbname} connection limit -1")  # type: ignore[arg-type]
         done = "select array_agg(attempts order by id) from rota.finished_jobs"
         wait_until(lambda: db.execute(done).fetchone() == ([2, 1],), "both")
     finally:
         background.stop(now=True)
-    db.execute(f"drop owned by {role}; drop role {role}")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
+@pytest.mark.own_session
+def test_a_worker_for_cron_gives_up_where_it_cannot_keep_a_lease(
+    client: Client, db: psycopg.Connection[Any], limited: str
+) -> None:
+    registry = Registry()
+
+    @registry.handler("long")
+    def long(job: Job) -> None:
+        while True:
+            job.check()
+            time.sleep(0.01)
+
+    client.enqueue_many([{"job_type": "long", "lease": 1}] * 2)
+    with pytest.raises(psycopg.OperationalError, match="heartbeats fail"):
+        Worker(limited, registry, concurrency=1, batch=1).run(drain=True)
+
+    attempts = "select array_agg(attempts order by id) from rota.jobs"
+    assert db.execute(attempts).fetchone() == ([1, 0],)
+
+
+@pytest.mark.slow
 def test_a_lost_lease_reaches_the_handler_while_its_worker_has_nothing_else_to_do(
     client: Client, background: Background
 ) -> None:

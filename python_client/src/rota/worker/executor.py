@@ -119,6 +119,11 @@ class Executor:
         return self._completer.is_behind
 
     @property
+    def failed_heartbeats(self) -> int:
+        """How often in a row heartbeats have failed."""
+        return self._heartbeat.failures
+
+    @property
     def running(self) -> int:
         """How many handlers run, or have ended without the database knowing."""
         return len(self._running) + len(self._completer)
@@ -129,7 +134,7 @@ class Executor:
 
         That is while the database hears neither of heartbeats nor of ends.
         """
-        if self.is_behind or self._heartbeat.is_failing:
+        if self.is_behind or self.failed_heartbeats:
             return 0
         return self._prefetch.wanted(self._places, len(self._held))
 

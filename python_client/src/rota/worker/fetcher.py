@@ -25,7 +25,7 @@ from .maintenance import Maintenance
 from .notifier import EARLIEST, Notifier, Place
 
 PATIENCE = 5
-"""Failed claims in a row after which a loop that is to end by itself gives up."""
+"""Failed claims or heartbeats in a row after which a loop that is to end by itself gives up."""
 ACTIVE_INTERVAL = (0.002, 0.01)
 """Seconds between two looks of the active poller: the more jobs come, the longer."""
 BUSY_RATE = 3000.0
@@ -105,6 +105,8 @@ class Fetcher:
             was_idle = executor.is_idle
             if was_idle and not may_claim:
                 return
+            if was_idle and drain and executor.failed_heartbeats >= PATIENCE:
+                raise psycopg.OperationalError("heartbeats fail, so no lease can be kept")
             if was_idle and drain and not self._retry.failures:
                 self._poller.claim_at = 0.0  # whether more is due is asked at once
             wanted = executor.wanted if may_claim else 0

@@ -66,9 +66,9 @@ class Heartbeat(threading.Thread):
         self._wake = asyncio.Event()
 
     @property
-    def is_failing(self) -> bool:
-        """Whether the leases of more jobs might not be kept either."""
-        return self._retry.failures > 0
+    def failures(self) -> int:
+        """How often in a row they failed: the leases of more jobs might not be kept either."""
+        return self._retry.failures
 
     def add(self, jobs: Iterable[BaseJob]) -> None:
         """Keep the leases of jobs from now on."""
@@ -117,7 +117,7 @@ class Heartbeat(threading.Thread):
             wakes_at = min([self.watch.look(), *map(self._look, due)])
             now = time.monotonic()
             if beating is None or beating.done():
-                never = 0.0 if self.is_failing else inf
+                never = 0.0 if self.failures else inf
                 beats_at = max(min(due.values(), default=never), self._not_before)
                 rests_at = inf if due else self._beaten_at + IDLE_TIMEOUT
                 if beats_at <= now:
@@ -146,7 +146,7 @@ class Heartbeat(threading.Thread):
                 failure = failure or error
         self._beaten_at = time.monotonic()
         if failure is None:
-            was_failing = self.is_failing
+            was_failing = self.failures > 0
             self._retry.succeed()
             if was_failing:
                 self.on_recovery()
