@@ -227,7 +227,7 @@ def test_async_client_has_the_same(dsn: str, client: Client) -> None:
 
 
 def test_define_pipeline_refuses_what_is_no_list_of_stages(client: Client) -> None:
-    with pytest.raises(rota.InvalidArgumentError, match=r"stages\[2\].job_type"):
-        client.define_pipeline("p", [STAGES[0], {"stage": "two"}])
+    with pytest.raises(rota.InvalidArgumentError, match=r"stages\[2\].stage"):
+        client.define_pipeline("p", [STAGES[0], {"job_type": "two"}])
     with pytest.raises(rota.InvalidArgumentError):
         client.define_pipeline("p", [{"stage": "a\x00", "job_type": "a"}])

@@ -607,7 +607,7 @@ def test_every_screen_answers_in_its_time_while_all_tables_are_locked(
     [
         ("function", "doctor()", "/", "checks are fine"),
         ("view", "ticker_health", "/", "<strong>never</strong>"),
-        ("view", "worker_health", "/", "<strong>0</strong></a></li>\n  <li"),
+        ("view", "worker_health", "/", "Workers</span><strong>0"),
         ("view", "dead_jobs", "/", "<strong></strong>"),
         ("table", "pauses", "/", None),
         ("table", "worker_starts", "/", None),

@@ -202,7 +202,7 @@ async def serve_health(host: str, port: int, workers: Sequence[Worker]) -> Async
         # The user's own may wait for anything: neither the loop nor a second thread for them.
         nonlocal scrape
         if scrape is None or scrape.done():
-            scrape = asyncio.wrap_future(begin(metrics.exposition))
+            scrape = asyncio.wrap_future(begin(metrics.exposition, "rota-metrics"))
         return await asyncio.shield(scrape)
 
     async def answer(path: str) -> tuple[int, str, str]:

@@ -154,7 +154,7 @@ def _drop(opening: Future[BoundedConnection]) -> None:
         opening.result().close()
 
 
-def begin(function: Callable[[], T]) -> Future[T]:
+def begin(function: Callable[[], T], name: str = "rota-begin") -> Future[T]:
     """Run it in a thread, for whose end neither an interrupt nor the process waits."""
     answer: Future[T] = Future()
 
@@ -165,7 +165,7 @@ def begin(function: Callable[[], T]) -> Future[T]:
             except BaseException as error:  # raised where the answer is taken
                 answer.set_exception(error)
 
-    threading.Thread(target=work, name="rota-begin", daemon=True).start()
+    threading.Thread(target=work, name=name, daemon=True).start()
     return answer
 
 
