@@ -73,7 +73,8 @@ class Limits(Model):
         """Tell whether a job may start for certain, if it is not held."""
         for name, limit in self._limits_of(job).items():
             lately = self.now - limit.most * limit.gap
-            starts = [at for at in self.starts.get(name, []) if at > lately]
+            # Those before a change count on where it does not change how they are counted.
+            starts = [at for at in self.all_starts.get(name, []) if at > lately]
             if limit.max_starts is not None and len(starts) >= limit.most:
                 return False
         # What a queue has room for after a change is known to ticks first.
@@ -86,7 +87,8 @@ class Limits(Model):
     def _use(self, job: Job) -> None:
         for name, limit in self._limits_of(job).items():
             if limit.max_starts is not None:
-                self.starts.setdefault(name, []).append(self.now)
+                for starts in (self.starts, self.all_starts):
+                    starts.setdefault(name, []).append(self.now)
 
     def _may_be_held(self, job: Job) -> bool:
         return bool(

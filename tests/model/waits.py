@@ -40,6 +40,7 @@ class Waiting:
         self.limited: set[str] = set()  # all that there ever were
         self.unsettled: set[str] = set()  # changed since ticks were done with them
         self.starts: dict[str, list[int]] = {}  # under a limit, since its last change
+        self.all_starts: dict[str, list[int]] = {}  # whatever has changed since
         self.fair: set[str] = set()  # queues where keys take turns
         self.late: list[Job] = []  # who had room when the last claim left him
         self.pipelines: dict[str, dict[str, Stage]] = {}
