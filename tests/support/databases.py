@@ -160,39 +160,45 @@ def template(
 
 
 @pytest.fixture(scope="session")
-def of_bytes(server: EmbeddedPostgres, admin: psycopg.Connection[Any], psql: Psql) -> str:
+def make_encoded(
+    server: EmbeddedPostgres, admin: psycopg.Connection[Any], psql: Psql
+) -> Callable[..., str]:
+    """Make a database in another encoding or order, and install rota there."""
+
+    def make(name: str, encoding: str, provider: str = "locale_provider libc") -> str:
+        if admin.info.server_version < 150000:
+            if "icu" in provider:
+                pytest.skip("no database has a collation of ICU before 15")
+            provider = ""
+        command = f"create database {name} template template0 encoding '{encoding}' locale 'C'"
+        try:
+            admin.execute(f"{command} {provider}".encode())
+        except (psycopg.errors.FeatureNotSupported, psycopg.errors.SyntaxError):
+            if "icu" not in provider:
+                raise
+            pytest.skip("the server has no ICU")
+        psql(server.url(name), "-f", SQL / "install.sql")
+        return server.url(name)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def of_bytes(make_encoded: Callable[..., str]) -> str:
     """A database of encoding SQL_ASCII, which its tests share: it counts bytes."""
-    provider = " locale_provider 'libc'" if admin.info.server_version >= 150000 else ""
-    command = "create database of_bytes template template0 encoding 'SQL_ASCII' locale 'C'"
-    admin.execute((command + provider).encode())
-    psql(server.url("of_bytes"), "-f", SQL / "install.sql")
-    return server.url("of_bytes")
+    return make_encoded("of_bytes", "SQL_ASCII")
 
 
 @pytest.fixture(scope="session")
-def in_latin1(server: EmbeddedPostgres, admin: psycopg.Connection[Any], psql: Psql) -> str:
+def in_latin1(make_encoded: Callable[..., str]) -> str:
     """A database that lacks most characters, which its tests share."""
-    provider = " locale_provider 'libc'" if admin.info.server_version >= 150000 else ""
-    command = "create database in_latin1 template template0 encoding 'LATIN1' locale 'C'"
-    admin.execute((command + provider).encode())
-    psql(server.url("in_latin1"), "-f", SQL / "install.sql")
-    return server.url("in_latin1")
+    return make_encoded("in_latin1", "LATIN1")
 
 
 @pytest.fixture(scope="session")
-def turkish(server: EmbeddedPostgres, admin: psycopg.Connection[Any], psql: Psql) -> str:
+def turkish(make_encoded: Callable[..., str]) -> str:
     """A database where the small letter of I is not i, which its tests share."""
-    if admin.info.server_version < 150000:
-        pytest.skip("no database has a collation of ICU before 15")
-    try:
-        admin.execute(
-            "create database in_turkish template template0 encoding 'UTF8' locale 'C'"
-            " locale_provider icu icu_locale 'tr'"
-        )
-    except (psycopg.errors.FeatureNotSupported, psycopg.errors.SyntaxError):
-        pytest.skip("the server has no ICU")
-    psql(server.url("in_turkish"), "-f", SQL / "install.sql")
-    return server.url("in_turkish")
+    return make_encoded("in_turkish", "UTF8", "locale_provider icu icu_locale 'tr'")
 
 
 @pytest.fixture(scope="session")

@@ -43,29 +43,14 @@ def test_what_is_no_name_of_a_time_zone_is_refused(read_only_db, time_zone):
         call(read_only_db, "next_run", schedule="@daily", time_zone=time_zone)
 
 
-def test_abbreviations_are_refused_where_the_capital_letters_are_turkish(
-    admin, server, psql, sql_dir
-):
+def test_abbreviations_are_refused_where_the_capital_letters_are_turkish(turkish):
     """There the capital of i is none of an abbreviation, and the small letter of I no word."""
-    if admin.info.server_version < 150000:
-        pytest.skip("no database has a collation of ICU before 15")
-    try:
-        admin.execute(
-            "create database turkish_zones template template0 encoding 'UTF8' locale 'C'"
-            " locale_provider icu icu_locale 'tr'"
-        )
-    except (psycopg.errors.FeatureNotSupported, psycopg.errors.SyntaxError):
-        pytest.skip("the server has no ICU")
-    try:
-        psql(server.url("turkish_zones"), "-f", sql_dir / "install.sql")
-        with psycopg.connect(server.url("turkish_zones"), autocommit=True) as db:
-            with refused("time_zone"):
-                call(db, "next_run", schedule="@daily", time_zone="ist")
-            with pytest.raises(psycopg.Error, match="'0 minutes' must be"):
-                call(db, "next_run", schedule="every 0 minutes")
-            value(db, "next_run", schedule="EVERY 5 MINUTES")
-    finally:
-        admin.execute("drop database turkish_zones with (force)")
+    with psycopg.connect(turkish, autocommit=True) as db:
+        with refused("time_zone"):
+            call(db, "next_run", schedule="@daily", time_zone="ist")
+        with pytest.raises(psycopg.Error, match="'0 minutes' must be"):
+            call(db, "next_run", schedule="every 0 minutes")
+        value(db, "next_run", schedule="EVERY 5 MINUTES")
 
 
 def test_all_names_with_a_slash_that_the_server_knows_are_accepted(read_only_db):
