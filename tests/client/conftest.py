@@ -12,6 +12,7 @@ import pytest
 
 from rota import Client, Registry, Worker
 from rota.__main__ import main
+from support.clock import Clock
 from support.started_workers import BackgroundWorker, WorkerProcess
 from support.supervisor import killing
 
@@ -90,3 +91,20 @@ def background(dsn: str) -> Iterator[Callable[..., BackgroundWorker]]:
     yield start
     for worker in started:
         worker.stop(now=True)
+
+
+@pytest.fixture
+def trap_in_public(client: Client, clock: Clock, db: psycopg.Connection[Any]) -> None:
+    """An operator that fits figures of the last hour better than that of the server."""
+    clock.set("2026-03-27 12:00+00")
+    client.enqueue("a")
+    (job,) = client.claim_jobs("w")
+    client.finish_job(job.job_id, job.lease_token)
+    clock.advance("1 minute")
+    client.tick()
+    db.execute(
+        "create function public.tell(float8, integer) returns float8 language plpgsql"
+        " as $$ begin raise exception 'run as %', current_user; end $$;"
+        "create operator public./"
+        " (function = public.tell, leftarg = float8, rightarg = integer)"
+    )

@@ -460,27 +460,11 @@ def test_uninstall(
 
 
 @pytest.mark.own_session
+@pytest.mark.usefixtures("trap_in_public")
 def test_the_commands_run_nothing_that_somebody_has_put_into_public(
-    run: Callable[..., str],
     ask: Callable[..., tuple[int, str]],
-    client: Client,
-    clock: Clock,
-    db: psycopg.Connection[Any],
 ) -> None:
     """Of two operators of one name that fits better which takes what it is given as it is."""
-    clock.set("2026-03-27 12:00+00")
-    client.enqueue("a")
-    (job,) = client.claim_jobs("w")
-    client.finish_job(job.job_id, job.lease_token)
-    clock.advance("1 minute")
-    run("tick")
-    db.execute(
-        "create function public.tell(float8, integer) returns float8 language plpgsql"
-        " as $$ begin raise exception 'run as %', current_user; end $$;"
-        "create operator public./"
-        " (function = public.tell, leftarg = float8, rightarg = integer)"
-    )
-
     assert json.loads(ask("status", "--json")[1])["last_hour"]
 
 

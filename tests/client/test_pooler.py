@@ -13,7 +13,6 @@ import pytest
 from rota import AsyncClient, AsyncJob, Client, Job, Registry, Worker
 from rota.__main__ import main
 from rota.worker.connection import Connection, ConnectionState
-from support.clock import Clock
 from support.pooler import find_pgbouncer, pooled
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
@@ -76,27 +75,11 @@ def test_a_command_leaves_nothing_in_the_sessions_of_a_pooler(
             assert other.execute("show search_path").fetchone() == path
 
 
+@pytest.mark.usefixtures("trap_in_public")
 def test_a_command_runs_nothing_that_somebody_has_put_into_public(
-    client: Client,
-    clock: Clock,
-    db: psycopg.Connection[Any],
-    pooler: str,
-    capsys: pytest.CaptureFixture[str],
+    pooler: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of two operators of one name that fits better which takes what it is given as it is."""
-    clock.set("2026-03-27 12:00+00")
-    client.enqueue("a")
-    (job,) = client.claim_jobs("w")
-    client.finish_job(job.job_id, job.lease_token)
-    clock.advance("1 minute")
-    client.tick()
-    db.execute(
-        "create function public.tell(float8, integer) returns float8 language plpgsql"
-        " as $$ begin raise exception 'run as %', current_user; end $$;"
-        "create operator public./"
-        " (function = public.tell, leftarg = float8, rightarg = integer)"
-    )
-
     main(["status", "--json", "-d", pooler])
 
     assert json.loads(capsys.readouterr().out)["last_hour"]
