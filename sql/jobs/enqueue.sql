@@ -57,9 +57,9 @@ declare
     v_lease interval;
     v_time_limit interval;
     v_run_at timestamptz;
+    v_lane smallint;
     v_place timestamptz;
     v_hold text;
-    v_is_placed boolean := false;
     v_new_id bigint;
     v_job_id bigint;
 begin
@@ -151,16 +151,16 @@ begin
     end if;
     if v_takes_place or v_may_wait then
         v_new_id := nextval('rota.jobs_id_seq');
-        select c.status, c.place, c.hold, c.is_placed
-        into v_status, v_place, v_hold, v_is_placed
+        select c.status, c.lane, c.place, c.hold into v_status, v_lane, v_place, v_hold
         from rota._job_comes_in(v_new_id, enqueue.ordering_key, enqueue.depends_on,
             enqueue.queue, enqueue.job_type, enqueue.limit_key, enqueue.priority,
-            v_run_at is null and v_takes_place) as c;
+            case when v_takes_place then coalesce(v_run_at, v_now) end) as c;
     end if;
     for v_try in 1..100 loop
         insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
             time_limit, expires_at, headers, backoff, idempotency_key, ordering_key, skip_dead,
-            if_parent_dead, limit_key, status, run_at, own_place, hold, created_at, updated_at)
+            if_parent_dead, limit_key, status, run_at, own_lane, own_place, hold, created_at,
+            updated_at)
         overriding system value
         values (coalesce(v_new_id, nextval('rota.jobs_id_seq')), enqueue.queue,
             enqueue.job_type, enqueue.payload, enqueue.priority,
@@ -169,13 +169,11 @@ begin
             enqueue.ordering_key,
             case when enqueue.ordering_key is not null then enqueue.skip_dead end,
             case when v_may_wait then enqueue.if_parent_dead end, enqueue.limit_key, v_status,
-            coalesce(v_run_at, v_now), v_place, v_hold, v_now, v_now)
+            coalesce(v_run_at, v_now), v_lane, v_place, v_hold, v_now, v_now)
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
             where idempotency_key is not null do nothing returning j.id into v_job_id;
         if v_job_id is null then
             v_job_id := rota._find_keyed(idempotency_key, job_type);
-        elsif v_status = 'queued' and not v_is_placed and v_takes_place then
-            perform rota._enter_lanes(array[v_job_id]);
         end if;
         exit when v_job_id is not null or idempotency_key is null;
     end loop;

@@ -169,7 +169,12 @@ declare
     v_has_held boolean;
 begin
     if v_known is not null then return v_known = 1; end if;
-    v_has_held := exists (select from rota._held_kinds(limit_name, 1));
+    v_has_held := (
+        select j.hold from rota.jobs as j
+        where j.hold = _had_held.limit_name
+          and j.hold <> 'time' and j.status in ('queued', 'failed')
+        order by j.queue, j.job_type limit 1
+    ) is not null;
     perform rota._keep_scan_from(c_scan, v_now, true, c_index, v_walked, v_has_held::integer,
         -- At worst a job is held until the next tick, or found and held by a claim.
         case when v_has_held then interval '2 seconds' else '1 minute' end);

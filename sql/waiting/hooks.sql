@@ -57,18 +57,17 @@ begin
 end $$;
 
 /* _jobs_came_in() and _enter_lanes() for one job that is still to be inserted, in the same
- * transaction, with what is returned: so the row is written once.  A job for later, or of a
- * queue that ages or has moved, is not placed, which is left to _enter_lanes(). */
+ * transaction, with what is returned: so the row is written once.  A job that needs no place
+ * has no run_at here. */
 create or replace function rota._job_comes_in(
     job_id bigint, ordering_key text, depends_on bigint[], queue text, job_type text,
-    limit_key text, priority integer, is_due boolean, out status text, out place timestamptz,
-    out hold text, out is_placed boolean
+    limit_key text, priority integer, run_at timestamptz, out status text, out lane smallint,
+    out place timestamptz, out hold text
 ) language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_unknown bigint;
     v_parents bigint[];
-    v_is_fair boolean;
-    v_has_limits boolean;
+    v_settings record;
     v_last record;
     v_limit record;
 begin
@@ -91,35 +90,41 @@ begin
         status := 'blocked';
         perform rota._add_checks('order', array[ordering_key]);
     end if;
-    is_placed := false;
-    if status = 'blocked' or not is_due then return; end if;
+    if status = 'blocked' or run_at is null then return; end if;
 
-    select not exists (
-            select from rota.queues as q
-            where q.queue = _job_comes_in.queue and q.ageing is not null
-        ) and not rota._has_moved(queue),
-        exists (select from rota.fair_queues as f where f.queue = _job_comes_in.queue),
-        exists (select from rota.limits)
-    into is_placed, v_is_fair, v_has_limits;
-    if not is_placed then return; end if;
-    if v_is_fair or limit_key is not null then
-        if not v_is_fair then perform rota._note_fair_queue(queue); end if;
-        v_last := rota._last_of_key(queue, limit_key, priority, v_has_limits,
-            array[job_id]);
-        place := v_last.place + v_last.jobs / v_last.weight * interval '1 microsecond';
+    select (select q.ageing from rota.queues as q where q.queue = _job_comes_in.queue),
+        exists (select from rota.fair_queues as f where f.queue = _job_comes_in.queue)
+            as is_fair,
+        exists (select from rota.limits) as has_limits, rota._has_moved(queue) as has_moved
+    into v_settings;
+    if v_settings.has_moved then return; end if;
+    if v_settings.is_fair or num_nonnulls(v_settings.ageing, limit_key) > 0 then
+        if run_at > rota.now() then
+            hold := 'time';
+        elsif v_settings.ageing is not null then
+            lane := 0;
+            place := run_at + priority * v_settings.ageing;
+        else
+            if not v_settings.is_fair then perform rota._note_fair_queue(queue); end if;
+            v_last := rota._last_of_key(queue, limit_key, priority, v_settings.has_limits,
+                array[job_id]);
+            place := case
+                when v_last.jobs = 0 then least(run_at, v_last.place)
+                else v_last.place + v_last.jobs / v_last.weight * interval '1 microsecond'
+            end;
+        end if;
     end if;
-    if v_has_limits then
-        for v_limit in
-            select l.limit_name, l.max_running
-            from rota._limits_of(_job_comes_in.job_type, _job_comes_in.limit_key) as l
-        loop
-            continue when rota._room_in_lane(v_limit.limit_name, v_limit.max_running, queue,
-                job_type, limit_key, priority, array[job_id]) > 0;
-            hold := v_limit.limit_name;
-            perform rota._add_checks('limit', array[hold]);
-            return;
-        end loop;
-    end if;
+    if not v_settings.has_limits or run_at > rota.now() then return; end if;
+    for v_limit in
+        select l.limit_name, l.max_running
+        from rota._limits_of(_job_comes_in.job_type, _job_comes_in.limit_key) as l
+    loop
+        continue when rota._room_in_lane(v_limit.limit_name, v_limit.max_running, queue,
+            job_type, limit_key, coalesce(lane, priority), array[job_id]) > 0;
+        hold := v_limit.limit_name;
+        perform rota._add_checks('limit', array[hold]);
+        return;
+    end loop;
 end $$;
 
 /*

@@ -733,7 +733,7 @@ setting ->> 'pause_name',
         "late-and-held-at-once",
         "A job that is due when it comes late to a queue that has moved waits for a limit.",
         "sql/maintenance/test_moves.py",
-        sql("waiting/hooks", " and not rota._has_moved(queue),", ","),
+        sql("waiting/hooks", "rota._has_moved(queue) as has_moved", "false as has_moved"),
     ),
     mutant(
         "late-and-held-by-a-limit",
@@ -1567,7 +1567,7 @@ any(array['access producer', enqueue.queue])
         "new-job-past-those-held",
         "A new job of a full limit stands in front of others that could start.",
         "sql/waiting/test_limits.py sql/waiting/test_limits_open.py",
-        sql("waiting/hooks", "priority, array[job_id]) > 0;", "priority, array[job_id]) >= 0;"),
+        sql("waiting/hooks", "array[job_id]) > 0;", "array[job_id]) >= 0;"),
     ),
     mutant(
         "new-job-held-without-a-check",
@@ -1579,7 +1579,23 @@ any(array['access producer', enqueue.queue])
         "new-job-that-does-not-age",
         "A new job of a queue that ages stands in the lane of its priority.",
         "sql/waiting/test_limits.py",
-        sql("waiting/hooks", "    if not is_placed then return; end if;", "is_placed := true;"),
+        sql("waiting/hooks", "            lane := 0;", "            lane := null;"),
+    ),
+    mutant(
+        "new-job-that-ages-without-priority",
+        "A new job of a queue that ages stands where its time puts it, whatever its priority.",
+        "sql/waiting/test_limits.py sql/waiting/test_fairness.py",
+        sql(
+            "waiting/hooks",
+            "place := run_at + priority * v_settings.ageing;",
+            "place := run_at;",
+        ),
+    ),
+    mutant(
+        "new-job-for-later-in-its-lane",
+        "A new job with a key, or of a queue that ages, stands in its lane before its time.",
+        "sql/waiting/test_limits.py sql/waiting/test_fairness.py",
+        sql("waiting/hooks", "            hold := 'time';", "            hold := null;"),
     ),
     mutant(
         "ageing-without-priority",

@@ -17,6 +17,7 @@ from sql.helpers import (
     owners,
     pending,
     rows,
+    scalar,
     settle,
     value,
 )
@@ -200,6 +201,24 @@ def test_a_stranger_keeps_no_job_where_it_aged(db, connect, clock):
     _maintain(db, clock)
 
     assert {c.job_id for c in claim(db, max_jobs=5)} == {locked, unseen}
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_job_for_later_takes_its_turn_when_it_is_due(db, clock, is_batch):
+    clock.set("2026-03-01 12:00+00")
+    for _ in range(9):
+        enqueue(db, limit_key="a")
+    later = {"job_type": "noop", "limit_key": "b", "delay": "1 minute"}
+    if is_batch:
+        call(db, "enqueue_many", jobs=json.dumps([later]))
+    else:
+        enqueue(db, **later)
+    clock.advance("61 s")
+    settle(db)
+
+    taken = [job.job_id for job in claim(db, max_jobs=2)]
+
+    assert scalar(db, "select id from rota.jobs where limit_key = 'b'") in taken
 
 
 def test_another_ageing_moves_the_jobs_that_wait(db, clock):
