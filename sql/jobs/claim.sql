@@ -58,7 +58,8 @@ declare
     v_rows tid[];
     v_end timestamptz := v_now;
     v_has_pauses boolean := false;
-    v_may_be_more boolean;
+    v_may_be_more boolean := false;
+    v_are_limited boolean := false;
     v_held_limits jsonb;
     v_claimed integer;
     v_lease interval;
@@ -70,12 +71,13 @@ begin
         -- One statement, since each costs a claim more than the job does.
         select case
                 when exists (select from rota.limits as l where l.queue = claim_jobs.queues[1])
-                  or exists (
-                    select from rota.queues as q
-                    where q.queue = claim_jobs.queues[1] and q.ageing is not null
-                ) or exists (select from rota.queue_grants)
+                  or exists (select from rota.queue_grants)
                   and claim_jobs.queues[1] <> all(rota._allowed_queues('worker')) then null
                 -- As _open_queues() has it.
+                when exists (
+                    select from rota.queues as q
+                    where q.queue = claim_jobs.queues[1] and q.ageing is not null
+                ) then 'infinity'
                 when exists (
                     select from rota.fair_queues as f where f.queue = claim_jobs.queues[1]
                 ) then v_now + interval '1 minute'
@@ -99,7 +101,26 @@ begin
               and j.status in ('queued', 'failed')
         )) is not true;
     end if;
-    if v_may_be_more then
+    if not v_may_be_more then
+        -- Asked when this transaction has an id: a limit not seen now waits for its end to
+        -- count what runs.
+        if exists (select from rota.limits) then
+            v_are_limited := exists (
+                select from rota.jobs as j
+                where j.ctid = any(v_rows)
+                  and (exists (select from rota.limits as l where l.job_type = j.job_type)
+                    or exists (select from rota.limits as l where l.queue = j.queue)
+                    -- Its own limit, or that of its class; a weight alone holds no job.
+                    or j.limit_key is not null and exists (
+                        select from rota.limits as l
+                        where l.limit_name in ('key ' || j.limit_key,
+                            format('key %s:*', split_part(j.limit_key, ':', 1)))
+                          and num_nonnulls(l.max_running, l.max_starts) > 0
+                    ))
+            );
+        end if;
+    end if;
+    if v_may_be_more or v_are_limited then
         if v_start is null or max_jobs between 1 and 1000 is not true
           or current_setting('transaction_isolation') <> 'read committed' then
             perform rota._check_claim(worker, queues, max_jobs, lease, job_types);
@@ -110,7 +131,7 @@ begin
         end if;
         select d.locked_rows, d.held_limits into v_rows, v_held_limits
         from rota._lock_due(v_call, v_start, claim_jobs.queues, claim_jobs.max_jobs,
-            claim_jobs.job_types, v_now) as d;
+            claim_jobs.job_types, v_now, case when v_are_limited then v_rows end) as d;
         if v_rows = '{}' then return; end if;
     end if;
     if lease is not null then v_lease := rota._exact(lease); end if;
@@ -163,8 +184,8 @@ comment on function rota.claim_jobs is
 
 /* The rows of the first due jobs of the lane that the last claim found them in, locked.  Null
  * if nothing fresh is remembered of this very call, and none or too few where more has to be
- * looked at: another lane, a limit of the queue, one that is paused or ages, a job that has
- * expired.  What is in this one statement is all that most claims need. */
+ * looked at: another lane, a full queue, one that is paused, a job that has expired.  What is
+ * in this one statement is all that most claims need. */
 create or replace function rota._lock_head(
     start bigint[], queues text[], max_jobs integer, job_types text[], due timestamptz,
     due_micros bigint, walk_until timestamptz, has_pauses boolean
@@ -174,8 +195,6 @@ create or replace function rota._lock_head(
 declare
     v_rows tid[];
     v_has_expired boolean;
-    v_has_keys boolean;
-    v_last_limit text;
 begin
     if (start[1] > due_micros and start[1] <= due_micros + 60000000 and cardinality(start) >= 5
         and cardinality(queues) = 1 and max_jobs between 1 and 1000
@@ -186,11 +205,9 @@ begin
         if rota._is_paused(queues[1], due) then return null; end if;
     end if;
 
-    select array_agg(h.ctid), bool_or(h.is_expired), bool_or(h.has_key)
-    into v_rows, v_has_expired, v_has_keys
+    select array_agg(h.ctid), bool_or(h.is_expired) into v_rows, v_has_expired
     from (
-        select j.ctid, j.expires_at <= _lock_head.due as is_expired,
-            j.limit_key is not null as has_key
+        select j.ctid, j.expires_at <= _lock_head.due as is_expired
         from rota.jobs as j
         where j.queue = _lock_head.queues[1]
           and coalesce(j.own_lane, j.priority) = _lock_head.start[3]::integer and j.hold is null
@@ -211,18 +228,11 @@ begin
         order by coalesce(j.own_place, j.run_at), j.id limit _lock_head.max_jobs
         for update of j skip locked
     ) as h;
-    -- Asked when this transaction has an id: a limit not seen now waits for its end to count.
-    v_last_limit := (select max(l.limit_name) from rota.limits as l);
-    if v_has_expired or v_has_keys and v_last_limit is not null then return null; end if;
-    -- The names of the limits of keys come before those of queues and types.
-    if has_pauses or v_last_limit >= 'queue' then
+    if v_has_expired then return null; end if;
+    if has_pauses then
         if exists (
-            select from rota.jobs as j
+            select from rota.jobs as j join rota.pauses as p on p.job_type = j.job_type
             where j.ctid = any(v_rows)
-              and (exists (select from rota.limits as l where l.job_type = j.job_type)
-                or exists (select from rota.limits as l where l.queue = j.queue)
-                or _lock_head.has_pauses
-                  and exists (select from rota.pauses as p where p.job_type = j.job_type))
         ) then
             return null;
         end if;
@@ -234,14 +244,18 @@ end $$;
  * Lock due jobs of the queues that are open, and say which slots they hold: a jsonb object from
  * id to the text of an array of limits, null if none holds any.  A job whose limit is full, or
  * that has expired, leaves its lane on the way, and the walk goes on for another; not for ever.
+ * It begins with the rows that the caller has locked, if these are neither paused nor expired.
  */
 create or replace function rota._lock_due(
     call text, start bigint[], queues text[], max_jobs integer, job_types text[],
-    due timestamptz, out locked_rows tid[], out held_limits jsonb
+    due timestamptz, head tid[] default null, out locked_rows tid[], out held_limits jsonb
 ) language plpgsql as $$
 declare
-    v_open record;
+    v_queues text[];
+    v_ends timestamptz[];
+    v_full_queues text[] := '{}'::text[];
     v_start bigint[] := start;
+    v_head bigint[];
     v_found bigint[];
     v_is_end boolean;
     v_is_limited boolean;
@@ -257,13 +271,21 @@ begin
     if exists (select from rota.queue_grants) then
         perform rota._check_queues('worker', queues);
     end if;
-    select o.open_queues as queues, o.ends into v_open
-    from rota._open_queues(_lock_due.queues, _lock_due.due) as o;
+    if head is null then
+        select o.open_queues, o.ends into v_queues, v_ends
+        from rota._open_queues(_lock_due.queues, _lock_due.due) as o;
+    else
+        v_head := array(
+            select j.id from rota.jobs as j where j.ctid = any(head)
+            order by coalesce(j.own_place, j.run_at), j.id
+        );
+    end if;
 
-    while cardinality(v_open.queues) > 0 loop
+    loop
+        exit when v_queues = '{}';
         v_wanted := least(max_jobs - cardinality(v_ids), v_may_leave);
-        v_found := rota._lock_lanes(call, v_start, v_open.queues, v_open.ends, v_wanted,
-            job_types, due, v_ids);
+        v_found := coalesce(v_head, rota._lock_lanes(call, v_start, v_queues, v_ends, v_wanted,
+            job_types, due, v_ids));
         exit when cardinality(v_found) = 0;
         v_is_end := cardinality(v_found) < v_wanted;
         if v_has_pauses or 0 > any(v_found) then
@@ -281,27 +303,26 @@ begin
         end if;
         if not v_is_limited then
             v_ids := v_ids || v_found;
-            exit when v_is_end or cardinality(v_ids) >= max_jobs or v_may_leave <= 0;
-            v_start := string_to_array(rota._scan_start(call), ' ')::bigint[];
-            continue;
+        else
+            select a.ids, a.held_limits, a.full_queues, a.limits_to_check into v_admitted
+            from rota._admit_jobs(v_found) as a;
+            v_ids := v_ids || v_admitted.ids;
+            v_full_queues := v_full_queues || v_admitted.full_queues;
+            v_limits_to_check := v_limits_to_check || v_admitted.limits_to_check;
+            held_limits := coalesce(held_limits || v_admitted.held_limits, held_limits,
+                v_admitted.held_limits);
+            v_may_leave := v_may_leave - cardinality(v_found) + cardinality(v_admitted.ids);
+            v_is_end := v_is_end and v_admitted.full_queues = '{}';
         end if;
+        exit when v_is_end or cardinality(v_ids) >= max_jobs or v_may_leave <= 0;
 
-        select a.ids, a.held_limits, a.full_queues, a.limits_to_check into v_admitted
-        from rota._admit_jobs(v_found) as a;
-        v_ids := v_ids || v_admitted.ids;
-        v_limits_to_check := v_limits_to_check || v_admitted.limits_to_check;
-        held_limits := coalesce(held_limits || v_admitted.held_limits, held_limits,
-            v_admitted.held_limits);
-        v_may_leave := v_may_leave - cardinality(v_found) + cardinality(v_admitted.ids);
-        exit when cardinality(v_ids) >= max_jobs
-          or v_is_end and v_admitted.full_queues = '{}' or v_may_leave <= 0;
-        if v_admitted.full_queues <> '{}' then
-            select coalesce(array_agg(q.queue), '{}') as queues,
-                coalesce(array_agg(q.until), '{}') as ends
-            into v_open from unnest(v_open.queues, v_open.ends) as q (queue, until)
-            where q.queue <> all(v_admitted.full_queues);
-        end if;
+        v_head := null;
         v_start := string_to_array(rota._scan_start(call), ' ')::bigint[];
+        select coalesce(array_agg(q.queue), '{}'), coalesce(array_agg(q.until), '{}')
+        into v_queues, v_ends
+        from rota._open_queues(_lock_due.queues, _lock_due.due) as o
+        cross join unnest(o.open_queues, o.ends) as q (queue, until)
+        where q.queue <> all(v_full_queues);
     end loop;
     if v_limits_to_check <> '{}' then
         perform rota._add_checks('limit', v_limits_to_check);

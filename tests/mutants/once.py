@@ -1914,8 +1914,8 @@ any(array['access producer', enqueue.queue])
         "sql/waiting/test_limits.py",
         sql(
             "jobs/claim",
-            "v_last_limit := (select max(l.limit_name) from rota.limits as l);",
-            "",
+            "if exists (select from rota.limits) then",
+            "if false then",
         ),
     ),
     mutant(
@@ -1925,8 +1925,35 @@ any(array['access producer', enqueue.queue])
         sql(
             "jobs/claim",
             "or exists (select from rota.limits as l where l.queue = j.queue)\n"
-            "                or _lock_head",
-            "or _lock_head",
+            "                    -- Its own",
+            "-- Its own",
+        ),
+    ),
+    mutant(
+        "claim-of-all-that-is-due-without-slots",
+        "A claim that takes all that is due does not ask for limits.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "jobs/claim",
+            "    if not v_may_be_more then\n        -- Asked",
+            "    if cardinality(v_rows) = max_jobs then\n        -- Asked",
+        ),
+    ),
+    mutant(
+        "claim-with-a-hint-past-the-limit-of-a-key",
+        "A claim that has a hint starts more jobs of a key than its limit allows.",
+        "sql/waiting/test_limits.py",
+        sql("jobs/claim", "l.limit_name in ('key ' || j.limit_key,", "l.limit_name in ("),
+    ),
+    mutant(
+        "claim-with-a-hint-past-the-limit-of-a-class",
+        "A claim that has a hint starts more jobs of a key than the limit of its class allows.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "jobs/claim",
+            "j.limit_key,\n"
+            "                            format('key %s:*', split_part(j.limit_key, ':', 1)))",
+            "j.limit_key)",
         ),
     ),
     mutant(
