@@ -106,6 +106,11 @@ begin
         perform rota._resume(breaker.queue, breaker.job_type);
         return true;
     end if;
+    -- What another tick has let through just now is not seen yet.
+    perform from rota.breakers as b
+    where b.job_type = breaker.job_type and b.queue = breaker.queue
+    for update skip locked;
+    if not found then return false; end if;
     return rota._let_probes(c_name, breaker.probes - v_succeeded - (
         select count(*)::integer
         from (

@@ -151,6 +151,16 @@ MAINTENANCE = (
         sql("maintenance/breakers", "limit 100 for update skip locked", "limit 100"),
     ),
     mutant(
+        "half-open-twice-at-once",
+        "Two ticks let through twice as many as a breaker that is half open allows.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers",
+            "    for update skip locked;\n    if not found",
+            "; if false",
+        ),
+    ),
+    mutant(
         "breaker-counts-old-attempts",
         "An attempt of before the pause decides about those that try.",
         "sql/jobs/test_retries.py",

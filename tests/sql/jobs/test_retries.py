@@ -488,9 +488,12 @@ def one_reason(db, job_id):
     return call(db, "explain_job", job_id=job_id)[0]
 
 
-def test_two_ticks_at_once_let_through_as_many_as_one(db, connect):
+@pytest.mark.parametrize("has_probed", [False, True])
+def test_two_ticks_at_once_let_through_as_many_as_one(db, connect, has_probed):
     """Both find the breaker half open; the one that is second changes nothing."""
     open_breaker_until_now(db)
+    if has_probed:
+        db.execute("update rota.breakers set probed_at = rota.now()")
     a, b = connect(autocommit=False), connect(autocommit=False)
     a.execute("select rota._check_breakers()")
     b.execute("select rota._check_breakers()")
