@@ -70,10 +70,12 @@ begin
     elsif v_configured <> '{}' then
         -- One statement, since each costs a claim more than the job does.
         select case
-                when exists (select from rota.limits as l where l.queue = claim_jobs.queues[1])
-                  or exists (select from rota.queue_grants)
+                when exists (select from rota.queue_grants)
                   and claim_jobs.queues[1] <> all(rota._allowed_queues('worker')) then null
-                -- As _open_queues() has it.
+                when exists (
+                    select from rota.limits as l where l.queue = claim_jobs.queues[1]
+                ) then (select o.ends[1] from rota._open_queues(claim_jobs.queues, v_now) as o)
+                -- The same, where a call would cost more.
                 when exists (
                     select from rota.queues as q
                     where q.queue = claim_jobs.queues[1] and q.ageing is not null
