@@ -100,7 +100,7 @@ begin
 end $$;
 
 create or replace function rota.set_progress(
-    job_id bigint, lease_token bigint, percent numeric, message text default null
+    job_id bigint, lease_token bigint, percent double precision, message text default null
 ) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 begin

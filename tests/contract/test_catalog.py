@@ -53,7 +53,7 @@ WORDS = {
     "name": "text",
     "number": "integer",
     "on_conflict": "text",
-    "percent": "numeric",
+    "percent": "double precision",
     "poll_interval": "interval",
     "reason": "text",
     "retry_in": "interval",

@@ -76,13 +76,13 @@ BIGINTS = [
     f"({number})::bigint"
     for number in ("null", 0, 1, -1, 9999999, 2**31, 2**53, 2**63 - 1, 2 - 2**63, -(2**63))
 ]
-NUMERICS = [
-    f"'{number}'::numeric"
+FLOATS = [
+    f"'{number}'::double precision"
     for number in (
         *("NaN", "Infinity", "-Infinity", "0", "-0.0", "100", "100.0000001", "-0.0000001"),
-        *("99.995", "99.994999", "1e400", "-1e400", "1e-400", "1e131071", "1e-16000", "50"),
+        *("99.995", "99.994999", "1e308", "-1e308", "1e-307", "4e-320", "50"),
     )
-] + ["null::numeric"]
+] + ["null::double precision"]
 INTERVALS = [
     quoted(text, "interval")
     for text in (
@@ -237,7 +237,7 @@ BY_TYPE = {
     "integer": INTEGERS,
     "smallint": INTEGERS,
     "bigint": BIGINTS,
-    "numeric": NUMERICS,
+    "double precision": FLOATS,
     "interval": INTERVALS,
     "timestamp with time zone": MOMENTS,
     "boolean": BOOLEANS,

@@ -167,7 +167,7 @@ def test_set_progress_refuses(db, percent):
         value(db, "set_progress", **owner(job), percent=percent)
 
 
-@pytest.mark.parametrize("percent", [0, 100, "99.999", "1e-300"])
+@pytest.mark.parametrize("percent", [0, 100, 50.5, Decimal("99.5"), "99.999", "1e-300"])
 def test_set_progress_accepts(db, percent):
     job = running(db)
 

@@ -552,7 +552,7 @@ class AsyncClient:
             "set_progress",
             job_id=job_id,
             lease_token=lease_token,
-            percent=Decimal(str(percent)),
+            percent=percent,
             message=_text(message),
         )
 
