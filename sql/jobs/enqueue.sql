@@ -352,7 +352,8 @@ declare
     v_rule record;
 begin
     if jsonb_typeof(_read_jobs.jobs) is distinct from 'array' then
-        perform rota._refuse('jobs', 'must be an array of objects');
+        perform rota._refuse('jobs', 'must be an array of objects, got '
+            || coalesce(jsonb_typeof(jobs), 'null'));
     elsif jsonb_array_length(jobs) > 10000 then
         perform rota._refuse('jobs', format('must be at most 10000, got %s',
             jsonb_array_length(jobs)));
@@ -516,7 +517,9 @@ begin
     if not rota._is_sound(job_type, queue, payload, priority, idempotency_key) then
         perform rota._check_name(prefix || 'job_type', job_type);
         if jsonb_typeof(_check_new_job.payload) is distinct from 'object' then
-            perform rota._refuse(prefix || 'payload', 'must be a JSON object');
+            -- A text where an object was meant has been encoded twice, as some drivers do.
+            perform rota._refuse(prefix || 'payload', 'must be a JSON object, got '
+                || coalesce(jsonb_typeof(payload), 'null'));
         end if;
         perform rota._check_size(prefix || 'payload', payload,
             '; keep the blob elsewhere and send its id');

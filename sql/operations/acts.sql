@@ -139,7 +139,8 @@ create or replace function rota._check_act(act text, arguments jsonb)
 begin
     perform rota._check_choice('act', act, array(select a.act from rota._acts() as a));
     if jsonb_typeof(arguments) is distinct from 'object' then
-        perform rota._refuse('arguments', 'must be an object');
+        perform rota._refuse('arguments', 'must be an object, got '
+            || coalesce(jsonb_typeof(arguments), 'null'));
     end if;
     perform rota._refuse('arguments', format('has %L, which %s does not take%s', k.name, a.act,
         coalesce(': it takes ' || nullif(array_to_string(a.takes, ', '), ''), '')))
@@ -226,7 +227,8 @@ declare
     end;
 begin
     if jsonb_typeof(filter) is distinct from 'object' then
-        perform rota._refuse('filter', 'must be an object');
+        perform rota._refuse('filter', 'must be an object, got '
+            || coalesce(jsonb_typeof(filter), 'null'));
     elsif filter = '{}' then
         perform rota._refuse('filter', 'must say which jobs: name ids, queue, job_type, status '
             'or another of its keys, or {"all": true}');

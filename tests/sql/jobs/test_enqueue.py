@@ -384,6 +384,28 @@ def test_enqueue_many_of_nothing_is_nothing(db):
     assert many(db, []) == []
 
 
+@pytest.mark.parametrize(
+    ("function", "arguments", "told"),
+    [
+        ("enqueue", {"job_type": "x", "payload": Jsonb("{}")}, "payload must .* got string"),
+        ("enqueue", {"job_type": "x", "payload": Jsonb([])}, "payload must .* got array"),
+        ("enqueue", {"job_type": "x", "payload": None}, "payload must .* got null"),
+        ("enqueue_many", {"jobs": Jsonb("[]")}, "jobs must .* got string"),
+        ("end_jobs", {"endings": Jsonb("[]")}, "endings must .* got string"),
+        ("act_on_jobs", {"act": "retry", "filter": Jsonb("{}")}, "filter must .* got string"),
+        (
+            "act_on_jobs",
+            {"act": "retry", "filter": Jsonb({"all": True}), "arguments": Jsonb("{}")},
+            "arguments must .* got string",
+        ),
+    ],
+)
+def test_json_of_another_kind_is_named(db, function, arguments, told):
+    """As that which a driver encodes that the caller has already encoded."""
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=told):
+        call(db, function, **arguments)
+
+
 @pytest.mark.parametrize("jobs", [None, {}, "x", 5, True], ids=repr)
 def test_enqueue_many_refuses_what_is_no_array(db, jobs):
     with refused("jobs"):
