@@ -974,6 +974,6 @@ create or replace function rota._examine_versions()
             else 'upgrade the database, with rota install of the newer package'
         end), null::text
     from rota._workers as w
-    where w.is_live and w.version is distinct from rota.version()
+    where w.is_live and w.version <> rota.version()  -- null in other languages
     order by w.worker limit 20;
 $$;

@@ -199,6 +199,12 @@ def test_a_worker_of_another_version(db):
     assert "worker w (pid 7 on h) has version 0.0.7" in row.evidence
 
 
+def test_a_worker_in_another_language_has_no_version(db):
+    call(db, "report_worker", **{**ME, "version": None})
+
+    assert doctor(db) == []
+
+
 def test_a_type_that_no_live_worker_takes(db):
     call(db, "report_worker", **{**ME, "version": version(db), "job_types": ["mail"]})
     enqueue(db, "mail", run_at=ago(db, "20 s"))
