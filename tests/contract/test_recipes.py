@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -122,6 +123,24 @@ def test_the_worker_of_another_language_is_the_one_that_is_tested() -> None:
     (shown,) = code_of("another-language.md", "js")
 
     assert shown == (ROOT / "tests/contract/node/worker.mjs").read_text()
+
+
+def test_statements_with_casts_take_texts_of_any_driver(dsn: str) -> None:
+    """Also of one that calls each text a text and each number a bigint, as few do."""
+    (shown,) = code_of("another-language.md", "text")
+    add, claim, end = shown.strip().removesuffix(";").split(";")
+    with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.RawCursor) as db:
+        db.adapters.register_dumper(str, psycopg.types.string.StrDumper)
+        db.adapters.register_dumper(int, psycopg.types.numeric.Int8Dumper)
+        for parent in (None, "{1}"):
+            db.execute(add, ["mail", '{"user_id": 7}', "mail", "0 minutes", parent, 3])
+        (found,) = db.execute(claim, ["w", "{mail,default}", 10]).fetchall()
+        job_id, lease_token, job_type, payload, attempt, seconds = found
+        ending = {"job_id": job_id, "lease_token": lease_token, "outcome": "succeeded"}
+        ended = db.execute(end, [json.dumps([ending])]).fetchall()
+
+    assert (job_type, payload, attempt, seconds) == ("mail", '{"user_id": 7}', 1, 60.0)
+    assert ended == [("finished", None)]
 
 
 @pytest.fixture(scope="module")
