@@ -401,6 +401,19 @@ def test_tick_loop_ticks_once_however_short_it_is(db):
     assert scalar(db, "select count(*) from public.ticks") == 1
 
 
+def test_a_short_tick_loop_is_alone_in_whatever_way_it_is_sent(db):
+    """A prepared statement goes in several messages, of which tick() is not the first."""
+    alone = "select done_at > '-infinity' from rota.maintenance where task = 'tick alone'"
+    db.execute("update rota.maintenance set done_at = '-infinity' where task ~ '^tick'")
+    db.execute("select from rota.tick()", prepare=True)
+    assert not scalar(db, alone)
+    db.execute("update rota.maintenance set done_at = '-infinity' where task ~ '^tick'")
+
+    db.execute("call rota.tick_loop('1 ms')", prepare=True)
+
+    assert scalar(db, alone)
+
+
 def test_tick_loop_keeps_what_was_done_when_it_is_cancelled(db, connect):
     note_ticks(db)
     other = connect()
