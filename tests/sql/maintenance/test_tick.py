@@ -402,7 +402,7 @@ def test_tick_loop_ticks_once_however_short_it_is(db):
 
 
 def test_a_short_tick_loop_is_alone_in_whatever_way_it_is_sent(db):
-    """A prepared statement goes in several messages, of which tick() is not the first."""
+    """A prepared statement goes in several messages, as in a transaction."""
     alone = "select done_at > '-infinity' from rota.maintenance where task = 'tick alone'"
     db.execute("update rota.maintenance set done_at = '-infinity' where task ~ '^tick'")
     db.execute("select from rota.tick()", prepare=True)
