@@ -28,7 +28,7 @@ begin
     v_lease := rota._exact(lease);
 
     -- The lease begins after the wait for the row's lock.
-    perform from rota.jobs as j where j.id = heartbeat.job_id for update;
+    perform rota._lock_lease(job_id, lease_token);
     v_now := rota.now();
     return query
     update rota.jobs as j

@@ -424,13 +424,23 @@ CLAIMS = (
         sql(
             "jobs/lease",
             """\
-    perform from rota.jobs as j where j.id = heartbeat.job_id for update;
+    perform rota._lock_lease(job_id, lease_token);
     v_now := rota.now();
 """,
             """\
     v_now := rota.now();
-    perform from rota.jobs as j where j.id = heartbeat.job_id for update;
+    perform rota._lock_lease(job_id, lease_token);
 """,
+        ),
+    ),
+    mutant(
+        "heartbeat-waits-for-strangers",
+        "A worker that lost its lease learns it when the job's next claim is committed.",
+        "sql/jobs/test_lease.py",
+        sql(
+            "jobs/lease",
+            "    perform rota._lock_lease(job_id, lease_token);\n",
+            "    perform from rota.jobs as j where j.id = heartbeat.job_id for update;\n",
         ),
     ),
     mutant(

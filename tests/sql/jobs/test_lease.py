@@ -181,6 +181,19 @@ def test_set_progress_of_a_job_that_waits_is_refused(db):
         value(db, "set_progress", job_id=enqueue(db), lease_token=0, percent=1)
 
 
+def test_heartbeat_of_a_lost_lease_waits_for_no_other_session(db, connect):
+    """Its worker is to stop at once, and not when the job's next claim is committed."""
+    job = running(db)
+    call(db, "release_jobs", **owners(job))
+    db.execute("set lock_timeout = '5s'")
+    other = connect()
+
+    with other.transaction():
+        claim(other)
+        with raises("RT002"):
+            one(db, "heartbeat", **owner(job))
+
+
 def test_heartbeat_jobs_goes_past_a_row_that_is_locked(db, connect, clock):
     clock.set("2026-01-01 00:00+00")
     jobs = [running(db), running(db)]
