@@ -1101,6 +1101,17 @@ def test_define_pipeline_leads_runs_out_over_several_changes(db):
     assert scalar(db, "select count(*) from rota.finished_jobs where stage = 'd'") == 6
 
 
+def test_define_pipeline_leaves_out_a_thousand_stages_at_once(db):
+    """From each a run goes on, and none of them is reached by way of all the others."""
+    define(db, [{"stage": f"old{number}"} for number in range(1000)])
+    db.execute("set statement_timeout = '20s'")
+
+    define(db, [{"stage": f"new{number}"} for number in range(999)] + [{"stage": "old999"}])
+
+    left_out = "select next_stage, count(*) from rota.pipeline_stages where ordinal is null"
+    assert rows(db, f"{left_out} group by 1") == [("old999", 999)]
+
+
 def test_finish_job_refuses_a_stage_that_is_left_out(order):
     start(order)
     job = take(order)
