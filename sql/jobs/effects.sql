@@ -39,7 +39,7 @@ begin
         perform rota._raise_lost(job_id, lease_token);
     end if;
 
-    loop
+    for v_try in 1..100 loop
         insert into rota.effects (scope, key, job_id, lease_token, queue, recorded_at,
             expires_at)
         select record_effect.scope, record_effect.key, j.id, j.lease_token, j.queue, v_now,
@@ -52,6 +52,7 @@ begin
         -- If it is not found, it was withdrawn or purged just now.
         exit when found;
     end loop;
+    if v_effect.scope is null then perform rota._raise_swallowed('the effect'); end if;
 
     if v_effect.completed_at is null
       and (v_effect.job_id, v_effect.lease_token) <> (job_id, lease_token)
@@ -73,7 +74,8 @@ end $$;
 comment on function rota.record_effect is
     'Record that a running job is about to cause an effect and return true, or false if it '
     'must not: it is done, or its outcome is unknown and if_unknown is not again; raises RT002 '
-    'if the lease is lost, RT010 if another job is causing it, RT001, RT003, 22023.';
+    'if the lease is lost, RT010 if another job is causing it, RT001, RT003, 22023, 09000 if a '
+    'trigger removes the row.';
 
 create or replace function rota.complete_effect(
     scope text, key text, job_id bigint, lease_token bigint, result jsonb default null

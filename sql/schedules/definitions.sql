@@ -64,7 +64,7 @@ end $$;
 comment on function rota.schedule_job is
     'Make a job at each time that a schedule names, or change the schedule of this name, and '
     'return created, changed or unchanged, and the next time; raises RT006 for a bad schedule, '
-    'RT016 if the queue moves to another database, 22023.';
+    'RT016 if the queue moves to another database, 22023, 09000 if a trigger removes the row.';
 
 create or replace function rota._put_definition(new rota.job_definitions)
     returns table (outcome text, next_run_at timestamptz) language plpgsql as $$
@@ -72,12 +72,11 @@ declare
     v_now constant timestamptz := rota.now();
     v_old rota.job_definitions; v_changed rota.job_definitions; v_changed_at timestamptz;
 begin
-    loop
+    for v_try in 1..100 loop
         -- What is so already is neither written nor waited for.
         select d.* into v_old from rota.job_definitions as d where d.name = new.name;
         if not found then
             new.anchored_at := coalesce(new.starts_at, v_now);
-            outcome := 'created';
             next_run_at := rota._plan_next(new, v_now);
             insert into rota.job_definitions (name, job_type, queue, payload, schedule, source,
                 time_zone, priority, max_attempts, lease, time_limit, headers, backoff,
@@ -89,6 +88,7 @@ begin
                 new.overlap, new.jitter, new.starts_at, new.ends_at, new.anchored_at,
                 _put_definition.next_run_at, v_now, v_now)
             on conflict do nothing;
+            outcome := case when found then 'created' end;
             -- Else another session has just taken the name.
             exit when found;
         elsif (rota._changed_by(new, v_old)).name is null then
@@ -116,6 +116,7 @@ begin
             exit;
         end if;
     end loop;
+    if outcome is null then perform rota._raise_swallowed('the schedule'); end if;
     return next;
 end $$;
 

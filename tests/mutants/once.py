@@ -334,6 +334,26 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "swallowed-effect",
+        "A worker is told that it may not cause an effect that a trigger has kept out.",
+        "sql/jobs/test_effects.py",
+        sql(
+            "jobs/effects",
+            "if v_effect.scope is null then",
+            "if false then",
+        ),
+    ),
+    mutant(
+        "swallowed-schedule",
+        "A schedule that a trigger has kept out is said to be there.",
+        "sql/schedules/test_definitions.py",
+        sql(
+            "schedules/definitions",
+            "if outcome is null then perform rota._raise_swallowed('the schedule'); end if;",
+            "",
+        ),
+    ),
+    mutant(
         "swallowed-with-a-rule",
         "A job that a trigger swallows is gone when it is retried.",
         "sql/jobs/test_enqueue.py",

@@ -103,6 +103,18 @@ def poison(
     )
 
 
+def swallow(db: Db, table: str, condition: str = "true") -> None:
+    """Let a trigger keep new rows out of a table, without an error."""
+    db.execute(
+        f"""
+        create function swallow() returns trigger language plpgsql as 'begin return null; end';
+        create trigger swallow before insert on rota.{table} for each row
+            when ({condition}) execute function swallow();
+        set statement_timeout = '20s';
+    """.encode()
+    )
+
+
 def last_tick(db: Db) -> Any:
     """Return when a tick was recorded last: the tests of a lag stop their clock there."""
     return scalar(db, "select done_at from rota.maintenance where task = 'tick'")

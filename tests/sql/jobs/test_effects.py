@@ -18,6 +18,7 @@ from sql.helpers import (
     rows,
     running,
     scalar,
+    swallow,
     value,
 )
 
@@ -529,3 +530,12 @@ def test_unknown_effects_are_those_that_no_lease_holds(db):
     seen = rows(db, "select scope, key, job_id, job_type, status from rota.unknown_effects")
 
     assert seen == [("mail", "report:7", ended.job_id, "x", "succeeded")]
+
+
+def test_record_effect_refuses_a_record_that_a_trigger_swallows(db):
+    """Else it would look for the record without end."""
+    job = running(db)
+    swallow(db, "effects")
+
+    with raises("09000"):
+        record(db, job)

@@ -21,6 +21,7 @@ from sql.helpers import (
     run,
     running,
     scalar,
+    swallow,
     value,
 )
 
@@ -513,12 +514,7 @@ def test_a_job_that_a_trigger_swallows_is_refused(db, given):
     """Else the caller has the id of a job that is not there, or waits without end."""
     dead = running(db, job_type="y")
     call(db, "fail_job", **owner(dead), error="e", fatal=True)
-    db.execute("""
-        create function swallow() returns trigger language plpgsql as 'begin return null; end';
-        create trigger swallow before insert on rota.jobs for each row
-            when (new.job_type = 'y') execute function swallow();
-        set statement_timeout = '20s';
-    """)
+    swallow(db, "jobs", "new.job_type = 'y'")
     jobs = [{"job_type": "x"}, {"job_type": "y", **given}, {"job_type": "x"}]
 
     with raises("09000"):

@@ -19,6 +19,7 @@ from sql.helpers import (
     rows,
     run,
     scalar,
+    swallow,
     value,
 )
 
@@ -625,3 +626,11 @@ def test_schedule_job_takes_no_schedule_of_another_source(noon):
     assert definition(noon) == before
     schedule(noon, text="30 * * * *")
     assert (definition(noon).schedule, definition(noon).source) == ("30 * * * *", "shop")
+
+
+def test_schedule_job_refuses_a_schedule_that_a_trigger_swallows(db):
+    """Else it would look for who has the name without end."""
+    swallow(db, "job_definitions")
+
+    with raises("09000"):
+        schedule(db)
