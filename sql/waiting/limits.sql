@@ -475,7 +475,8 @@ create or replace function rota._backfill_limit(limit_name text)
     returns boolean language plpgsql as $$
 declare
     v_limit rota.limits;
-    v_names text[];
+    v_names text[] := array[limit_name];
+    v_count integer := 1;
     v_locked text[];
     v_is_counted boolean;
 begin
@@ -492,19 +493,28 @@ begin
     end if;
 
     if v_limit.max_running is not null then
-        v_names := array[limit_name];
         if limit_name like '%:*' then
-            -- Of a class the keys that run uncounted, or whose part -2 may be too large by now.
-            v_names := array(
-                select u.limit_name from rota._uncounted(v_limit) as u
-                union
-                select p.limit_name from rota.limit_parts as p
-                where p.part = -2
-                  and v_limit.limit_name = any(rota._key_limits(substr(p.limit_name, 5)))
-                  and not exists (
-                    select from rota.limits as l where l.limit_name = p.limit_name
-                  )
-            );
+            -- Of a class the keys that run uncounted, or whose part -2 may be too large by now:
+            -- about 500 jobs at a time, since each key and each part takes a lock.
+            select array_agg(k.limit_name) filter (where k.jobs_before < 500), count(*)
+            into v_names, v_count
+            from (
+                select n.limit_name, sum(count(*)) over (
+                        order by bool_or(n.is_noted), n.limit_name) - count(*) as jobs_before
+                from (
+                    select u.limit_name, false as is_noted from rota._uncounted(v_limit) as u
+                    union all
+                    select p.limit_name, true from rota.limit_parts as p
+                    where p.part = -2
+                      and v_limit.limit_name = any(rota._key_limits(substr(p.limit_name, 5)))
+                      and not exists (
+                        select from rota.limits as l where l.limit_name = p.limit_name
+                      )
+                ) as n
+                group by n.limit_name
+            ) as k;
+            perform rota._add_checks('limit', array[v_limit.limit_name])
+            where cardinality(v_names) < v_count;
         end if;
         -- Of two sessions that count for one limit, of a key and of its class, one.
         v_locked := array(
@@ -517,7 +527,7 @@ begin
     v_is_counted := v_limit.max_running is null
         or not exists (select from rota._uncounted(v_limit));
     update rota.limits as l
-    set is_backfilled = v_limit.max_running is null or v_locked @> v_names,
+    set is_backfilled = v_limit.max_running is null or cardinality(v_locked) = v_count,
         backfill_xid = case
             when l.max_running is null then null
             -- A later one is that of set_limit(), or of the server that a dump is from.
@@ -543,7 +553,8 @@ begin
     cross join lateral (select rota._counted_name(bound, j.limit_key) as name) as n
     where j.status = 'running' and j.locked_until is not null
       and (j.queue = bound.queue or j.job_type = bound.job_type
-        or bound.limit_key is not null and n.name = any(names)
+        -- Hashed, where an array would be searched for each job.
+        or bound.limit_key is not null and n.name in (select unnest(names))
         or names is null and (j.limit_key = bound.limit_key or bound.limit_key like '%:*'
           and bound.limit_name = any(rota._key_limits(j.limit_key))
           and not exists (select from rota.limits as l where l.limit_name = n.name)))

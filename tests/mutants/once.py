@@ -1999,6 +1999,22 @@ any(array['access producer', enqueue.queue])
         ),
     ),
     mutant(
+        "class-counted-at-once",
+        "A limit of a class takes a lock for each of its keys: a server has no room for many.",
+        "sql/waiting/test_limits.py",
+        sql("waiting/limits", "filter (where k.jobs_before < 500)", "filter (where true)"),
+    ),
+    mutant(
+        "class-counted-in-part",
+        "A limit of a class lets jobs start before all keys that run are counted.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/limits",
+            "or cardinality(v_locked) = v_count",
+            "or cardinality(v_locked) = cardinality(v_names)",
+        ),
+    ),
+    mutant(
         "old-end-without-a-check",
         "A job waits for ever for a slot that an end of an old snapshot gave back.",
         "sql/waiting/test_limits.py",

@@ -221,6 +221,26 @@ def test_set_limit_counts_what_runs_already_and_holds_what_waits(db):
     assert take(db) == []
 
 
+def test_set_limit_of_a_class_counts_few_keys_at_a_time(db):
+    """Each key takes locks, for which the server has no room if a class has very many."""
+    jobs = [{"job_type": "x", "limit_key": f"c:{number}"} for number in range(700)]
+    call(db, "enqueue_many", jobs=Jsonb(jobs))
+    assert len(claim(db, max_jobs=1000)) == 700
+    limit(db, limit_key="c:*", max_running=1)
+
+    with db.transaction():
+        db.execute("select rota._check_limit('key c:*', false)")
+        held = "locktype = 'advisory' and pid = pg_backend_pid()"
+        assert scalar(db, f"select count(*) from pg_locks where {held}") <= 1000
+    assert scalar(db, "select is_backfilled from rota.limits") is False
+    settled_limit(db, limit_key="c:*", max_running=1)
+
+    keyed(db, "c:0")
+    keyed(db, "c:699")
+    (new,) = keyed(db, "c:700")
+    assert ids(take(db)) == [new]
+
+
 def test_set_limit_can_be_raised_lowered_and_removed(db):
     limit(db, job_type="x", max_running=1)
     for _ in range(9):
