@@ -179,7 +179,7 @@ begin
     v_free := rota._still_to_end(array_remove(v_parents, null));
     v_doubtful := array(
         select c.id from unnest(v_ids, v_parents) as c (id, parent_id)
-        where c.parent_id is not null and c.parent_id <> all(v_free)
+        where c.parent_id is not null and c.parent_id not in (select unnest(v_free))
     );
     for v_key in
         select distinct c.ordering_key
@@ -204,9 +204,7 @@ begin
         select h.id from unnest(v_held) as h (id) where rota._newest_parent(h.id) is null
     );
     perform rota._open_jobs(v_ids);
-    return v_doubtful || array(
-        select f.id from unnest(v_free) as f (id) where f.id <> all(v_ids)
-    );
+    return v_doubtful || array(select unnest(v_free) except select unnest(v_ids));
 end $$;
 
 /* Look at what a job waits for, from the newest parent on: 'id' as far as one that is still to
@@ -315,10 +313,8 @@ begin
             returning d.job_id
         )
         select coalesce(array_agg(g.job_id), '{}') into v_cancelled from gone as g;
-        v_doubtful := v_doubtful || rota._open_children(v_cancelled) || array(
-            select f.id from unnest(v_freed) as f (id)
-            where cardinality(v_cancelled) < cardinality(v_freed) and f.id <> all(v_cancelled)
-        );
+        v_doubtful := v_doubtful || rota._open_children(v_cancelled)
+            || array(select unnest(v_freed) except select unnest(v_cancelled));
     end if;
     perform rota._add_checks('job', v_doubtful::text[], rota.now() + interval '50 ms');
     if cardinality(v_seen) = c_chunk then
@@ -337,27 +333,25 @@ declare
         select s.status from rota._parent_statuses(array[_cancel_children.parent_id]) as s);
     v_ids bigint[];
     v_tokens bigint[];
-    v_missed bigint[];
 begin
     with held as (
-        select j.id, j.lease_token from rota.jobs as j
-        where j.id = any(_cancel_children.job_ids) and j.status = 'blocked'
-        for update skip locked
+        update rota.jobs as j
+        set cancel_reason = format('parent %s %s', _cancel_children.parent_id, case c_status
+                when 'dead' then 'is dead' when 'cancelled' then 'was cancelled'
+                else 'is not kept any more' end)
+        where j.id = any(array(
+            select b.id from rota.jobs as b
+            where b.id = any(_cancel_children.job_ids) and b.status = 'blocked'
+            for update skip locked
+        ))
+          and j.status = 'blocked' returning j.id, j.lease_token
     )
     select array_agg(h.id), array_agg(h.lease_token) into v_ids, v_tokens from held as h;
-    v_missed := array(
-        select j.id from rota.jobs as j
-        where j.id = any(_cancel_children.job_ids)
-          and j.status = 'blocked' and j.id <> all(coalesce(v_ids, '{}'))
-    );
-
-    update rota.jobs as j
-    set cancel_reason = format('parent %s %s', _cancel_children.parent_id, case c_status
-            when 'dead' then 'is dead' when 'cancelled' then 'was cancelled'
-            else 'is not kept any more' end)
-    where j.id = any(v_ids) and j.status = 'blocked';
     perform rota._end_jobs(v_ids, v_tokens, 'blocked', 'cancelled');
-    return v_missed;
+    return array(
+        select j.id from rota.jobs as j
+        where j.id = any(_cancel_children.job_ids) and j.status = 'blocked'
+    );
 end $$;
 
 /* Bring back those children of a job that were cancelled because of it, 'id after', a chunk at
