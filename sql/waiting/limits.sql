@@ -52,8 +52,8 @@ begin
     perform rota._check_interval('per', per, '1 millisecond', '366 days', true);
     perform rota._check_queues('operator', array[coalesce(queue, '*')]);
     if num_nonnulls(set_limit.max_running, set_limit.max_starts, set_limit.weight) = 0
-      and not set_limit.reset
       and not exists (select from rota.limits as l where l.limit_name = v_limit_name) then
+        if reset then return; end if;
         perform rota._refuse('max_running', 'or max_starts or weight must be given');
     end if;
 

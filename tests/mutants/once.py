@@ -1999,6 +1999,17 @@ any(array['access producer', enqueue.queue])
         ),
     ),
     mutant(
+        "reset-of-nothing",
+        "To reset a limit that is not there stops its class until the next tick.",
+        "sql/waiting/test_limits.py",
+        sql("waiting/limits", "        if reset then return; end if;\n", ""),
+        sql(
+            "waiting/limits",
+            "'or max_starts or weight must be given');",
+            "'or max_starts or weight must be given')\n        where not set_limit.reset;",
+        ),
+    ),
+    mutant(
         "class-counted-at-once",
         "A limit of a class takes a lock for each of its keys: a server has no room for many.",
         "sql/waiting/test_limits.py",

@@ -221,6 +221,18 @@ def test_set_limit_counts_what_runs_already_and_holds_what_waits(db):
     assert take(db) == []
 
 
+def test_set_limit_resets_nothing_where_nothing_is_set(db):
+    settled_limit(db, limit_key="c:*", max_running=3)
+    acts = rows(db, "select act from rota.audit_log")
+
+    limit(db, limit_key="c:1", reset=True)
+
+    assert pending(db) == []
+    assert rows(db, "select act from rota.audit_log") == acts
+    (job_id,) = keyed(db, "c:1")
+    assert ids(claim(db)) == [job_id]
+
+
 def test_set_limit_of_a_class_counts_few_keys_at_a_time(db):
     """Each key takes locks, for which the server has no room if a class has very many."""
     jobs = [{"job_type": "x", "limit_key": f"c:{number}"} for number in range(700)]
