@@ -61,7 +61,8 @@ end $$;
 
 /* Find or insert the one job of a key, then ask the memory of the key, then change the job; or
  * ask for another run of the job, which a call before this in the batch has done too.  The job
- * may have ended since; who makes the next one waits for the memory, which we hold. */
+ * may have ended since; who makes the next one waits for the memory, which we hold.  Raises
+ * RTB00, which no caller sees, where another session has the job locked and it may not wait. */
 create or replace function rota._enqueue_keyed(
     new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
     max_wait interval, may_wait boolean, asked_job_id bigint default null, out job_id bigint,
@@ -79,7 +80,7 @@ declare
     v_leaves_running constant boolean := on_conflict = 'replace'
         and current_setting('transaction_isolation') = 'read committed';
 begin
-    is_requested := on_conflict = 'rerun' and asked_job_id is not null;
+    is_requested := false;
     if (v_is_versioned or on_conflict <> 'keep') and exists (select from rota.queue_moves) then
         perform rota._check_stays(new_job.queue, 'a rule for a key');
     end if;
@@ -106,16 +107,17 @@ begin
         end if;
         if v_is_locked then
             job_id := rota._lock_keyed(v_key, v_scope, not v_leaves_running, may_wait);
-        elsif is_requested and asked_job_id is not null then
-            job_id := asked_job_id;
+            if job_id is null and not may_wait
+              and rota._find_keyed(v_key, v_scope) is not null then
+                raise exception using errcode = 'RTB00', message = v_key, detail = v_scope;
+            end if;
         elsif on_conflict = 'rerun' then
-            select j.id into job_id from rota.jobs as j
-            where j.idempotency_key = v_key
-              and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope
-              and j.status <> 'running'
-            for update skip locked;
+            job_id := case when asked_job_id is null
+                then rota._lock_keyed(v_key, v_scope, false, false) end;
             is_requested := job_id is null;
-            if is_requested then job_id := rota._find_keyed(v_key, v_scope); end if;
+            if is_requested then
+                job_id := coalesce(asked_job_id, rota._find_keyed(v_key, v_scope));
+            end if;
         end if;
         exit when job_id is not null;
         v_new_ids := coalesce(v_new_ids, rota._new_ids(1));
@@ -166,8 +168,7 @@ begin
 end $$;
 
 /* Lock the live job of a key, if it waits or running ones are wanted too; null if there is
- * none.  Raises RTB00, which no caller sees, where another session has it locked and it may
- * not wait. */
+ * none, or where another session has it locked and the caller may not wait. */
 create or replace function rota._lock_keyed(
     idempotency_key text, key_scope text, also_running boolean, may_wait boolean
 ) returns bigint language plpgsql as $$
@@ -180,16 +181,12 @@ begin
           and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
           and (j.status <> 'running' or _lock_keyed.also_running)
         for update;
-        return v_job_id;
-    end if;
-
-    select j.id into v_job_id from rota.jobs as j
-    where j.idempotency_key = _lock_keyed.idempotency_key
-      and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
-      and (j.status <> 'running' or _lock_keyed.also_running)
-    for update skip locked;
-    if not found and rota._find_keyed(idempotency_key, key_scope) is not null then
-        raise exception using errcode = 'RTB00', message = idempotency_key, detail = key_scope;
+    else
+        select j.id into v_job_id from rota.jobs as j
+        where j.idempotency_key = _lock_keyed.idempotency_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
+          and (j.status <> 'running' or _lock_keyed.also_running)
+        for update skip locked;
     end if;
     return v_job_id;
 end $$;
