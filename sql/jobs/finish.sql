@@ -144,8 +144,8 @@ begin
     return array(
         select
             case
-                when h.job_id is not null and t.lease_token = t.first_token then 'finished'
-                when e.job_id is not null then 'finished'
+                when h.job_id is not null and t.lease_token = t.first_token
+                  or e.job_id is not null then 'finished'
                 when rota._is_running(t.job_id, t.lease_token) then 'busy'
                 when rota._is_finished(t.job_id, t.lease_token) then 'already_finished'
                 else 'lost'
