@@ -57,7 +57,6 @@ create or replace function rota.heartbeat_jobs(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
-    v_now constant timestamptz := rota.now();
     v_lease interval;
     v_ids bigint[];
 begin
@@ -66,30 +65,69 @@ begin
     v_lease := rota._exact(lease);
     v_ids := rota._hold_jobs(rota._newest_refs(job_ids, lease_tokens), lease_tokens);
     return query
-    with beaten as (
-        update rota.jobs as j
-        -- A lease written by hand must not stop those of the other jobs.
-        set locked_until = least(j.overdue_at + interval '30 s', v_now + greatest('1 ms', least(
-                '30 days', coalesce(v_lease, j.lease, rota._queue_lease(j.queue))))),
-            updated_at = v_now
-        where j.id = any(v_ids)
-          and j.lease_token = heartbeat_jobs.lease_tokens[array_position(v_ids, j.id)]
-          and j.status = 'running'
-        returning j.id, j.lease_token, j.locked_until, j.cancel_requested_at, j.overdue_at
-    )
     select t.job_id, b.locked_until,
-        b.id is null and not rota._is_running(t.job_id, t.lease_token),
-        b.cancel_requested_at is not null, coalesce(b.overdue_at <= v_now, false)
+        b.job_id is null and not rota._is_running(t.job_id, t.lease_token),
+        coalesce(b.is_cancel_requested, false), coalesce(b.is_overdue, false)
     from unnest(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens)
         with ordinality as t (job_id, lease_token, ordinal)
-    left join beaten as b on b.id = t.job_id and b.lease_token = t.lease_token
+    left join rota._extend_leases(v_ids, heartbeat_jobs.lease_tokens, v_lease) as b
+        on b.job_id = t.job_id and b.lease_token = t.lease_token
     order by t.ordinal;
 end $$;
 
 comment on function rota.heartbeat_jobs is
     'heartbeat() for up to 1000 jobs, one row for each in the order given: is_lost where the '
-    'lease is lost, locked_until null where another session has the row locked just now; '
-    'raises 22023 for a bad argument.';
+    'lease is lost, locked_until null where another session has the row locked just now, or a '
+    'trigger refuses it; raises 22023 for a bad argument.';
+
+/* Extend the leases of jobs that the caller has locked; one row for each.  One that a trigger
+ * or a constraint of the database refuses has none, and costs the others nothing: where all
+ * together fail they are extended in halves, and so on. */
+create or replace function rota._extend_leases(
+    job_ids bigint[], lease_tokens bigint[], lease interval
+) returns table (
+        job_id bigint, lease_token bigint, locked_until timestamptz,
+        is_cancel_requested boolean, is_overdue boolean
+    ) language plpgsql as $$
+declare
+    v_now constant timestamptz := rota.now();
+    c_half constant integer := cardinality(job_ids) / 2;
+begin
+    begin
+        return query
+        with beaten as (
+            update rota.jobs as j
+            -- A lease written by hand must not stop those of the other jobs.
+            set locked_until = least(j.overdue_at + interval '30 s', v_now + greatest('1 ms',
+                    least('30 days', coalesce(_extend_leases.lease, j.lease,
+                        rota._queue_lease(j.queue))))),
+                updated_at = v_now
+            where j.id = any(_extend_leases.job_ids) and j.lease_token
+                = _extend_leases.lease_tokens[array_position(_extend_leases.job_ids, j.id)]
+              and j.status = 'running'
+            returning j.id, j.lease_token, j.locked_until,
+                j.cancel_requested_at is not null as is_cancel_requested,
+                coalesce(j.overdue_at <= v_now, false) as is_overdue
+        )
+        -- In an order, so that none is told before all are written.
+        select b.* from beaten as b order by b.id;
+        return;
+    exception when others then
+        -- What is no fault of a job is none of its heartbeat.
+        if sqlstate ~ '^(25|40|53|57|58|XX)' then raise; end if;
+        if c_half = 0 then
+            raise warning 'heartbeat of job % failed: %', job_ids[1], sqlerrm;
+            return;
+        end if;
+    end;
+    return query
+    select e.*
+    from (
+        values (_extend_leases.job_ids[:c_half], _extend_leases.lease_tokens[:c_half]),
+            (_extend_leases.job_ids[c_half + 1:], _extend_leases.lease_tokens[c_half + 1:])
+    ) as h (job_ids, lease_tokens)
+    cross join lateral rota._extend_leases(h.job_ids, h.lease_tokens, lease) as e;
+end $$;
 
 /* The length of a lease where neither job nor caller says one. */
 create or replace function rota._queue_lease(queue text)

@@ -128,14 +128,14 @@ CLAIMS = (
         sql(
             "jobs/lease",
             """\
-                '30 days', coalesce(v_lease, j.lease, rota._queue_lease(j.queue))))),
-            updated_at = v_now
-        where j.id = any(v_ids)""",
+                        rota._queue_lease(j.queue))))),
+                updated_at = v_now
+            where j.id = any(_extend_leases.job_ids)""",
             """\
-                '30 days', coalesce(v_lease, j.lease, rota._queue_lease(j.queue)))))
-                + coalesce(v_now - j.overdue_at, '0'),
-            updated_at = v_now
-        where j.id = any(v_ids)""",
+                        rota._queue_lease(j.queue)))))
+                    + coalesce(v_now - j.overdue_at, '0'),
+                updated_at = v_now
+            where j.id = any(_extend_leases.job_ids)""",
         ),
     ),
     mutant(
@@ -454,13 +454,33 @@ CLAIMS = (
         ),
     ),
     mutant(
+        "heartbeats-fail-together",
+        "A job that a trigger refuses costs the other jobs of its worker their leases.",
+        "sql/jobs/test_lease.py",
+        sql(
+            "jobs/lease",
+            "if sqlstate ~ '^(25|40|53|57|58|XX)' then raise",
+            "if true then raise",
+        ),
+    ),
+    mutant(
+        "heartbeats-told-before-they-are-written",
+        "A heartbeat is told before one beside it fails, and once more when it is repeated.",
+        "sql/jobs/test_lease.py",
+        sql(
+            "jobs/lease",
+            "select b.* from beaten as b order by b.id;",
+            "select b.* from beaten as b;",
+        ),
+    ),
+    mutant(
         "heartbeats-keep-quiet",
         "A worker of many jobs is not told that one of them shall be cancelled.",
         "sql/jobs/test_lease.py client/test_worker.py",
         sql(
             "jobs/lease",
-            "        b.cancel_requested_at is not null\n",
-            "        false\n",
+            "coalesce(b.is_cancel_requested, false)",
+            "false",
         ),
     ),
     mutant(

@@ -49,8 +49,10 @@ FENCE = (
         "sql/jobs/test_finish.py sql/jobs/test_lease.py",
         sql(
             "jobs/lease",
-            "and j.lease_token = heartbeat_jobs.lease_tokens[array_position(v_ids, j.id)]",
-            "and true",
+            """\
+            where j.id = any(_extend_leases.job_ids) and j.lease_token
+                = _extend_leases.lease_tokens[array_position(_extend_leases.job_ids, j.id)]""",
+            "            where j.id = any(_extend_leases.job_ids)",
         ),
         sql(
             "base/checks",

@@ -14,6 +14,7 @@ from sql.helpers import (
     one,
     owner,
     owners,
+    poison,
     raises,
     refused,
     run,
@@ -179,6 +180,22 @@ def test_set_progress_accepts(db, percent):
 def test_set_progress_of_a_job_that_waits_is_refused(db):
     with raises("RT002"):
         value(db, "set_progress", job_id=enqueue(db), lease_token=0, percent=1)
+
+
+def test_heartbeat_jobs_extends_the_leases_beside_one_that_a_trigger_refuses(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    jobs = [running(db) for _ in range(4)]
+    poison(db, jobs[1].job_id)
+
+    beats = call(db, "heartbeat_jobs", **owners(*jobs), lease="5 minutes")
+
+    until = now + timedelta(minutes=5)
+    assert [beat.job_id for beat in beats] == [job.job_id for job in jobs]
+    assert [beat.locked_until for beat in beats] == [until, None, until, until]
+    assert [run(db, job.job_id).locked_until == until for job in jobs] == [
+        True, False, True, True
+    ]  # fmt: skip
+    assert not any(beat.is_lost for beat in beats)
 
 
 def test_heartbeat_of_a_lost_lease_waits_for_no_other_session(db, connect):
