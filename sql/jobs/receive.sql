@@ -80,6 +80,14 @@ begin
                 jobs #>> '{0,version}', rota.version()),
             hint = 'Jobs move between databases of one version: install it in both.';
     end if;
+    -- Else what is sent for the second time does not see the receipts of the first, and is
+    -- refused as if its id were another job's.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'RT009',
+            message = format('receive_moves needs the isolation level read committed, not %s',
+                current_setting('transaction_isolation')),
+            hint = 'Begin the transaction with "isolation level read committed".';
+    end if;
     insert into rota.queue_moves as m (move_id, queue, direction, database)
     values (receive_moves.move_id, receive_moves.queue, 'in', receive_moves.from_database)
     on conflict do nothing;
@@ -108,7 +116,8 @@ comment on function rota.receive_moves is
     'job here or why it was refused, and no row for one behind a refused one of its ordering '
     'key; until settle_above, the last id that a job has kept, is given, jobs keep their ids, '
     'and the queue takes no other jobs with a key; waits up to 5 seconds for transactions that '
-    'have enqueued; raises 22023, 42501, 55000 if rota has another version there, 55P03.';
+    'have enqueued; raises 22023, RT009, 42501, 55000 if rota has another version there, '
+    '55P03.';
 
 /* Take jobs that are sent here, of a queue that moves here or of none, each once; none that is
  * behind a refused one of its ordering key. */

@@ -304,6 +304,16 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "moved-into-an-older-snapshot",
+        "A job of a queue that moves is dead here because it has arrived there already.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "jobs/receive",
+            "if current_setting('transaction_isolation') <> 'read committed' then",
+            "if false then",
+        ),
+    ),
+    mutant(
         "swallowed-by-a-trigger",
         "A job that a trigger of the other database swallows is said to have arrived.",
         "sql/maintenance/test_moves.py",

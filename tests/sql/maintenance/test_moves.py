@@ -273,6 +273,16 @@ def test_what_was_sent_and_not_ended_is_not_taken_twice(db, there):
     assert scalar(there, "select count(*) from rota.finished_jobs") == 1
 
 
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_receive_moves_refuses_a_snapshot_that_may_lack_receipts(db, there, level):
+    """What another session has just taken would be refused: dead here, and live there."""
+    move_id = begin(db, there)
+    there.execute(f"set default_transaction_isolation = '{level}'")
+
+    with raises("RT009"):
+        receive(there, move_id)
+
+
 def test_what_was_sent_long_ago_and_not_ended_does_not_come_in_twice(db, there):
     job_id = enqueue(db, queue="q")
     move_id = begin(db, there)
