@@ -44,7 +44,7 @@ begin
         for key share skip locked
     );
     select b.id into v_job_id from unnest(_block_children.blocks) as b (id)
-    where b.id <> all(v_held) limit 1;
+    where b.id not in (select unnest(v_held)) limit 1;
     if found then
         select j.status into v_status from rota.jobs as j where j.id = v_job_id;
         if not found then perform rota._raise_not_live(v_job_id); end if;
@@ -75,16 +75,24 @@ create or replace function rota._check_parts(
     blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
 ) returns void language plpgsql as $$
 declare
+    -- By themselves: the planner may join the two lists by comparing each with each.
+    c_bad_ids constant bigint[] := array(
+        select e.parent_id from rota._parent_statuses(_check_parts.parts) as e
+        where e.status in ('blocked', 'dead', 'cancelled')
+           or e.ordering_key is not null and e.status <> 'succeeded'
+    );
     v_part record;
 begin
-    select p.id, p.argument, e.status, e.ordering_key, p.id = p.blocks as is_itself into v_part
-    from unnest(
-        _check_parts.blocks, _check_parts.parts, _check_parts.are_new, _check_parts.arguments
-    ) with ordinality as p (blocks, id, is_new, argument, ordinal)
-    join rota._parent_statuses(_check_parts.parts) as e on e.parent_id = p.id
-    where not p.is_new
-      and (e.status in ('blocked', 'dead', 'cancelled')
-        or e.ordering_key is not null and e.status <> 'succeeded') order by p.ordinal limit 1;
+    if c_bad_ids = '{}' then return; end if;
+    select p.id, p.argument, e.status, p.id = p.blocks as is_itself into v_part
+    from (
+        select u.* from unnest(
+            _check_parts.blocks, _check_parts.parts, _check_parts.are_new,
+            _check_parts.arguments
+        ) with ordinality as u (blocks, id, is_new, argument, ordinal)
+        where not u.is_new and u.id = any(c_bad_ids) order by u.ordinal limit 1
+    ) as p
+    cross join lateral rota._parent_statuses(array[p.id]) as e;
     if not found then return; end if;
     raise exception using errcode = 'invalid_parameter_value',
         message = case
