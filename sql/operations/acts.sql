@@ -9,7 +9,8 @@
  *
  * Nothing that stands in the way of one job stops the others.  A row that another session has
  * locked, a status that the act is not for, a key that a live job has: each is a conflict in
- * the answer.  An unforeseen error makes the call process its jobs one by one.
+ * the answer.  An unforeseen error makes the call process its jobs one by one, and so does a
+ * wait: for a producer that has not committed the key, or who has changed the same record.
  */
 
 create or replace function rota.act_on_jobs(
@@ -150,8 +151,8 @@ begin
         perform rota._refuse('arguments', 'must have payload or merge, and not both');
     end if;
     perform rota._refuse('arguments.' || k.name, k.problem)
-    from (values ('merge', 'object', 'must be an object, whose values replace those of the '
-            'payload'),
+    from (values ('payload', 'object', 'must be a JSON object'),
+        ('merge', 'object', 'must be an object, whose values replace those of the payload'),
         ('force', 'boolean', 'must be true or false'),
         ('keep_run_at', 'boolean', 'must be true or false')) as k (name, type, problem)
     where jsonb_typeof(_check_act.arguments -> k.name) <> k.type limit 1;
@@ -232,7 +233,8 @@ begin
     elsif filter = '{}' then
         perform rota._refuse('filter', 'must say which jobs: name ids, queue, job_type, status '
             'or another of its keys, or {"all": true}');
-    elsif filter ? 'status' and v_statuses <@ c_statuses is not true then
+    elsif filter ? 'status'
+      and (v_statuses <@ c_statuses and v_statuses <> '{}') is not true then
         perform rota._refuse('filter', format('must have as status one or more of %s, which '
             'are those that %s is for, got %s%s', array_to_string(c_statuses, ', '), act,
             filter -> 'status', case when act = 'retry' and 'running' = any(v_statuses)
@@ -371,7 +373,7 @@ $$;
 create or replace function rota._act(
     act text, job_ids bigint[], arguments jsonb, out done bigint[], out conflicts jsonb,
     out before jsonb
-) language plpgsql as $$
+) language plpgsql set lock_timeout = '10ms' as $$
 declare
     v_payload jsonb; v_planned jsonb;
 begin

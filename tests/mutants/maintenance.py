@@ -1600,6 +1600,38 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "act-waits-for-a-producer",
+        "A producer who does not commit a key holds up an act on a thousand jobs.",
+        "sql/operations/test_acts.py",
+        sql("operations/acts", "set lock_timeout = '10ms' as $$", "as $$"),
+    ),
+    mutant(
+        "retry-with-any-payload",
+        "An operator retries a job with a payload that no producer may give it.",
+        "sql/operations/test_acts.py",
+        sql("operations/acts", "('payload', 'object', 'must be a JSON object'),", ""),
+    ),
+    mutant(
+        "filter-of-no-status",
+        "A filter that names no status at all is taken for one that finds nothing.",
+        "sql/operations/test_acts.py",
+        sql(
+            "operations/acts",
+            "v_statuses <@ c_statuses and v_statuses <> '{}'",
+            "v_statuses <@ c_statuses",
+        ),
+    ),
+    mutant(
+        "hours-of-a-longer-day",
+        "Where summer time ends, a day of statistics by the hour has 25.",
+        "sql/operations/test_views.py",
+        sql(
+            "operations/views",
+            "rota.now() - interval '24 hours'",
+            "rota.now() - interval '1 day'",
+        ),
+    ),
+    mutant(
         "act-without-a-record",
         "Nobody can tell who cancelled a thousand jobs.",
         "sql/operations/test_acts.py",

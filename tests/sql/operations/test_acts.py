@@ -247,6 +247,24 @@ def test_conflicts_are_listed_and_stop_no_other(db, connect):
     assert statuses(db, [good, done, taken]) == ["queued", "queued", "dead"]
 
 
+@pytest.mark.parametrize("act_on", ["retry", "erase"])
+def test_what_an_open_transaction_has_taken_keeps_the_job_and_no_other(db, connect, act_on):
+    """A key that a producer has not committed, or a record that is of the jobs of both."""
+    taken, good = dead(db, idempotency_key="k"), dead(db)
+    beside = dead(db)
+    act(db, "discard", {"ids": [taken, beside], "error": "boom"})
+    other = connect(autocommit=False)
+    enqueue(other, idempotency_key="k")
+    act(other, "erase", {"ids": [beside]})
+    db.execute("set statement_timeout = '20s'")
+
+    told = act(db, act_on, {"ids": [taken, good]})
+
+    assert (told.changed, [c["job_id"] for c in told.conflicts]) == (1, [taken])
+    other.rollback()
+    assert act(db, act_on, {"ids": [taken]}).changed == 1
+
+
 def test_a_dry_run_tells_the_conflicts_that_the_real_one_would(db, connect):
     taken = dead(db, idempotency_key="k")
     enqueue(db, idempotency_key="k", queue="other")
@@ -716,6 +734,7 @@ BAD = {
             {"ids": list(range(1, 1002))},
             {"status": "running"},
             {"status": 7},
+            {"status": []},
             {"payload": "Ann"},
             {"payload": []},
             {"headers": [{}, "Ann"]},
@@ -738,7 +757,9 @@ BAD = {
     "arguments.keep_run_at": [{"arguments": {"keep_run_at": bad}} for bad in ("yes", None)],
     "arguments.force": [{"arguments": {"force": bad}} for bad in ("yes", None)],
     "arguments.merge": [{"arguments": {"merge": [1]}}],
-    "arguments.payload": [{"arguments": {"payload": "x" * 2**21}}],
+    "arguments.payload": [
+        {"arguments": {"payload": bad}} for bad in ({"x": "x" * 2**21}, [1], 5, None)
+    ],
     "arguments.max_attempts": [
         {"arguments": {"max_attempts": bad}} for bad in (0, "many", None)
     ],
