@@ -476,8 +476,6 @@ declare
     c_now constant timestamptz := rota.now();
     c_holder constant text := format('%s has had it for %s, in attempt %s of %s',
         job.locked_by, rota._span(c_now - job.started_at), job.attempts, job.max_attempts);
-    c_deadline constant timestamptz := job.started_at + coalesce(job.time_limit, (
-        select q.time_limit from rota.queues as q where q.queue = job.queue));
     c_take_back constant text := format('select rota.retry_job(%s, force => true);', job.id);
 begin
     if job.locked_until < c_now then
@@ -504,9 +502,8 @@ begin
         select 'running', format('%s; its last sign of life was %s ago, its lease '
                 'expires in %s%s', c_holder, rota._span(c_now - job.updated_at),
                 rota._span(job.locked_until - c_now),
-                coalesce(case when c_deadline < c_now then '; its time limit expired '
-                    else '; its time limit expires in ' end || rota._span(c_deadline - c_now)
-                    || case when c_deadline < c_now then ' ago' else '' end, '')
+                coalesce('; its time limit expires in ' || case when job.overdue_at >= c_now
+                    then rota._span(job.overdue_at - c_now) end, '')
                 || coalesce('; it is ' || job.progress_percent::text || ' % done', '')
                 || coalesce(': ' || rota._one_line(job.progress_message), '')),
             null::text;

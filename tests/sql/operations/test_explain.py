@@ -588,6 +588,8 @@ def test_a_running_job_tells_its_time_limit(db, clock):
     own, queues = running(db, time_limit="3 min"), running(db)
     clock.advance("50 s")
 
+    # One that is set now is for those that are claimed from now on.
+    value(db, "set_queue", queue="default", time_limit="1 hour")
     assert "; its time limit expires in 2 min 10 s" in first(db, own.job_id).explanation
     assert "; its time limit expires in 10 s" in first(db, queues.job_id).explanation
     db.execute("update rota.jobs set locked_until = rota.now() + interval '1 hour'")
