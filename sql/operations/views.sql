@@ -196,7 +196,8 @@ select date_bin('1 hour', s.starts_at, 'epoch') as hour, s.queue, s.job_type,
 from rota.stats_progress as p
 cross join lateral (
     select h.* from rota.job_stats as h
-    where h.step = 'hour' and h.starts_at > rota.now() - interval '1 day'
+    -- Not '1 day', which has 23 to 25 hours in the zone of a session.
+    where h.step = 'hour' and h.starts_at > rota.now() - interval '24 hours'
       and h.starts_at < p.hours_until
     union all
     select m.* from rota.job_stats as m

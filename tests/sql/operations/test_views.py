@@ -195,6 +195,19 @@ def test_hourly_stats_sums_up_what_ended(db, clock):
     ]
 
 
+def test_hourly_stats_are_of_24_hours_where_a_day_has_25(db, clock):
+    """At the end of summer time a day of the session's zone is an hour longer."""
+    db.execute("set timezone = 'America/New_York'")
+    clock.set("2026-11-01 05:30+00")
+    value(db, "finish_job", **owner(running(db)))
+    clock.advance("1 minute")
+    settle(db)
+    for after, hours in (("23 hours 20 minutes", 1), ("10 minutes", 0)):
+        clock.advance(after)
+        settle(db)
+        assert len(rows(db, "select from rota.hourly_stats")) == hours
+
+
 def test_worker_health_tells_who_is_silent_or_no_longer_connected(db, clock):
     """A worker is live if it has reported within six minutes and its session is connected."""
     clock.set("2026-01-01 00:00+00")
