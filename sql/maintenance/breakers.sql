@@ -21,9 +21,9 @@
  * long after its last such failure.
  */
 
-/* Look at each breaker; returns how many of them changed. */
+/* Look at each breaker. */
 create or replace function rota._check_breakers()
-    returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set jit = off set lock_timeout = '100ms' as $$
 declare
     c_now constant timestamptz := rota.now();
@@ -40,92 +40,85 @@ declare
         ) as e
     );
     v_breaker rota.breakers;
-    v_changed integer := 0;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
+    if current_setting('transaction_isolation') <> 'read committed' then return; end if;
     for v_breaker in
         select b.* from rota.breakers as b
         where b.retry_at is not null or b.updated_at > c_now
           or b.queue || ' ' || b.job_type = any(c_failing) order by b.job_type, b.queue
     loop
         begin
-            v_changed := v_changed + rota._check_breaker(v_breaker)::integer;
+            perform rota._check_breaker(v_breaker);
         exception
-            when lock_not_available then
-                null;
+            when lock_not_available then null;
             when others then
                 raise warning 'breaker of % in queue % failed and will be tried again: %',
                     v_breaker.job_type, v_breaker.queue, sqlerrm;
         end;
     end loop;
-    return v_changed;
 end $$;
 
-/* Whether a breaker has changed its state, or let jobs through. */
+/* Change the state of a breaker if it is time to, or let jobs through. */
 create or replace function rota._check_breaker(breaker rota.breakers)
-    returns boolean language plpgsql as $$
+    returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     c_name constant text := rota._pause_name(breaker.queue, breaker.job_type);
-    v_set_by text; v_failed record; v_succeeded integer; v_reason text;
+    v_set_by text; v_failed record; v_succeeded integer;
 begin
     v_set_by := (
         select p.set_by from rota.pauses as p
         where p.pause_name = c_name and (p.until is null or p.until > v_now)
     );
     if breaker.retry_at is not null and v_set_by is distinct from 'breaker' then
-        return rota._set_breaker_state(breaker, null, null, 0);
+        perform rota._set_breaker_state(breaker, null, null, 0);
     elsif breaker.updated_at > v_now then
         -- The clock was set back, and what it waits for may be far off.
-        return rota._set_breaker_state(breaker,
+        perform rota._set_breaker_state(breaker,
             case when breaker.retry_at is not null then v_now end, null, breaker.times_opened);
     elsif breaker.retry_at is null then
-        if v_set_by is not null then return false; end if;
-        v_reason := rota._breaker_reason(breaker);
-        if v_reason is null then return false; end if;
-        return rota._open_breaker(breaker, v_reason);
-    elsif breaker.probed_at is null then
-        if breaker.retry_at > v_now
-          or not rota._set_breaker_state(breaker, breaker.retry_at, v_now,
-            breaker.times_opened) then
-            return false;
+        if v_set_by is null then
+            perform rota._open_breaker(breaker, rota._breaker_reason(breaker));
         end if;
-        perform rota._let_probes(c_name, breaker.probes);
-        return true;
+    elsif breaker.probed_at is null then
+        if breaker.retry_at <= v_now
+          and rota._set_breaker_state(breaker, breaker.retry_at, v_now,
+            breaker.times_opened) then
+            perform rota._let_probes(c_name, breaker.probes);
+        end if;
+    else
+        v_failed := rota._breaker_failures(breaker, breaker.probed_at, 1);
+        v_succeeded := rota._breaker_successes(breaker, breaker.probed_at, breaker.probed_at,
+            breaker.probes);
+        if v_failed.failures > 0 then
+            perform rota._open_breaker(breaker, 'what was let through to try failed with '
+                || v_failed.last);
+        elsif v_succeeded < breaker.probes then
+            -- What another tick has let through just now is not seen yet.
+            perform from rota.breakers as b
+            where b.job_type = breaker.job_type and b.queue = breaker.queue
+            for update skip locked;
+            if found then
+                perform rota._let_probes(c_name, breaker.probes - v_succeeded - (
+                    select count(*)::integer
+                    from (
+                        select from rota.jobs as j
+                        where j.opened_for = 'try ' || c_name and j.queue = breaker.queue
+                          and j.job_type = breaker.job_type
+                        -- In place of one that another session keeps, the next may try.
+                        limit 100 for update skip locked
+                    ) as w
+                ) - (
+                    select count(*)::integer from rota.jobs as j
+                    where j.status = 'running' and j.locked_until is not null
+                      and j.job_type = breaker.job_type and j.queue = breaker.queue
+                      and j.started_at >= breaker.probed_at
+                ));
+            end if;
+        elsif rota._set_breaker_state(breaker, null, null, 0) then
+            perform rota._resume(breaker.queue, breaker.job_type);
+        end if;
     end if;
-
-    v_failed := rota._breaker_failures(breaker, breaker.probed_at, 1);
-    if v_failed.failures > 0 then
-        return rota._open_breaker(breaker, 'what was let through to try failed with '
-            || v_failed.last);
-    end if;
-    v_succeeded := rota._breaker_successes(breaker, breaker.probed_at, breaker.probed_at,
-        breaker.probes);
-    if v_succeeded >= breaker.probes then
-        if not rota._set_breaker_state(breaker, null, null, 0) then return false; end if;
-        perform rota._resume(breaker.queue, breaker.job_type);
-        return true;
-    end if;
-    -- What another tick has let through just now is not seen yet.
-    perform from rota.breakers as b
-    where b.job_type = breaker.job_type and b.queue = breaker.queue
-    for update skip locked;
-    if not found then return false; end if;
-    return rota._let_probes(c_name, breaker.probes - v_succeeded - (
-        select count(*)::integer
-        from (
-            select from rota.jobs as j
-            where j.opened_for = 'try ' || c_name and j.queue = breaker.queue
-              and j.job_type = breaker.job_type
-            -- In place of one that another session keeps, the next may try.
-            limit 100 for update skip locked
-        ) as w
-    ) - (
-        select count(*)::integer from rota.jobs as j
-        where j.status = 'running' and j.locked_until is not null
-          and j.job_type = breaker.job_type and j.queue = breaker.queue
-          and j.started_at >= breaker.probed_at
-    ));
 end $$;
 
 /* Change the state, unless another tick has done so just now. */
@@ -148,16 +141,18 @@ begin
     return found;
 end $$;
 
-/* Pause the type until a few may try; what was let through and has not started waits again. */
+/* If there is a reason, pause the type until a few may try; what was let through and has not
+ * started waits again. */
 create or replace function rota._open_breaker(breaker rota.breakers, reason text)
-    returns boolean language plpgsql as $$
+    returns void language plpgsql as $$
 declare
     c_name constant text := rota._pause_name(breaker.queue, breaker.job_type);
     c_retry_at constant timestamptz := rota.now()
         + breaker.pause_for * power(2, least(breaker.times_opened, 4));
 begin
-    if not rota._set_breaker_state(breaker, c_retry_at, null, breaker.times_opened + 1) then
-        return false;
+    if reason is null
+      or not rota._set_breaker_state(breaker, c_retry_at, null, breaker.times_opened + 1) then
+        return;
     end if;
     perform rota._pause(breaker.queue, breaker.job_type, format('%s; it tries again at %s UTC',
         reason, to_char(c_retry_at at time zone 'UTC', 'HH24:MI:SS')), null, 'breaker');
@@ -169,16 +164,15 @@ begin
           and w.job_type = breaker.job_type and w.status in ('queued', 'failed')
         for update skip locked
     ));
-    return true;
 end $$;
 
 /* Let so many of the first jobs that a pause holds into their lanes, past it. */
 create or replace function rota._let_probes(pause_name text, probes integer)
-    returns boolean language plpgsql as $$
+    returns void language plpgsql as $$
 declare
     v_ids bigint[];
 begin
-    if probes <= 0 then return false; end if;
+    if probes <= 0 then return; end if;
     v_ids := array(
         select j.id from rota.jobs as j
         where j.hold = 'pause ' || _let_probes.pause_name and j.hold <> 'time'
@@ -187,11 +181,10 @@ begin
             coalesce(j.own_place, j.run_at), j.id
         limit _let_probes.probes for update skip locked
     );
-    if v_ids = '{}' then return false; end if;
+    if v_ids = '{}' then return; end if;
     update rota.jobs as j
     set hold = null, opened_for = 'try ' || _let_probes.pause_name where j.id = any(v_ids);
     perform rota._notify_for(v_ids);
-    return true;
 end $$;
 
 /* Why a closed breaker has to open; null if it need not. */

@@ -16,28 +16,26 @@
  * that are held.
  */
 
-/* Let in what the budgets allow; returns how many jobs. */
+/* Let in what the budgets allow. */
 create or replace function rota._spend_budgets()
-    returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set jit = off as $$
 declare
     c_leaves constant boolean := rota._leaves_limits();
     v_budget rota.retry_budgets; v_first bigint[];
-    v_let_in integer := 0;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
+    if current_setting('transaction_isolation') <> 'read committed' then return; end if;
     for v_budget in select b.* from rota._held_budgets() as b order by b.queue loop
         v_first := rota._first_retries(v_budget.queue, 1);
         continue when v_first = '{}' or rota._is_paused(v_budget.queue, rota.now())
           or c_leaves and rota.now() - interval '3 seconds' < greatest(v_budget.filled_at,
             (select j.run_at from rota.jobs as j where j.id = any(v_first)));
         begin
-            v_let_in := v_let_in + rota._spend_budget(v_budget.queue);
+            perform rota._spend_budget(v_budget.queue);
         exception when others then
             raise warning 'retries of queue % stay for now: %', v_budget.queue, sqlerrm;
         end;
     end loop;
-    return v_let_in;
 end $$;
 
 /* The budgets of queues whose retries are held.  There may be very many of others. */
@@ -59,9 +57,9 @@ begin
     join rota.retry_budgets as b on b.queue = substr(h.hold, 9);
 end $$;
 
-/* Let in what the budget of a queue allows; returns how many jobs. */
+/* Let in what the budget of a queue allows. */
 create or replace function rota._spend_budget(queue text)
-    returns integer language plpgsql as $$
+    returns void language plpgsql as $$
 declare
     v_budget rota.retry_budgets; v_state record; v_max_jobs integer; v_due bigint[];
     v_locked bigint[];
@@ -69,7 +67,7 @@ declare
 begin
     select b.* into v_budget from rota.retry_budgets as b where b.queue = _spend_budget.queue
     for update skip locked;
-    if not found then return 0; end if;
+    if not found then return; end if;
     v_state := rota._budget_state(v_budget);
     v_max_jobs := least(floor(v_state.tokens), 1000)::integer;
     -- More than may begin: another session may have locked the first ones for long.
@@ -94,7 +92,6 @@ begin
     set tokens = v_state.tokens - cardinality(v_ids), filled_at = rota.now()
     where b.queue = _spend_budget.queue;
     perform rota._notify_for(v_ids);
-    return cardinality(v_ids);
 end $$;
 
 /* How many retries of a queue may begin in a minute as it is now, and how many at once. */
