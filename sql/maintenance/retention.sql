@@ -218,7 +218,8 @@ end $$;
  * holds, from where the last scan of this table and subject got to; returns how many.  Table,
  * column and condition are constants of this file, and a condition may name the subject as $4.
  * It is asked again of the locked rows: another transaction may just have changed what it is
- * about, such as a new lease that has taken an effect over. */
+ * about, such as a new lease that has taken an effect over.  A few rows that cannot be deleted,
+ * as those to which a table of a user refers, keep no others. */
 create or replace function rota._purge_rows(
     name text, time_column text, before timestamptz, max_rows integer,
     condition text default 'true', subject text default null
@@ -231,7 +232,14 @@ declare
     v_from constant bigint := rota._scan_from(v_scan, v_now, '1 hour');
     -- Rows of several partitions may lie at the same ctid.
     v_key constant text := case name when 'finished_jobs_done' then 'id' else 'ctid' end;
-    v_keys text[]; v_first timestamptz; v_last timestamptz; v_deleted integer;
+    c_delete constant text := rota._removing(name, format(
+        'delete from rota.%1$I as f where f.%3$I = any($1::%5$s[]) '
+        'and f.%2$I between $2 and $3 and (%4$s)',
+        name, time_column, v_key, condition,
+        case v_key when 'id' then 'bigint' else 'tid' end));
+    v_keys text[]; v_first timestamptz; v_last timestamptz; v_one text; v_rows integer;
+    v_deleted integer := 0;
+    v_failed integer := 0;
 begin
     execute format('select array_agg(o.key), min(o.moment), max(o.moment) from ('
         'select f.%3$I::text as key, f.%2$I as moment from rota.%1$I as f '
@@ -242,12 +250,22 @@ begin
     perform rota._keep_scan_from(v_scan, v_now, v_from is null, null, rota._micros(v_now),
         rota._micros(coalesce(v_last, before)), '1 hour');
     if v_keys is null then return 0; end if;
-    execute rota._removing(name, format(
-        'delete from rota.%1$I as f where f.%3$I = any($1::%5$s[]) '
-        'and f.%2$I between $2 and $3 and (%4$s)',
-        name, time_column, v_key, condition, case v_key when 'id' then 'bigint' else 'tid' end))
-    using v_keys, v_first, v_last, subject;
-    get diagnostics v_deleted = row_count;
+    begin
+        execute c_delete using v_keys, v_first, v_last, subject;
+        get diagnostics v_deleted = row_count;
+    exception when others then
+        foreach v_one in array v_keys loop
+            begin
+                execute c_delete using array[v_one], v_first, v_last, subject;
+                get diagnostics v_rows = row_count;
+                v_deleted := v_deleted + v_rows;
+            exception when others then
+                v_failed := v_failed + 1;
+                if v_failed > 9 then raise; end if;
+                raise warning 'a row of % stays for now: %', name, sqlerrm;
+            end;
+        end loop;
+    end;
     return v_deleted;
 end $$;
 

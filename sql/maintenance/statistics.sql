@@ -28,17 +28,18 @@
  */
 
 /* Each end of a job, of an attempt that failed, and of a stage; part is what the index of its
- * table by time begins with, the queue or the pipeline. */
+ * table by time begins with, the queue or the pipeline.  An infinite time, as written by hand,
+ * must not keep the others from being counted. */
 create or replace view rota._ends as
 select f.id as job_id, f.queue as part, f.queue, f.job_type, f.status as outcome,
     f.finished_at as ended_at, f.ended_by,
-    case when f.locked_by is not null then f.started_at - greatest(f.run_at, f.created_at) end
-        as waited,
+    case when f.locked_by is not null and isfinite(f.run_at)
+        then f.started_at - greatest(f.run_at, f.created_at) end as waited,
     case when f.locked_by is not null then f.finished_at - f.started_at end as ran
 from rota.finished_jobs as f where f.pipeline is null
 union all
 select e.job_id, '', e.queue, e.job_type, 'failed', e.failed_at, e.ended_by,
-    e.started_at - e.run_at, e.failed_at - e.started_at
+    case when isfinite(e.run_at) then e.started_at - e.run_at end, e.failed_at - e.started_at
 from rota.job_errors as e
 union all
 -- Of several attempts the latest has not waited since the job came to its stage.

@@ -676,6 +676,18 @@ MAINTENANCE = (
         sql("maintenance/retention", "d.parent_id = f.id)'),", "false)'),"),
     ),
     mutant(
+        "row-of-a-user-stops-retention",
+        "A row to which a table of a user refers keeps all of its kind for ever.",
+        "sql/maintenance/test_retention.py",
+        sql("maintenance/retention", "if v_failed > 9 then raise; end if;", "raise;"),
+    ),
+    mutant(
+        "infinite-time-stops-the-count",
+        "A time that was written by hand stops statistics and retention for ever.",
+        "sql/maintenance/test_statistics.py",
+        sql("maintenance/statistics", " and isfinite(f.run_at)\n", "\n"),
+    ),
+    mutant(
         "key-purged-early",
         "Retention deletes keys that are still unique.",
         "sql/jobs/test_keys.py",

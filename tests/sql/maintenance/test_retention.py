@@ -438,6 +438,23 @@ def test_retain_goes_on_where_a_queue_cannot_be_purged(db, clock):
     assert partitions(db) == names(clock.now(), range(1, 8))
 
 
+@pytest.mark.parametrize("kind", ["keys", "effects"])
+def test_retain_goes_on_where_a_table_of_a_user_refers_to_a_row(db, clock, kind):
+    db.execute(EXPIRED[kind], [5])
+    table, keys = {
+        "keys": ("idempotency_keys", "idempotency_key, key_scope"),
+        "effects": ("effects", "scope, key"),
+    }[kind]
+    db.execute(f"create table public.mine as select {keys} from rota.{table} limit 1")
+    db.execute(f"alter table public.mine add foreign key ({keys}) references rota.{table}")
+
+    for _ in range(2):
+        clock.advance("1 hour")
+        tick_until_done(db, clock)
+
+    assert scalar(db, f"select count(*) from rota.{table}") == 1
+
+
 def test_retain_waits_for_no_row_of_a_worker(db, connect, clock):
     value(db, "report_worker", worker="w", host="h", pid=1, version="1", queues=["a"])
     dead = end(db, "dead")

@@ -265,6 +265,19 @@ def test_a_tick_in_an_old_snapshot_counts_nothing(db, clock):
         assert totals(db) == {}
 
 
+@pytest.mark.parametrize("how", ["finish_job", "fail_job"])
+def test_an_infinite_time_written_by_hand_stops_no_count(db, clock, how):
+    clock.set("2026-01-01 00:00+00")
+    jobs = [running(db), running(db)]
+    db.execute("update rota.jobs set run_at = 'infinity' where id = %s", [jobs[0].job_id])
+    for job in jobs:
+        value(db, how, **owner(job), **({"error": "x"} if how == "fail_job" else {}))
+    clock.advance("1 minute")
+    settle(db)
+
+    assert scalar(db, "select sum(total) from rota.job_stats where step = 'minute'") == 2
+
+
 def test_what_is_retried_before_it_was_counted_is_counted_once(db, clock):
     clock.set(NOON)
     job = end(db, "dead")
