@@ -197,7 +197,7 @@ declare
 begin
     if to_regrole(quote_ident(role)) is null or role = 'public' then
         raise exception using
-            errcode = '22023', message = format('role %I does not exist', role);
+            errcode = '22023', message = format('role must be one that exists, got %L', role);
     elsif access is null or access not in ('producer', 'operator') then
         raise exception using
             errcode = '22023', message = 'access must be producer or operator';
@@ -393,7 +393,7 @@ create or replace function rota_front.ask_each(
 declare
     v_number integer; v_where text;
 begin
-    if to_regclass(format('rota_all.%I', view_name)) is null then
+    if to_regclass('rota_all.' || quote_ident(view_name)) is null then
         raise exception using
             errcode = '22023', message = format('view_name must be a view of observers, got '
                 '%L', view_name);

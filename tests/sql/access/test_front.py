@@ -731,7 +731,11 @@ def test_a_role_is_the_same_role_at_the_shards(front, admin):
 
 
 def test_bad_roles_are_refused_by_name(shared):
-    for role, access in (("nobody_at_all", "producer"), ("public", "producer")):
+    for role, access in (
+        (None, "producer"),
+        ("nobody_at_all", "producer"),
+        ("public", "producer"),
+    ):
         with raises("22023", "role"):
             shared.db.execute("select rota_front.set_role(%s, %s)", (role, access))
     with raises("22023", "access"):
@@ -775,6 +779,8 @@ def test_a_database_that_is_away_is_named_and_the_others_read(front, admin):
         front.db.execute("select * from rota_front.ask_each('jobs; drop')")
     with raises("22023", "number must be the number of a database of this front, got 9"):
         front.db.execute("select * from rota_front.ask_each('job_runs', number => 9)")
+    with raises("22023", "view_name"):
+        front.db.execute("select * from rota_front.ask_each(null)")
 
 
 @pytest.mark.slow
