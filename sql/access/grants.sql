@@ -73,29 +73,25 @@ comment on function rota.grant_statements is
 
 do $$
 declare
-    v_role text; v_what text; v_type regtype;
+    v_statement text;
 begin
-    foreach v_role in array
-        '{public,rota_producer,rota_worker,rota_operator,rota_observer}'::text[]
-    loop
-        continue when v_role <> 'public' and to_regrole(v_role) is null;
-        foreach v_what in array '{tables,sequences,routines}'::text[] loop
-            execute format('revoke all on all %s in schema rota from %I', v_what, v_role);
-        end loop;
-    end loop;
-    revoke all on schema rota from public;
-    -- A column of the type of a row of ours would keep an upgrade from changing the table.
-    for v_type in
-        select t.oid::regtype from pg_type as t
+    for v_statement in
+        select format('revoke all on all %s in schema rota from %I', w.what, r.role)
+        from unnest('{public,rota_producer,rota_worker,rota_operator,rota_observer}'::text[])
+            as r (role)
+        cross join unnest('{tables,sequences,routines}'::text[]) as w (what)
+        where r.role = 'public' or to_regrole(r.role) is not null
+        union all
+        select 'revoke all on schema rota from public'
+        union all
+        -- A column of the type of a row of ours would keep an upgrade from changing the table.
+        select format('revoke all on type %s from public', t.oid::regtype) from pg_type as t
         where t.typnamespace = 'rota'::regnamespace and t.typelem = 0
-    loop
-        execute format('revoke all on type %s from public', v_type);
-    end loop;
-    for v_what in
+        union all
         select g.statement from unnest('{producer,worker,operator,observer}'::text[]) as a
         cross join lateral rota.grant_statements(a, ('rota_' || a)::name) as g (statement)
         where to_regrole('rota_' || a) is not null
     loop
-        execute v_what;
+        execute v_statement;
     end loop;
 end $$;

@@ -544,18 +544,14 @@ create or replace function rota._lock_move(move_id bigint)
 declare
     v_move rota.queue_moves;
 begin
+    perform rota._refuse('move_id', 'is not of a queue that moves')
+    where not exists (
+        select from rota.queue_moves as m
+        where m.move_id = _lock_move.move_id and m.direction = 'out'
+    );
     select m.* into v_move from rota.queue_moves as m
     where m.move_id = _lock_move.move_id and m.direction = 'out' for update skip locked;
-    if not found then
-        if exists (
-            select from rota.queue_moves as m
-            where m.move_id = _lock_move.move_id and m.direction = 'out'
-        ) then
-            return null;
-        end if;
-        perform rota._refuse('move_id', 'is not of a queue that moves');
-    end if;
-    perform rota._check_queues('worker', array[v_move.queue]);
+    perform rota._check_queues('worker', array[v_move.queue]) where found;
     return v_move;
 end $$;
 
