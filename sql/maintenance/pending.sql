@@ -79,9 +79,9 @@ create or replace function rota._is_alone()
 begin return transaction_timestamp() >= statement_timestamp(); end;
 $$;
 
-/* Whether this transaction leaves limits, retry budgets and the locks of ordering keys to
- * others: it may hold what it takes for long, and a limit or budget as a whole with it, while
- * ticks that are alone in their transactions come by. */
+/* Whether this transaction leaves limits, retry budgets, counts and the locks of ordering keys
+ * to others: it may hold what it takes for long, and a limit, budget or count as a whole with
+ * it, while ticks that are alone in their transactions come by. */
 create or replace function rota._leaves_limits()
     returns boolean language plpgsql stable as $$
 declare

@@ -49,9 +49,8 @@ select s.job_id, s.pipeline, s.queue, s.job_type, s.status, s.finished_at, s.end
 from rota.stage_runs as s;
 
 /* Count what ended; returns how many rows, and whether more can be counted at once. */
-create or replace function rota._count_ends(
-    is_alone boolean, out rows_counted bigint, out has_more boolean
-) language plpgsql set enable_seqscan = off set jit = off
+create or replace function rota._count_ends(out rows_counted bigint, out has_more boolean)
+    language plpgsql set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 declare
     -- What ends in the same microsecond, which may be after the look at the locks, is later.
@@ -63,7 +62,7 @@ begin
     has_more := false;
     -- An older snapshot does not show what the locks tell to be committed.
     if current_setting('transaction_isolation') = 'read committed'
-      and (rota._has_uncounted(is_alone) or exists (
+      and not rota._leaves_limits() and (rota._has_uncounted() or exists (
         select from rota.stats_progress as p
         where p.sampled_at not between c_now - interval '4 minutes' and c_now
       )) then
@@ -132,23 +131,21 @@ begin
     perform rota._keep_ends(c_now);
 end $$;
 
-/* Whether it is time to count: ten seconds after the last time, if anything ended since.  A
- * caller that is not alone in its transaction may hold the one row for long, and waits longer.
- * To look takes as long as there are queues: so a session looks and counts for a twentieth of
- * the time, but every two minutes at the latest. */
-create or replace function rota._has_uncounted(is_alone boolean)
+/* Whether it is time to count: ten seconds after the last time, if anything ended since.  To
+ * look takes as long as there are queues: so a session looks and counts for a twentieth of the
+ * time, but every two minutes at the latest. */
+create or replace function rota._has_uncounted()
     returns boolean language plpgsql stable set enable_seqscan = off
     set enable_bitmapscan = off as $$
 declare
     c_now constant timestamptz := rota.now();
-    c_since constant timestamptz := c_now
-        - case when is_alone then interval '10 seconds' else interval '30 seconds' end;
     v_progress rota.stats_progress;
 begin
     select p.* into v_progress from rota.stats_progress as p;
     if v_progress.is_behind then
         return true;
-    elsif (v_progress.sampled_at not between c_since and c_now) is not true
+    elsif (v_progress.sampled_at not between c_now - interval '10 seconds' and c_now)
+        is not true
       or rota._scan_from('ends', c_now, '2 minutes') is not null then
         return false;
     elsif exists (select from rota.late_xids)

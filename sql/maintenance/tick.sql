@@ -63,7 +63,7 @@ begin
                     checks_done := rota._do_late('later', 1000) + rota._do_checks(1000);
                 when 'statistics' then
                     select c.rows_counted, c.has_more into v_rows_counted, v_has_uncounted
-                    from rota._count_ends(v_is_alone) as c;
+                    from rota._count_ends() as c;
                 when 'counting jobs' then perform rota._count_jobs(4000);
                 when 'retention' then
                     select r.deleted, r.partitions_created, r.partitions_dropped, r.has_more
@@ -135,7 +135,7 @@ begin
     end if;
     if patient and not rota._is_full_scan_due(rota._scan_start('patient')::bigint, v_now) then
         return false;
-    elsif rota._has_uncounted(true) or rota._has_count_due() or rota._is_tick_due(true, false)
+    elsif rota._has_uncounted() or rota._has_count_due() or rota._is_tick_due(true, false)
       or rota._kept_limits('ask') <> '{}'
       or exists (
         select from rota.maintenance as m where m.task = 'retention' and m.has_more

@@ -84,6 +84,18 @@ def test_a_round_goes_on_page_by_page_and_is_read_when_it_is_whole(many, clock):
     assert counts(many) == {("default", "x", "queued", True): 40}
 
 
+def test_a_tick_that_is_not_committed_keeps_no_round(many, connect, clock):
+    settle(many)
+    clock.advance("31 s")
+    other = connect(autocommit=False)
+    other.execute("select")
+    one(other, "tick")
+    enqueue(many)
+    settle(many)
+
+    assert counts(many) == {("default", "x", "queued", True): 1}
+
+
 def test_discarded_jobs_are_not_counted(many, clock):
     job = end(many, "dead")
     many.execute(
