@@ -373,7 +373,7 @@ $$;
 create or replace function rota._act(
     act text, job_ids bigint[], arguments jsonb, out done bigint[], out conflicts jsonb,
     out before jsonb
-) language plpgsql set lock_timeout = '10ms' as $$
+) language plpgsql set lock_timeout = '50ms' as $$
 declare
     v_payload jsonb; v_planned jsonb;
 begin

@@ -1629,7 +1629,7 @@ MAINTENANCE = (
         "act-waits-for-a-producer",
         "A producer who does not commit a key holds up an act on a thousand jobs.",
         "sql/operations/test_acts.py",
-        sql("operations/acts", "set lock_timeout = '10ms' as $$", "as $$"),
+        sql("operations/acts", "set lock_timeout = '50ms' as $$", "as $$"),
     ),
     mutant(
         "retry-with-any-payload",
