@@ -334,24 +334,6 @@ begin
     select n.queue from found as n where n.queue is not null;
 end $$;
 
-/* Whether a live job waits for one of a partition, as for the retry of one that was cancelled.
- * The edges of newer parents, of which there may be very many, are not looked at. */
-create or replace function rota._is_waited_for(partition regclass)
-    returns boolean language plpgsql stable as $$
--- @plpgsql_check_options: security_warnings = off
-declare
-    v_is_waited_for boolean := false;
-begin
-    if partition::text ~ 'finished_jobs' then
-        execute format('select exists (select from rota.dependencies as d '
-            'join rota.jobs as j on j.id = d.job_id join %1$s as f on f.id = d.parent_id '
-            'where d.parent_id between (select min(i.id) from %1$s as i) '
-            'and (select max(i.id) from %1$s as i))', partition)
-        into v_is_waited_for;
-    end if;
-    return v_is_waited_for;
-end $$;
-
 /* Whether jobs of a queue ended before this, behind those that the last scan of _purge_rows()
  * has seen.  To ask takes a tenth of what it takes to find that there is nothing to delete. */
 create or replace function rota._has_ended(name text, queue text, before timestamptz)
@@ -564,7 +546,8 @@ begin
     return 1;
 end $$;
 
-/* Drop partitions that lie wholly behind what is kept, or archive them; returns how many. */
+/* Drop partitions that lie wholly behind what is kept, or archive them; returns how many.  One
+ * stays with a job for which a live one waits, as for the retry of one that was cancelled. */
 create or replace function rota._drop_partitions()
     returns integer language plpgsql as $$
 -- It drops a table, which plpgsql_check does not see in a dynamic statement.
@@ -572,6 +555,7 @@ create or replace function rota._drop_partitions()
 declare
     v_archive constant text := rota._archive_of('finished_jobs');
     v_parent text; v_partition regclass;
+    v_is_waited_for boolean := false;
     v_dropped integer := 0;
 begin
     for v_parent, v_partition in
@@ -580,8 +564,16 @@ begin
             (t.before at time zone 'UTC')::date) as p (partition)
     loop
         exit when v_dropped >= 20;
-        -- Not in the query, which would ask it of the partitions that stay, too.
-        continue when rota._is_waited_for(v_partition);
+        -- Not in the query, which would ask it of the partitions that stay, too.  The edges of
+        -- newer parents, of which there may be very many, are not looked at.
+        if v_parent = 'finished_jobs_done' then
+            execute format('select exists (select from rota.dependencies as d '
+                'join rota.jobs as j on j.id = d.job_id join %1$s as f on f.id = d.parent_id '
+                'where d.parent_id between (select min(i.id) from %1$s as i) '
+                'and (select max(i.id) from %1$s as i))', v_partition)
+            into v_is_waited_for;
+            continue when v_is_waited_for;
+        end if;
         begin
             if v_archive is null then
                 execute format('drop table %s', v_partition);

@@ -309,10 +309,11 @@ begin
             order by coalesce(j.own_lane, j.priority) limit 1
         ) as n
     )
-    select l.queue, d.id, d.job_type, d.run_at
+    -- By hand it may be put before all others.
+    select l.queue, d.id, d.job_type, coalesce(nullif(d.run_at, '-infinity'), d.created_at)
     from (select f.queue, f.lane from lanes as f where f.lane > -32769 limit 200) as l
     cross join lateral (
-        select j.id, j.job_type, j.run_at from rota.jobs as j
+        select j.id, j.job_type, j.run_at, j.created_at from rota.jobs as j
         where j.queue = l.queue and coalesce(j.own_lane, j.priority) = l.lane
           and j.hold is null and j.status in ('queued', 'failed')
           and coalesce(j.own_place, j.run_at) <= c_now and j.run_at <= c_now

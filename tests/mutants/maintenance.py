@@ -681,7 +681,7 @@ MAINTENANCE = (
         "waited-for-dropped",
         "A day goes with a cancelled job for whose retry another one waits.",
         "sql/maintenance/test_retention.py",
-        sql("maintenance/retention", "continue when rota._is_waited_for(v_partition);", ""),
+        sql("maintenance/retention", "continue when v_is_waited_for;", ""),
     ),
     mutant(
         "waited-for-purged",
@@ -1645,6 +1645,16 @@ MAINTENANCE = (
             "operations/acts",
             "v_statuses <@ c_statuses and v_statuses <> '{}'",
             "v_statuses <@ c_statuses",
+        ),
+    ),
+    mutant(
+        "doctor-stopped-by-a-hand",
+        "A run_at that was written by hand keeps doctor() from telling of missing workers.",
+        "sql/operations/test_doctor.py",
+        sql(
+            "operations/doctor",
+            "coalesce(nullif(d.run_at, '-infinity'), d.created_at)",
+            "d.run_at",
         ),
     ),
     mutant(

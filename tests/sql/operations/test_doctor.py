@@ -221,6 +221,17 @@ def test_a_type_that_no_live_worker_takes(db):
     assert only(db).severity == "critical"
 
 
+def test_a_job_that_a_hand_has_put_before_all_others_stops_no_check(db):
+    enqueue(db, "mail", run_at=ago(db, "20 s"))
+    first = enqueue(db, "mail")
+    db.execute("update rota.jobs set run_at = '-infinity' where id = %s", [first])
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "job_types")
+    assert "the first for 20 s" in row.evidence
+
+
 def test_untaken_jobs_tells_of_the_queues_that_it_is_asked_for(db):
     call(db, "report_worker", **{**ME, "version": version(db), "job_types": ["mail"]})
     first = enqueue(db, "charge", run_at=ago(db, "20 s"))
