@@ -45,6 +45,8 @@ begin
         return query select 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, was_skipped, false;
         return;
     end if;
+    -- What a table of a user refers to must fail here, and not at the commit.
+    if v_is_alone then set constraints all immediate; end if;
 
     -- Statistics before retention, which takes nothing away that is not counted.
     foreach v_part in array '{sweep,expiry,schedules,breakers,retry budgets,pending checks,'

@@ -690,6 +690,16 @@ MAINTENANCE = (
         sql("maintenance/retention", "d.parent_id = f.id)'),", "false)'),"),
     ),
     mutant(
+        "row-of-a-user-stops-the-commit",
+        "A row to which a table of a user refers by a deferred constraint undoes each tick.",
+        "sql/maintenance/test_retention.py",
+        sql(
+            "maintenance/tick",
+            "if v_is_alone then set constraints all immediate;",
+            "if false then",
+        ),
+    ),
+    mutant(
         "row-of-a-user-stops-retention",
         "A row to which a table of a user refers keeps all of its kind for ever.",
         "sql/maintenance/test_retention.py",

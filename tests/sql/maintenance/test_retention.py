@@ -438,15 +438,18 @@ def test_retain_goes_on_where_a_queue_cannot_be_purged(db, clock):
     assert partitions(db) == names(clock.now(), range(1, 8))
 
 
+@pytest.mark.parametrize("when", ["", "deferrable initially deferred"])
 @pytest.mark.parametrize("kind", ["keys", "effects"])
-def test_retain_goes_on_where_a_table_of_a_user_refers_to_a_row(db, clock, kind):
+def test_retain_goes_on_where_a_table_of_a_user_refers_to_a_row(db, clock, kind, when):
     db.execute(EXPIRED[kind], [5])
     table, keys = {
         "keys": ("idempotency_keys", "idempotency_key, key_scope"),
         "effects": ("effects", "scope, key"),
     }[kind]
     db.execute(f"create table public.mine as select {keys} from rota.{table} limit 1")
-    db.execute(f"alter table public.mine add foreign key ({keys}) references rota.{table}")
+    db.execute(
+        f"alter table public.mine add foreign key ({keys}) references rota.{table} {when}"
+    )
 
     for _ in range(2):
         clock.advance("1 hour")
