@@ -84,6 +84,8 @@ create or replace function rota._explain_time(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
     c_now constant timestamptz := rota.now();
+    -- By hand it may be put off for ever.
+    c_run_at constant timestamptz := least(job.run_at, '9999-01-01');
     c_too_late constant text := case when job.expires_at <= job.run_at
         then '; but it expires before that, at ' || rota._moment(job.expires_at) else '' end;
 begin
@@ -97,11 +99,11 @@ begin
                 'attempt %s of %s failed %s ago with %s; the next begins in %s, at %s%s',
                 job.attempts, job.max_attempts, rota._span(c_now - job.failed_at),
                 rota._error_words(job.error_type, job.last_error),
-                rota._span(job.run_at - c_now), rota._moment(job.run_at), c_too_late),
+                rota._span(c_run_at - c_now), rota._moment(c_run_at), c_too_late),
             format('select rota.retry_job(%s);', job.id);
     elsif job.run_at > c_now then
         return query select 'not_due', format('it is not due for another %s, until %s%s%s',
-                rota._span(job.run_at - c_now), rota._moment(job.run_at),
+                rota._span(c_run_at - c_now), rota._moment(c_run_at),
                 ', as planned by schedule ' || job.definition, c_too_late),
             format('select rota.reschedule_job(%s, delay => ''0'');', job.id);
     elsif job.hold = 'time' then

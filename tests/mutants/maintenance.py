@@ -1658,6 +1658,12 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "explain-of-for-ever",
+        "A job that a hand has put off for ever cannot be explained.",
+        "sql/operations/test_explain.py",
+        sql("operations/explain", "least(job.run_at, '9999-01-01')", "job.run_at"),
+    ),
+    mutant(
         "doctor-stopped-by-a-hand",
         "A run_at that was written by hand keeps doctor() from telling of missing workers.",
         "sql/operations/test_doctor.py",

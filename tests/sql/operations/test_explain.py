@@ -111,6 +111,15 @@ def test_a_job_for_later_says_when(db, clock):
     assert reasons(db, job_id) == ["next"]
 
 
+def test_a_job_that_a_hand_has_put_off_for_ever_is_explained(db):
+    job_id = enqueue(db)
+    db.execute("update rota.jobs set run_at = 'infinity'")
+
+    assert "until 9999-01-01" in first(db, job_id).explanation
+    cure(db, job_id)
+    assert reasons(db, job_id) == ["next"]
+
+
 def test_a_job_that_expires_before_its_time_says_so(db, clock):
     clock.set("2026-01-01 00:00+00")
     db.execute("set timezone = 'UTC'")
