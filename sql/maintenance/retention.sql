@@ -504,13 +504,18 @@ begin
         v_first := case v_table.days when 7 then date_trunc('week', v_today)::date
             else v_today end;
         for v_number in case when with_current then 0 else 1 end ..v_table.ahead loop
-            v_created := v_created + rota._create_partition(v_table.name, v_table.time_column,
-                v_first + v_number * v_table.days, v_table.days);
+            begin
+                v_created := v_created + rota._create_partition(v_table.name,
+                    v_table.time_column, v_first + v_number * v_table.days, v_table.days);
+            exception
+                when lock_not_available then return v_created;
+                when others then
+                    raise warning 'a partition of % cannot be made now: %', v_table.name,
+                        sqlerrm;
+            end;
         end loop;
     end loop;
     return v_created;
-exception when lock_not_available then
-    return 0;
 end $$;
 
 /* The partition of some days; returns how many were made. */

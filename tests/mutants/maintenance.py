@@ -700,6 +700,17 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "no-partition-no-drop",
+        "Where no partition can be made, none is dropped either, and the disk fills.",
+        "sql/maintenance/test_retention.py",
+        sql(
+            "maintenance/retention",
+            "raise warning 'a partition of % cannot be made now: %', v_table.name,\n"
+            "                        sqlerrm;",
+            "raise;",
+        ),
+    ),
+    mutant(
         "row-of-a-user-stops-retention",
         "A row to which a table of a user refers keeps all of its kind for ever.",
         "sql/maintenance/test_retention.py",

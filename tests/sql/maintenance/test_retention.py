@@ -419,6 +419,19 @@ def test_retain_goes_on_where_a_partition_cannot_be_dropped(db, clock):
     assert not scalar(db, "select exists (select from rota.job_errors)")
 
 
+def test_retain_drops_partitions_where_it_can_make_none(db, clock):
+    name = f"finished_jobs_done_{clock.now():%Y%m%d}"
+    db.execute("create function public.no() returns event_trigger language plpgsql"
+               " as $$ begin raise 'no tables today'; end $$")  # fmt: skip
+    db.execute("create event trigger no on ddl_command_start when tag in ('CREATE TABLE')"
+               " execute function public.no()")  # fmt: skip
+
+    clock.advance("9 days")
+    tick_until_done(db, clock)
+
+    assert f"rota.{name}" not in partitions(db)
+
+
 def test_retain_goes_on_where_a_queue_cannot_be_purged(db, clock):
     stuck, gone = end(db, "dead", "a"), end(db, "dead", "b")
     db.execute(
