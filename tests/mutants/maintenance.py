@@ -156,8 +156,8 @@ MAINTENANCE = (
         "sql/jobs/test_retries.py",
         sql(
             "maintenance/breakers",
-            "    for update skip locked;\n    if not found",
-            "; if false",
+            "            for update skip locked;\n            if found then",
+            "; if true then",
         ),
     ),
     mutant(
