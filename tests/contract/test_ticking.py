@@ -24,10 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 BINDIR = Path(os.path.normpath(sys.executable)).parent
 
 
-def block(language: str) -> str:
-    """Return the one block of the README in this language."""
+def block(language: str, document: str = "README.md") -> str:
+    """Return the one block of a document in this language."""
     (found,) = re.findall(
-        rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S
+        rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.M | re.S
     )
     return str(found)
 
@@ -64,7 +64,9 @@ def unit(dsn: str, tmp_path: Path) -> Path:
     return path
 
 
-def test_systemd_finds_nothing_wrong_with_the_unit(unit: Path) -> None:
+@pytest.mark.parametrize("document", ["README.md", "python_client/docs/deploying.md"])
+def test_systemd_finds_nothing_wrong_with_the_unit(unit: Path, dsn: str, document: str) -> None:
+    unit.write_text(here(block("ini", document), dsn))
     if not shutil.which("systemd-analyze"):
         pytest.skip("there is no systemd-analyze")
     home = {**os.environ, "XDG_RUNTIME_DIR": str(unit.parent)}
