@@ -366,3 +366,31 @@ def test_an_answer_that_came_while_the_loop_was_blocked_is_no_failure(dsn: str) 
             await connection.close()
 
     assert asyncio.run(call())
+
+
+@pytest.mark.own_session
+def test_the_server_also_notices_that_the_host_of_a_worker_has_vanished(
+    client: Client, drain: Drain, dsn: str
+) -> None:
+    """Where it did not, the session would keep its locks for hours, as in a transaction."""
+    asked = "select array[current_setting('tcp_keepalives_idle'), {}]".format(
+        "current_setting('tcp_keepalives_interval'), current_setting('tcp_user_timeout')"
+    )
+    registry, found = Registry(), []
+
+    @registry.handler("ask")
+    def ask(job: Job) -> None:
+        with job.transaction() as connection:
+            found.append(connection.execute(asked).fetchone())
+
+    async def call() -> None:
+        connection = Connection(dsn, "rota notifier", ConnectionState())
+        found.append(await (await (await connection.open()).execute(asked)).fetchone())
+        await connection.close()
+
+    asyncio.run(call())
+    client.enqueue("ask")
+    client.enqueue("ask")  # in the same session, which was reset meanwhile
+    drain(registry, concurrency=1)
+
+    assert found == [(["30", "10", "30000"],)] * 3

@@ -50,6 +50,12 @@ UNREACHABLE = {"53300", "57P01", "57P02", "57P03", "57P05"}
 """Too many connections; the server shuts down, crashes, starts, or ends idle sessions."""
 PID = b"select pg_backend_pid()"
 QUESTION = PID + b", current_setting('default_transaction_isolation')"
+OWN = b"""
+    set tcp_keepalives_idle = 30; set tcp_keepalives_interval = 10;
+    set tcp_user_timeout = 30000;
+"""
+"""With it the server, too, notices that a host has vanished: it would let its session keep
+locks, and its place among those who are notified, for hours."""
 PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 """What a call raises that may go through later; in a failover the database is read-only."""
 
@@ -339,7 +345,7 @@ class Connection:
             if is_own(self._connection, row):
                 self._connection.prepare_threshold = 2
                 # A limit for sessions that somebody forgot; this one waits for jobs.
-                await self._connection.execute("set idle_session_timeout = 0")
+                await self._connection.execute(OWN + b"set idle_session_timeout = 0")
             # Claims and ticks are refused where the database's default is another level.
             self._must_begin = row is not None and row[1] != "read committed"
             self._is_open = True

@@ -40,6 +40,7 @@ from ..client.sync_client import Client
 from ..exceptions import LeaseLostError, TimeLimitExceeded
 from .connection import (
     CALL_TIMEOUT,
+    OWN,
     PID,
     SHORTEST_LIMIT,
     NoAnswerError,
@@ -75,7 +76,7 @@ _PREPARE_RESET = b"""
         select from pg_prepared_statement() as p where p.from_sql and p.name <> 'rota_reset'
     )
 """
-_RESET_OWN = _RESET + b"execute rota_reset"
+_RESET_OWN = _RESET + OWN + b"execute rota_reset"
 
 Plain = psycopg.Connection[Any]
 C = TypeVar("C", Plain, AsyncConnection[Any])
@@ -178,8 +179,7 @@ class Lent(Generic[C]):
             answer = yield from self._ask(PID)
             if is_own(self.connection, [int(answer.get_value(0, 0) or 0)]):
                 self._threshold = PREPARE_AFTER
-                if self._resets:
-                    yield from self._ask(_PREPARE_RESET)
+                yield from self._ask(OWN + (_PREPARE_RESET if self._resets else b""))
             self.connection.prepare_threshold = self._threshold
             self._is_new = False
             self._is_ready = True
@@ -247,7 +247,7 @@ class Lent(Generic[C]):
         self.connection.pgconn.send_query(query)
         while self.connection.pgconn.flush():
             yield Wait.W
-        (answer,) = yield from self._read()
+        *_, answer = yield from self._read()
         if answer.status == ExecStatus.FATAL_ERROR:
             raise psycopg.OperationalError(answer.error_message.decode())
         return answer
