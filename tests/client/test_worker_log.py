@@ -224,6 +224,23 @@ def test_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.messages) == 3
 
 
+def test_another_reason_of_an_outage_is_told_when_it_lasts(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, changed = ConnectionState(), psycopg.OperationalError("password refused")
+    opened_at = time.monotonic()
+    state.works(opened_at)
+    state.lost(LOST, opened_at)
+
+    state.lost(changed, time.monotonic())  # so soon it may be one of a restart
+    monkeypatch.setattr("rota.worker.connection.REASON_INTERVAL", 0.0)
+    state.lost(changed, opened_at)  # of an old connection, that is found broken late
+    for _ in range(3):
+        state.lost(changed, time.monotonic())
+
+    assert caplog.messages[1:] == ["the database is still away: password refused"]
+
+
 def test_one_of_several_databases_is_named(caplog: pytest.LogCaptureFixture) -> None:
     state = Database("host=b dbname=shop").state
     state.works(time.monotonic())

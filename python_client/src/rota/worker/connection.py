@@ -2,8 +2,8 @@
 
 A `Connection` is opened when it is needed, and again after an error or a call without answer.
 What all of them know together, that the database is lost or back, is the `ConnectionState` of
-the worker: it is logged once, however many calls fail, and all that wait for their next try are
-woken when the database is back.  What handlers are lent is in lending.py.
+the worker: it is logged once for each reason, however many calls fail, and all that wait for
+their next try are woken when the database is back.  What handlers are lent is in lending.py.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ MAX_JOBS = 1000
 """So many jobs go with one call."""
 BUSY_PAUSE = 0.5
 """Seconds until a call is repeated for a job whose row another session has locked."""
+REASON_INTERVAL = 10.0
+"""Seconds of an outage after which another reason for it is logged."""
 IDLE_TIMEOUT = 60.0
 """Seconds after which a worker without jobs closes the connections that only they need."""
 CANCEL_TIMEOUT = 1.0
@@ -93,6 +95,9 @@ class ConnectionState:
         self._began_at: float | None = None
         self._ended_at: float | None = None
         self._probe_at = 0.0
+        self._reason = ""
+        """Of the outage, as it was logged last, and when."""
+        self._reason_at = 0.0
         self._on_back: list[Callable[[], None]] = []
 
     def on_back(self, callback: Callable[[], None]) -> None:
@@ -106,16 +111,26 @@ class ConnectionState:
         return self._ended_at is not None and self._began_at is None
 
     def lost(self, error: Exception, opened_at: float) -> None:
-        """Record that a connection is gone, or could not be opened."""
+        """Record that a connection is gone, or could not be opened.
+
+        An outage may begin with a restart, and last because of a password.
+        """
+        reason, now = one_line(error), time.monotonic()
         with self._lock:
-            if self._began_at is not None:
+            if self._began_at is None:
+                if self._ended_at is None or opened_at < self._ended_at:
+                    return  # before the first connection the error is the caller's
+                self._began_at, text = now, "the connection to %s is lost, retrying: %s"
+            elif (
+                opened_at < self._began_at
+                or reason == self._reason
+                or now - self._reason_at < REASON_INTERVAL
+            ):
                 return
-            if self._ended_at is None or opened_at < self._ended_at:
-                return  # before the first connection the error is the caller's
-            self._began_at = time.monotonic()
-        logger.warning(
-            "the connection to %s is lost, retrying: %s", self.database, one_line(error)
-        )
+            else:
+                text = "%s is still away: %s"
+            self._reason, self._reason_at = reason, now
+        logger.warning(text, self.database, reason)
 
     def works(self, opened_at: float) -> None:
         """Record that a connection works."""
