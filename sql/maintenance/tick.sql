@@ -33,7 +33,7 @@ begin
     if current_setting('transaction_read_only')::boolean then
         raise exception using
             errcode = '25006', message = 'tick() cannot run in a read-only transaction',
-            hint = 'If this is a standby, tick at the primary.';
+            hint = 'On a standby, tick at the primary; else see default_transaction_read_only.';
     end if;
     was_skipped := v_is_alone and not rota._try_lock_tick()
         -- In the last ten seconds; where nothing happens none is recorded.

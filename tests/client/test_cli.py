@@ -850,14 +850,16 @@ def test_json_that_is_too_deep_is_said_in_one_line(
         assert len(said) < 200
 
 
-def test_who_acts_on_a_standby_is_told_of_the_primary(
+def test_who_acts_where_nothing_may_be_written_is_told_what_may_be_the_reason(
     run: Callable[..., str], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.enqueue("a")
     monkeypatch.setenv("PGOPTIONS", "-c default_transaction_read_only=on")
 
     for words in (["retry", "1"], ["pause", "default"], ["enqueue", "a"], ["tick"]):
-        assert "primary" in run(*words, code=1)
+        told = run(*words, code=1)
+        assert "primary" in told
+        assert "default_transaction_read_only" in told
 
 
 def test_lists_in_a_pipe_are_as_wide_as_columns_says(

@@ -33,8 +33,9 @@ from .parser import FOR_MANY, OWN_MANY, Misuse, make_parser
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 READ_ONLY = (
-    "A standby takes no writes: name the primary, or let libpq find it among several hosts "
-    "with target_session_attrs=read-write"
+    "On a standby, name the primary, or let libpq find it among several hosts with "
+    "target_session_attrs=read-write. Else default_transaction_read_only is on, for the role "
+    "or the database, as some providers set it when the disk is full"
 )
 LOCKED = "Nothing was done. Try again, or end that session: select pg_terminate_backend(PID)"
 
