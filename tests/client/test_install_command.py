@@ -173,3 +173,18 @@ def test_a_program_installs_over_its_own_connection(
     with psycopg.connect(own, autocommit=True) as connection:
         rota.install(connection)
         assert rota.Client(connection).version() == rota.__version__
+
+
+@pytest.mark.own_session
+def test_install_says_which_rights_it_needs(
+    db: psycopg.Connection[Any], dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    role = f"guest_{db.info.dbname}"
+    db.execute(f"create role {role} login password 'x'")  # type: ignore[arg-type]
+    db.execute("drop schema rota cascade")
+
+    assert main(["install", "-d", make_conninfo(dsn, user=role, password="x")]) == 1
+
+    told = capsys.readouterr().err
+    assert "CREATE on the database" in told
+    assert "grant_statements" not in told  # which is not there yet

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import date
 from functools import partial
@@ -29,11 +32,27 @@ from support.started_workers import BackgroundWorker, WorkerProcess
 from support.waiting import wait_until
 
 Drain = Callable[..., None]
+TESTS = Path(__file__).resolve().parents[1]
 Row = dict[str, Any]
 
 
 def _results(db: psycopg.Connection[Any]) -> list[Any]:
     return [r for (r,) in db.execute("select result from rota.finished_jobs order by id")]
+
+
+@pytest.mark.slow
+def test_a_function_runs_elsewhere_where_all_standard_files_are_closed(
+    client: Client, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    """Else its pipes, and connections, get the numbers that it prints to."""
+    computing.days_until.enqueue(client, day=date(2026, 1, 3))
+    command = [sys.executable, "-m", "rota", "worker", "client.computing:registry", "--drain"]
+
+    closed = " ".join(["exec", *map(shlex.quote, [*command, "-d", dsn]), "<&- >&- 2>&-"])
+    done = subprocess.run(closed, shell=True, check=False, cwd=TESTS)
+
+    assert done.returncode == 0
+    assert [result["days"] for result in _results(db)] == [2]
 
 
 @pytest.mark.slow

@@ -37,6 +37,11 @@ READ_ONLY = (
     "target_session_attrs=read-write. Else default_transaction_read_only is on, for the role "
     "or the database, as some providers set it when the disk is full"
 )
+INSTALLERS = ("install", "uninstall")
+MAY_INSTALL = (
+    "An installation needs CREATE on the database, an upgrade or removal the owner of the "
+    "schema, and --with-roles CREATEROLE"
+)
 LOCKED = "Nothing was done. Try again, or end that session: select pg_terminate_backend(PID)"
 
 
@@ -45,6 +50,7 @@ def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) 
 
     *again* is what starts the same in another process, if that is not the command `rota`.
     """
+    _open_standard_files()
     words = list(sys.argv[1:] if argv is None else argv)
     # A service manager may have closed it; Python 3.14 asks it about colours at once.
     with redirect_stdout(PlainText(sys.stdout or io.StringIO())):
@@ -62,6 +68,16 @@ def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) 
             return _unwritten(error)
         arguments.again = again or [sys.executable, "-m", "rota", *words]
         return _run(arguments, _run_on_databases)
+
+
+def _open_standard_files() -> None:
+    """Open those that were closed: else what is printed could go into a connection."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It gets the lowest number that is free.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _run_on_databases(arguments: argparse.Namespace) -> int | None:
@@ -126,7 +142,8 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
             return complain(error, hint)
         return complain(CommandError(_holder(arguments)), LOCKED)
     except psycopg.errors.InsufficientPrivilege as error:
-        return complain(error, error.diag.message_hint or grant_remedy())
+        needed = MAY_INSTALL if arguments.command in INSTALLERS else grant_remedy()
+        return complain(error, error.diag.message_hint or needed)
     except psycopg.errors.ReadOnlySqlTransaction as error:
         return complain(error, error.diag.message_hint or READ_ONLY)
     except psycopg.OperationalError as error:
