@@ -16,7 +16,7 @@ import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
-from django.db import connections, transaction
+from django.db import close_old_connections, connections, transaction
 from django.db.transaction import TransactionManagementError
 from psycopg2.pool import ThreadedConnectionPool
 from psycopg_pool import ConnectionPool
@@ -224,6 +224,28 @@ def test_a_job_is_seen_by_what_django_does_on_commit(
 
         assert seen == [[1]]
         assert _numbers(db) == [1, 2]
+
+
+@pytest.mark.own_session
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_connection_that_django_keeps_is_renewed_like_its_own(
+    db: psycopg.Connection[Any], dsn: str, monkeypatch: pytest.MonkeyPatch, is_checked: bool
+) -> None:
+    with django_on(dsn) as connection:
+        for name, value in {"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": is_checked}.items():
+            monkeypatch.setitem(connection.settings_dict, name, value)
+        client = Client(connection)
+        client.enqueue("a")
+        db.execute("select pg_terminate_backend(%s)", [connection.connection.info.backend_pid])
+        close_old_connections()  # as Django between two requests
+
+        if not is_checked:
+            with pytest.raises(psycopg.OperationalError):
+                client.enqueue("a")
+            close_old_connections()
+        client.enqueue("a")
+
+    assert db.execute("select count(*) from rota.jobs").fetchone() == (2,)
 
 
 def test_a_broken_transaction_of_django_takes_no_job(dsn: str) -> None:

@@ -218,6 +218,11 @@ def _kinds(value: object) -> set[str]:
 
 def _in_django(wrapper: Any) -> Connection[Any] | Psycopg2:
     wrapper.validate_no_broken_transaction()
+    # As before each statement of Django's own; and what broke in one of ours it did not see.
+    wrapper.close_if_health_check_failed()
+    is_closed = wrapper.connection is not None and wrapper.connection.closed
+    if is_closed and not wrapper.in_atomic_block:
+        wrapper.close()
     wrapper.ensure_connection()
     return adapt(wrapper.connection)()
 
