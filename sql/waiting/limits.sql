@@ -496,7 +496,7 @@ begin
         if limit_name like '%:*' then
             -- Of a class the keys that run uncounted, or whose part -2 may be too large by now:
             -- about 500 jobs at a time, since each key and each part takes a lock.
-            select array_agg(k.limit_name) filter (where k.jobs_before < 500), count(*)
+            select array_agg(k.limit_name) filter (where k.jobs_before < 500), count(*)::integer
             into v_names, v_count
             from (
                 select n.limit_name, sum(count(*)) over (
