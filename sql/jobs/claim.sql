@@ -17,6 +17,8 @@
  * waiting work of others: a job whose limit is full, whose type is paused, or that has expired,
  * leaves its lane, to be looked at by maintenance.  At most max_jobs + 100 leave in one claim,
  * which then returns what it has and notifies, so that a waiting worker claims again at once.
+ * Where keys have limits it takes 200 at most: the slots of a new key take locks, of which the
+ * server has not very many.
  *
  * No lease lasts beyond a time limit but for 30 seconds, in which the worker stops the job.
  *
@@ -65,6 +67,13 @@ declare
     v_lease interval;
     v_settings jsonb;
 begin
+    if max_jobs between 201 and 1000 then
+        if exists (select from rota.limits as l where l.limit_name like 'key %') and exists (
+            select from rota.fair_queues as f where f.queue = any(claim_jobs.queues)
+        ) then
+            max_jobs := 200;
+        end if;
+    end if;
     if v_configured = '{fair_queues}' then
         v_end := v_now + interval '1 minute';
     elsif v_configured <> '{}' then
@@ -180,9 +189,9 @@ begin
 end $$;
 
 comment on function rota.claim_jobs is
-    'Lease up to max_jobs due jobs of these queues to a worker, by priority, run_at and id; '
-    'the lease is that of the job, else the argument, else that of the queue; raises 22023 or '
-    'RT009.';
+    'Lease up to max_jobs due jobs of these queues to a worker, by priority, run_at and id, or '
+    'up to 200 where their keys have limits; the lease is that of the job, else the argument, '
+    'else that of the queue; raises 22023 or RT009.';
 
 /* The rows of the first due jobs of the lane that the last claim found them in, locked.  Null
  * if nothing fresh is remembered of this very call, and none or too few where more has to be

@@ -1970,6 +1970,12 @@ any(array['access producer', enqueue.queue])
         ),
     ),
     mutant(
+        "claim-of-all-the-locks",
+        "A few claims of a thousand keys take all the locks that the server has.",
+        "sql/waiting/test_limits.py",
+        sql("jobs/claim", "max_jobs := 200;", "null;"),
+    ),
+    mutant(
         "claim-with-a-hint-past-the-limit-of-a-key",
         "A claim that has a hint starts more jobs of a key than its limit allows.",
         "sql/waiting/test_limits.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -651,6 +652,20 @@ def test_claim_passes_a_slot_on_that_the_first_in_line_cannot_use(db):
             break
 
     assert len(done) == 6
+
+
+def test_a_claim_of_many_keys_takes_few_of_the_locks_of_the_server(db, connect):
+    limit(db, limit_key="k:*", max_running=3, max_starts=9, per="1 s", burst=5)
+    settle(db)
+    jobs = [{"job_type": "x", "limit_key": f"k:{number}"} for number in range(500)]
+    call(db, "enqueue_many", jobs=json.dumps(jobs))
+    claims = [connect(autocommit=False) for _ in range(2)]
+
+    taken = [len(claim(one_of, max_jobs=400)) for one_of in claims]
+
+    assert taken == [200, 200]
+    locks = "select count(*) from pg_locks where locktype = 'advisory'"
+    assert scalar(db, f"{locks} and pid <> pg_backend_pid()") <= 2 * 2 * 200
 
 
 def test_claim_finds_every_job_that_comes_into_a_line(db, clock):
