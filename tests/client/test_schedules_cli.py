@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from rota.__main__ import main
+from rota.cli import schedules
 from rota.cli.crontab import KEYS
 from support.clock import Clock
 
@@ -676,3 +677,25 @@ def test_readme_shows_what_is_printed(
             printed.append(f"{command}\n{run(*words)}".rstrip("\n"))
 
     assert "\n$ ".join(printed).split("\n") == f"rota schedule {shown}".rstrip("\n").split("\n")
+
+
+def test_list_shows_so_many_and_says_that_there_may_be_more(run: Run) -> None:
+    for number in range(3):
+        run("schedule", "add", f"s{number}", "@daily", "x")
+
+    two = run("schedule", "list", "--limit", "2").splitlines()
+
+    assert [line.split()[0] for line in two[-3:-1]] == ["s0", "s1"]
+    assert two[-1] == "there may be more: --limit"
+    assert "more" not in run("schedule", "list")
+
+
+def test_schedules_look_up_their_jobs_and_read_no_history(db: Db) -> None:
+    values = {"name": "nightly", "limit": 10, "with_runs": True}
+    for query in (schedules.OCCURRENCES, schedules.DEFINITIONS):
+        lines = db.execute(f"explain {query}", values).fetchall()  # type: ignore[arg-type]
+        plan = "\n".join(line for (line,) in lines)
+
+        assert "Nested Loop Left Join" in plan
+        assert "Hash Left Join" not in plan
+        assert "Merge Left Join" not in plan

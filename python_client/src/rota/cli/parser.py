@@ -656,7 +656,8 @@ def _add_schedule_commands(commands: Any) -> None:
     _teach(schedule, SCHEDULE)
     own = schedule.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_add(own)
-    _add(own, "list", schedules.list_all, "list schedules and when they run", json=True)
+    add = _add(own, "list", schedules.list_all, "list schedules and when they run", json=True)
+    add.add_argument("--limit", type=count, default=1000, help=AT_MOST)
     what = "show a schedule, its next and last runs"
     _named(_add(own, "show", schedules.show, what, json=True))
     what = "remove a schedule"

@@ -88,7 +88,7 @@ def add(arguments: argparse.Namespace) -> None:
 def list_all(arguments: argparse.Namespace) -> None:
     """List the schedules, by their names."""
     with asking(arguments) as connection:
-        rows = definitions(connection)
+        rows = definitions(connection, limit=arguments.limit)
     if arguments.json:
         print_json(rows)
         return
@@ -104,6 +104,8 @@ def list_all(arguments: argparse.Namespace) -> None:
             for row in rows
         ]
     )
+    if len(rows) == arguments.limit:
+        print("there may be more: --limit")
 
 
 def remove(arguments: argparse.Namespace) -> int:
@@ -139,8 +141,10 @@ def _switch(arguments: argparse.Namespace, *, is_enabled: bool) -> int:
     code = 0
     told: list[dict[str, Any]] = []
     with connected(arguments) as connection:
-        others = [r["name"] for r in definitions(connection) if r["is_enabled"] != is_enabled]
-        names = others if arguments.all else arguments.names
+        names = arguments.names
+        if arguments.all:
+            rows = definitions(connection, with_runs=False)
+            names = [row["name"] for row in rows if row["is_enabled"] != is_enabled]
         if arguments.all and names and not arguments.yes:
             verb = "enable" if is_enabled else "disable"
             confirm(f"{verb} all schedules ({len(names)}: {', '.join(names)})")
@@ -188,8 +192,10 @@ OCCURRENCES = """
     select
         f.scheduled_for, f.recorded_at - f.scheduled_for as late, f.outcome, f.job_id, r.status
     from rota.occurrences as f
-    left join rota.job_runs as r on r.id = f.job_id
-    where f.definition = %s
+    left join lateral (
+        select i.status from rota.job_runs as i where i.id = f.job_id limit 1
+    ) as r on true
+    where f.definition = %(name)s
     order by f.scheduled_for desc
     limit 10
     """
@@ -210,7 +216,7 @@ def show(arguments: argparse.Namespace) -> None:
                 runs = client.upcoming_runs(name=row["name"], max_runs=5)
         except (BadScheduleError, InvalidArgumentError, psycopg.DataError) as error:
             problem = one_line(error)
-        occurrences = connection.execute(OCCURRENCES, [name]).fetchall()
+        occurrences = connection.execute(OCCURRENCES, {"name": name}).fetchall()
         if arguments.json:
             said: dict[str, Any] = {"description": words, "problem": problem}
             said |= {"runs": list(map(dataclasses.asdict, runs))}
@@ -404,7 +410,7 @@ def sync(arguments: argparse.Namespace) -> None:
         if problems:
             raise _all_of(arguments, problems)
         names = {said["name"] for said in registry.schedules}
-        for row in definitions(connection):
+        for row in definitions(connection, with_runs=False):
             if registry.name is not None and row["source"] == registry.name:
                 if row["name"] in names:
                     continue
@@ -505,17 +511,33 @@ def _said(value: Any, row: Definition) -> str:
 Definition = dict[str, Any]
 
 
-def definitions(connection: Connection[Any], name: str | None = None) -> list[Definition]:
-    """Return the rows of all schedules, or of the one of that name, each with its state."""
+# A job is looked up for each: a join would read the whole history.
+DEFINITIONS = """
+    select d.*, r.scheduled_for as last_run, r.status as last_status, rota.now() as now
+    from (
+        select i.* from rota.job_definitions as i
+        where %(name)s::text is null or i.name = %(name)s
+        order by i.name limit %(limit)s
+    ) as d
+    left join lateral (
+        select j.scheduled_for, j.status from rota.job_runs as j
+        where j.id = d.last_job_id and %(with_runs)s limit 1
+    ) as r on true
+    order by d.name
+    """
+
+
+def definitions(
+    connection: Connection[Any],
+    name: str | None = None,
+    *,
+    limit: int | None = None,
+    with_runs: bool = True,
+) -> list[Definition]:
+    """Return the rows of the schedules, or of the one of that name, each with its state."""
     rows: list[Definition] = connection.execute(
-        """
-        select d.*, r.scheduled_for as last_run, r.status as last_status, rota.now() as now
-        from rota.job_definitions as d
-        left join rota.job_runs as r on r.id = d.last_job_id
-        where %(name)s::text is null or d.name = %(name)s
-        order by d.name
-        """,
-        {"name": name},
+        DEFINITIONS,
+        {"name": name, "limit": limit, "with_runs": with_runs},
     ).fetchall()
     for row in rows:
         row["state"] = _state(row, row.pop("now"))
