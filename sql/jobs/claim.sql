@@ -375,7 +375,14 @@ begin
             -- What a breaker lets through to try.
             case when p.set_by = 'breaker' then 'try ' || p.pause_name end
         from rota.pauses as p
-        where p.job_type is not null and (p.until is null or p.until > _hold_unfit.due)
+        -- There may be very many: those of what was found, by their names.
+        where p.pause_name = any(array(
+                select concat_ws(' ', 'type', j.job_type, 'of ' || q.queue)
+                from rota.jobs as j
+                cross join lateral (values (j.queue), (null)) as q (queue)
+                where j.id = any(ids)
+            ))
+          and (p.until is null or p.until > _hold_unfit.due)
         order by pause_name nulls first
     loop
         v_ids := array(

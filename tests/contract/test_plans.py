@@ -372,3 +372,41 @@ def test_plans_of_claims_do_not_see_what_stands_behind_limits(limited: str, mode
                 relation = node.get("Relation Name")
                 is_whole = node["Node Type"] == "Seq Scan" and not is_small(node)
                 assert not (is_whole and relation), relation
+
+
+@pytest.fixture
+def own_database(server: Any, admin: Db, template: str) -> Iterator[str]:
+    """The DSN of a database of its own."""
+    name = "many_things"
+    database = sql.Identifier(name)
+    admin.execute(
+        sql.SQL("create database {} template {}").format(database, sql.Identifier(template))
+    )
+    yield server.url(name)
+    admin.execute(sql.SQL("drop database {} with (force)").format(database))
+
+
+@pytest.fixture
+def own(own_database: str) -> Iterator[Session]:
+    with psycopg.connect(own_database, autocommit=True) as connection:
+        try:
+            yield Session(connection, "auto")
+        except psycopg.errors.UndefinedFile:
+            pytest.skip("the server has no auto_explain")
+
+
+def test_a_claim_asks_for_pauses_of_its_jobs_alone(own: Session) -> None:
+    own.call("select rota.enqueue('x', queue => 'a') from generate_series(1, 100)")
+    own.call("select rota.set_queue('q' || n) from generate_series(0, 300) as n")
+    own.call("select rota.pause_type('other'), rota.pause_type('x', 'q0') as of_queue")
+    for _ in range(own.rounds):
+        own.call(CLAIM, ["a"], 5, None)
+    usual = len(own.plans), own.blocks()
+    own.call("select rota.pause_type('other' || n) from generate_series(1, 300) as n")
+    own.call("select rota.pause_type('x', 'q' || n) from generate_series(1, 300) as n")
+
+    jobs = own.call(CLAIM, ["a"], 5, None)
+
+    assert len(jobs) == 5
+    assert len(own.plans) <= usual[0] + 5
+    assert own.blocks() <= usual[1] + 60

@@ -56,6 +56,18 @@ CLAIMS = (
         ),
     ),
     mutant(
+        "claim-misses-pauses-of-types",
+        "A claim gives a worker jobs of a type that is paused in all queues.",
+        "sql/jobs/test_pauses.py",
+        sql("jobs/claim", "(values (j.queue), (null)) as q", "(values (j.queue)) as q"),
+    ),
+    mutant(
+        "claim-misses-pauses-in-a-queue",
+        "A claim gives a worker jobs of a type that is paused in their queue.",
+        "sql/jobs/test_pauses.py",
+        sql("jobs/claim", "(values (j.queue), (null)) as q", "(values (null::text)) as q"),
+    ),
+    mutant(
         "claim-without-lock",
         "Two claims at once take the same rows.",
         "races/test_racing_claims.py races/test_load.py",
