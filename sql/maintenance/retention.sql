@@ -178,38 +178,44 @@ begin
         else null;
     end case;
     for v_rows in
-        select r.name, r.time_column, v_now - r.keep as before, 'true' as condition,
-            null as subject
-        from (values
-            ('keys', 'idempotency_keys', 'expires_at', interval '0'),
-            -- last_run_at stands for planned times that were dealt with.
-            ('occurrences', 'occurrences', 'recorded_at', '90 days'),
-            ('workers', 'workers', 'last_seen_at', '1 day'),
-            ('workers', 'worker_starts', 'started_at', '90 days'),
-            ('moved_jobs', 'moved_jobs', 'moved_at', '90 days'),
-            ('audit', 'audit_log', 'acted_at', '1 year')
-        ) as r (kind, name, time_column, keep) where r.kind = _purge.kind
-        union all
-        -- As old as ended jobs may get in any queue of their pipeline: so of one job the
-        -- oldest go first, and its latest result is the one left.
-        select 'stage_runs', 'finished_at', least(v_now - max(coalesce(q.keep_finished,
-            '7 days')), rota._counted_until()), 'f.pipeline = $4', p.pipeline
-        from rota.pipeline_stages as p left join rota.queues as q on q.queue = p.queue
-        where _purge.kind = 'stage_runs' group by p.pipeline
-        union all
-        -- Minutes and hours when they are added up.
-        select 'job_stats', 'starts_at', least(v_now - s.keep, s.added_until), 'f.step = $4',
-            s.step
-        from rota.stats_progress as p
-        cross join lateral (
-            values ('minute', interval '2 days', p.hours_until),
-                ('hour', interval '30 days', p.days_until), ('day', interval '400 days', null)
-        ) as s (step, keep, added_until)
-        where _purge.kind = 'stats'
+        select k.*
+        from (
+            select r.name, r.time_column, v_now - r.keep as before, 'true' as condition,
+                null as subject
+            from (values
+                ('keys', 'idempotency_keys', 'expires_at', interval '0'),
+                -- last_run_at stands for planned times that were dealt with.
+                ('occurrences', 'occurrences', 'recorded_at', '90 days'),
+                ('workers', 'workers', 'last_seen_at', '1 day'),
+                ('workers', 'worker_starts', 'started_at', '90 days'),
+                ('moved_jobs', 'moved_jobs', 'moved_at', '90 days'),
+                ('audit', 'audit_log', 'acted_at', '1 year')
+            ) as r (kind, name, time_column, keep) where r.kind = _purge.kind
+            union all
+            -- As old as ended jobs may get in any queue of their pipeline: so of one job the
+            -- oldest go first, and its latest result is the one left.
+            select 'stage_runs', 'finished_at', least(v_now - max(coalesce(q.keep_finished,
+                '7 days')), rota._counted_until()), 'f.pipeline = $4', p.pipeline
+            from rota.pipeline_stages as p left join rota.queues as q on q.queue = p.queue
+            where _purge.kind = 'stage_runs' group by p.pipeline
+            union all
+            -- Minutes and hours when they are added up.
+            select 'job_stats', 'starts_at', least(v_now - s.keep, s.added_until),
+                'f.step = $4', s.step
+            from rota.stats_progress as p
+            cross join lateral (
+                values ('minute', interval '2 days', p.hours_until),
+                    ('hour', interval '30 days', p.days_until),
+                    ('day', interval '400 days', null)
+            ) as s (step, keep, added_until)
+            where _purge.kind = 'stats'
+        ) as k
+        -- Of very many pipelines each call takes others.
+        order by random()
     loop
         v_deleted := v_deleted + rota._purge_rows(v_rows.name, v_rows.time_column,
             v_rows.before, max_rows - v_deleted, v_rows.condition, v_rows.subject);
-        exit when v_deleted >= max_rows;
+        exit when v_deleted >= max_rows or rota.now() - v_now > interval '100 ms';
     end loop;
     return v_deleted;
 end $$;
@@ -299,9 +305,9 @@ begin
             select 'finished_jobs_dead', null, interval '90 days'
             union all
             select 'finished_jobs_done', h.queue, interval '7 days'
-            from rota._history_queues() as h (queue)
-            left join rota.queues as q on q.queue = h.queue
-            where v_horizon > interval '7 days' and q.keep_finished is null
+            from rota._default_queues(c_now - interval '7 days', c_now - v_horizon)
+                as h (queue)
+            where v_horizon > interval '7 days'
         ) as k
         -- Of very many queues each call takes others.
         order by random()
@@ -314,24 +320,90 @@ begin
     return v_deleted + rota._purge_partitions('finished_jobs_done', max_rows - v_deleted);
 end $$;
 
-/* The queues in the history, by a loose scan with one probe for each: of its newest row, since
- * that is seldom one that was deleted. */
-create or replace function rota._history_queues()
-    returns setof text language plpgsql stable set enable_seqscan = off set jit = off
-    set enable_bitmapscan = off set enable_sort = off as $$
+/* Queues without a keep_finished of their own that may have jobs which ended before this.  On
+ * each of a hundred days there may be very many, so a call looks at some: on that day and the
+ * one before it, where such jobs normally are, and on others as they come; of each day up to
+ * 1000 queues, from where the last call of this session got to. */
+create or replace function rota._default_queues(before timestamptz, oldest timestamptz)
+    returns setof text language plpgsql as $$
+declare
+    c_max_queues constant integer := 1000;
+    c_before constant timestamp without time zone := before at time zone 'UTC';
+    c_below constant text :=
+        coalesce(rota._scan_start('queues'), rota._any_queue(c_before::date), '~');
+    v_day timestamptz; v_found text[]; v_next text;
+    v_looked_at integer := 0;
+    v_queues text[] := '{}'::text[];
+begin
+    for v_day in
+        select d.day at time zone 'UTC'
+        from generate_series(date_trunc('day', c_before),
+            (oldest at time zone 'UTC') - interval '1 day', interval '-1 day') as d (day)
+        order by d.day < c_before - interval '2 days', random()
+    loop
+        exit when v_looked_at > 2 * c_max_queues;
+        v_found := array(
+            select h.queue from rota._history_queues(v_day, v_day + interval '24 hours',
+                c_below, c_max_queues) as h (queue));
+        v_next := greatest(v_next, v_found[c_max_queues]);
+        v_found := v_found || array(
+            select h.queue from rota._history_queues(v_day, v_day + interval '24 hours',
+                max_queues => c_max_queues - cardinality(v_found)) as h (queue)
+            where c_below < '~' and h.queue > c_below
+        );
+        v_looked_at := v_looked_at + greatest(cardinality(v_found), 10);
+        v_queues := v_queues || v_found;
+    end loop;
+    perform rota._keep_scan_start('queues', coalesce(v_next, '~'));
+    return query select distinct u.queue from unnest(v_queues) as u (queue)
+    left join rota.queues as q on q.queue = u.queue where q.keep_finished is null;
+end $$;
+
+/* Where a session begins that does not remember a queue: that of any row of a day. */
+create or replace function rota._any_queue(day date)
+    returns text language plpgsql as $$
+-- @plpgsql_check_options: security_warnings = off
+declare
+    c_partition constant regclass :=
+        to_regclass('rota.finished_jobs_done_' || to_char(day, 'YYYYMMDD'));
+    v_queue text;
+begin
+    if c_partition is not null then
+        execute format('select f.queue from %s as f where f.ctid >= $1 limit 1', c_partition)
+        into v_queue using format('(%s,0)', floor(random() * pg_relation_size(c_partition)
+            / current_setting('block_size')::integer))::tid;
+    end if;
+    return v_queue;
+end $$;
+
+/* The queues of which jobs ended well or were cancelled in a time of whole days of UTC, from
+ * this one down, by a loose scan with one probe for each: of its newest row, since that is
+ * seldom one that was deleted.  It reads the partitions of these days alone, and no row of them
+ * in vain. */
+create or replace function rota._history_queues(
+    since timestamptz, until timestamptz, below text default '~',
+    max_queues integer default null
+) returns setof text language plpgsql stable set enable_seqscan = off set jit = off
+    set enable_bitmapscan = off set enable_sort = off
+    set plan_cache_mode = force_generic_plan as $$
 begin
     return query
-    with recursive found (queue) as (
-        (select f.queue from rota.finished_jobs as f
+    with recursive found (queue, number) as (
+        (select f.queue, 1 from rota.finished_jobs_done as f
+        where f.queue <= _history_queues.below
+          and f.finished_at >= _history_queues.since and f.finished_at < _history_queues.until
         order by f.queue desc, f.finished_at desc limit 1)
         union all
-        select (
-            select f.queue from rota.finished_jobs as f
-            where f.queue < n.queue order by f.queue desc, f.finished_at desc limit 1
-        )
-        from found as n where n.queue is not null
+        select n.queue, o.number + 1 from found as o
+        cross join lateral (
+            select f.queue from rota.finished_jobs_done as f
+            where f.queue < o.queue and f.finished_at >= _history_queues.since
+              and f.finished_at < _history_queues.until
+            order by f.queue desc, f.finished_at desc limit 1
+        ) as n
+        where (o.number < _history_queues.max_queues) is not false
     )
-    select n.queue from found as n where n.queue is not null;
+    select o.queue from found as o limit _history_queues.max_queues;
 end $$;
 
 /* Whether jobs of a queue ended before this, behind those that the last scan of _purge_rows()
@@ -387,8 +459,17 @@ exception when others then
     end if;
 
     for v_queue in
-        select h.queue from rota._history_queues() as h (queue)
-        left join rota.queues as q on q.queue = h.queue where q.keep_dead is null
+        with recursive dead (queue) as (
+            (select f.queue from rota.finished_jobs_dead as f order by f.queue limit 1)
+            union all
+            select n.queue from dead as d
+            cross join lateral (
+                select f.queue from rota.finished_jobs_dead as f
+                where f.queue > d.queue order by f.queue limit 1
+            ) as n
+        )
+        select d.queue from dead as d left join rota.queues as q on q.queue = d.queue
+        where q.keep_dead is null
     loop
         exit when v_deleted >= max_rows;
         v_deleted := v_deleted + rota._purge_queue(name, v_queue, before,

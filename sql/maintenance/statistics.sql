@@ -178,13 +178,21 @@ begin
     );
 end $$;
 
+/* The queues of which jobs ended on the day of this time or later.  Not the day after tomorrow:
+ * that would be a probe more for each queue in each partition ahead. */
+create or replace function rota._queues_since(since timestamptz)
+    returns setof text language sql stable as $$
+    select rota._history_queues(date_bin('1 day', greatest(since, 'epoch'), 'epoch'),
+        date_bin('1 day', rota.now(), 'epoch') + interval '48 hours');
+$$;
+
 /* When the first row of the history after this time ended; infinity if there is none. */
 create or replace function rota._first_uncounted(since timestamptz)
     returns timestamptz language plpgsql stable set enable_seqscan = off
     set enable_bitmapscan = off as $$
 begin
     return coalesce(least(
-        (select min(n.moment) from rota._history_queues() as q (queue)
+        (select min(n.moment) from rota._queues_since(_first_uncounted.since) as q (queue)
         cross join lateral (
             select f.finished_at as moment from rota.finished_jobs_done as f
             where f.queue = q.queue and f.finished_at > _first_uncounted.since
@@ -226,7 +234,10 @@ declare
     c_parts constant text[] := array(
         select ''
         union all
-        select rota._history_queues()
+        select rota._queues_since(since)
+        union
+        select f.queue from rota.finished_jobs_dead as f
+        where f.finished_at > since and f.finished_at <= until
         union all
         select distinct s.pipeline from rota.pipeline_stages as s
     );

@@ -410,3 +410,39 @@ def test_a_claim_asks_for_pauses_of_its_jobs_alone(own: Session) -> None:
     assert len(jobs) == 5
     assert len(own.plans) <= usual[0] + 5
     assert own.blocks() <= usual[1] + 60
+
+
+# Queues of each day of the last forty, of which one keeps its jobs for that long.
+KEPT_LONG = """
+    select rota.set_queue('q1', keep_finished => '60 days');
+    select rota._create_partition('finished_jobs_done', 'finished_at', current_date - n, 1)
+    from generate_series(0, 40) as n;
+    insert into rota.finished_jobs (
+        id, queue, job_type, payload, priority, max_attempts, status, run_at, attempts,
+        lease_token, created_at, updated_at, finished_at
+    )
+    select 1000 * d + q, 'q' || q, 'x', '{}', 0, 10, 'succeeded', t.at, 1, 1, t.at, t.at, t.at
+    from generate_series(0, 40) as d, generate_series(1, 200) as q,
+        (select rota.now() as now) as n,
+        lateral (select n.now - d * interval '1 day' - interval '10 s' as at) as t;
+    update rota.stats_progress
+    set counted_until = rota.now() - interval '1 minute',
+        complete_until = rota.now() - interval '1 minute',
+        sampled_at = rota.now() - interval '1 minute';
+"""
+
+
+def test_maintenance_looks_for_queues_on_few_days_of_a_long_history(own: Session) -> None:
+    own.connection.execute(KEPT_LONG)
+
+    own.call("select * from rota.tick()")
+
+    looks = [p["Plan"] for p in own.plans if "with recursive found" in p["Query Text"]]
+    nodes, probes = [*looks], 0
+    for node in nodes:
+        nodes += node.get("Plans", [])
+        if node.get("Relation Name", "").startswith("finished_jobs_done"):
+            probes += node["Actual Loops"]
+    # Forty days have 8,000.
+    assert 0 < probes <= 5_000, probes
+    assert own.call("select count(*) from rota.job_stats where step = 'minute'") == [(200,)]

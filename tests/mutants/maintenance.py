@@ -44,6 +44,36 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "retention-looks-at-the-same-queues",
+        "Queues behind a thousand that keep their jobs for long are never purged.",
+        "sql/maintenance/test_retention.py",
+        sql(
+            "maintenance/retention",
+            "perform rota._keep_scan_start('queues', coalesce(v_next, '~'));",
+            "perform rota._keep_scan_start('queues', '~');",
+        ),
+    ),
+    mutant(
+        "retention-looks-at-one-day",
+        "What ended days before the seventh stays if its queue does nothing any longer.",
+        "sql/maintenance/test_retention.py",
+        sql(
+            "maintenance/retention",
+            "(oldest at time zone 'UTC') - interval '1 day', interval '-1 day'",
+            "date_trunc('day', c_before) - interval '1 day', interval '-1 day'",
+        ),
+    ),
+    mutant(
+        "statistics-count-no-dead-of-other-queues",
+        "Dead jobs are not counted where nothing else of their queue ended.",
+        "sql/maintenance/test_statistics.py",
+        sql(
+            "maintenance/statistics",
+            "where f.finished_at > since and f.finished_at <= until",
+            "where false",
+        ),
+    ),
+    mutant(
         "tick-looks-at-all-budgets",
         "Each tick looks for retries of each queue that has a budget.",
         "sql/maintenance/test_budgets.py",

@@ -710,6 +710,48 @@ def test_queues_that_keep_less_are_purged_among_those_that_keep_long(db, clock):
     ]
 
 
+ENDED_IN = """
+    insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,
+        status, run_at, attempts, lease_token, created_at, updated_at, finished_at)
+    select coalesce((select max(f.id) from rota.finished_jobs as f), 0) + n, q.queue, 'x', '{}',
+        0, 1, 'succeeded', m.at, 1, 1, m.at, m.at, m.at
+    from unnest(%s::text[]) with ordinality as q (queue, n),
+        (select rota.now() - %s::interval as at) as m
+"""
+
+
+def test_retain_finds_the_few_queues_to_purge_among_very_many_that_keep_long(db, clock):
+    clock.set("2031-03-01 12:00+00")
+    long = [f"k{n}" for n in range(1500)]
+    db.execute(
+        "insert into rota.queues (queue, keep_finished) select q, '30 days'"
+        " from unnest(%s::text[]) as q",
+        [long],
+    )
+    db.execute(ENDED_IN, (["a", *long, "z"], "8 days"))
+    db.execute(ENDED_IN, (["before", "old"], "20 days"))
+    for _ in range(3):
+        clock.advance("11 s")
+        one(db, "tick")
+
+    ended = "select queue from rota.finished_jobs where queue <> all(%s) order by 1"
+    assert rows(db, ended, long) == []
+    assert scalar(db, "select count(*) from rota.finished_jobs") == len(long)
+
+
+def test_retain_purges_very_many_queues_while_another_keeps_long(db, clock):
+    clock.set("2031-03-01 12:00+00")
+    value(db, "set_queue", queue="long", keep_finished="30 days")
+    queues = [f"q{n}" for n in range(1500)]
+    db.execute(ENDED_IN, (["long", *queues], "8 days"))
+    db.execute(ENDED_IN, (queues[:100], "7 days 1 hour"))
+    db.execute(ENDED_IN, (queues[:100], "6 days 23 hours"))
+
+    tick_until_done(db, clock)
+
+    assert scalar(db, "select count(*) from rota.finished_jobs") == 101
+
+
 def test_failed_attempts_lie_in_the_partition_of_their_week(db, clock):
     clock.set("2031-02-26 12:00+00")  # a Wednesday
     one(db, "tick")
