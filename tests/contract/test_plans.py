@@ -432,17 +432,37 @@ KEPT_LONG = """
 """
 
 
+def probes_of_history(plans: list[dict[str, Any]]) -> int:
+    """Return how often these plans looked into a partition of what ended."""
+    nodes, probes = [*plans], 0
+    for node in nodes:
+        nodes += node.get("Plans", [])
+        if node.get("Relation Name", "").startswith("finished_jobs_done"):
+            probes += node["Actual Loops"]
+    return probes
+
+
 def test_maintenance_looks_for_queues_on_few_days_of_a_long_history(own: Session) -> None:
     own.connection.execute(KEPT_LONG)
 
     own.call("select * from rota.tick()")
 
     looks = [p["Plan"] for p in own.plans if "with recursive found" in p["Query Text"]]
-    nodes, probes = [*looks], 0
-    for node in nodes:
-        nodes += node.get("Plans", [])
-        if node.get("Relation Name", "").startswith("finished_jobs_done"):
-            probes += node["Actual Loops"]
+    probes = probes_of_history(looks)
     # Forty days have 8,000.
     assert 0 < probes <= 5_000, probes
     assert own.call("select count(*) from rota.job_stats where step = 'minute'") == [(200,)]
+
+
+def test_a_plan_to_move_a_queue_looks_up_no_job_of_keys_of_others(own: Session) -> None:
+    own.connection.execute(KEPT_LONG)
+    own.connection.execute(
+        "insert into rota.idempotency_keys (idempotency_key, key_scope, job_id, unique_until,"
+        " expires_at) select f.id::text, 'x', f.id, m.at, m.at from rota.finished_jobs as f,"
+        " (select rota.now() + interval '1 day' as at) as m"
+    )
+
+    found = own.call("select finding from rota.plan_queue_move('none', 3)")
+
+    assert "idempotency_keys" not in {row.finding for row in found}
+    assert probes_of_history([plan["Plan"] for plan in own.plans]) <= 500
