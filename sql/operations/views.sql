@@ -219,7 +219,7 @@ select n.limit_name, l.max_running, coalesce(w.running, r.running, 0) as running
     coalesce(w.waiting, h.waiting, 0) as waiting, l.max_starts,
     coalesce(l.per, '1 second') as per,
     coalesce(l.burst, 1) as burst,
-    case when l.max_starts is not null then s.next_start_at end as next_start_at
+    s.next_start_at
 from (
     select l.limit_name from rota.limits as l
     where l.limit_key is null or l.limit_key !~ ':[*]$'
@@ -228,10 +228,14 @@ from (
     union
     select t.limit_name from rota.limit_starts as t
 ) as n
+-- Of very many keys each side of a join is read once.
+left join rota.limits as o on o.limit_name = n.limit_name
+left join rota.limits as c on c.limit_name = substring(n.limit_name, '^key [^:]*:') || '*'
 cross join lateral (
-    select l.max_running, l.max_starts, l.per, l.burst from rota.limits as l
-    where l.limit_name in (n.limit_name, substring(n.limit_name, '^key [^:]*:') || '*')
-    order by l.limit_name = n.limit_name desc limit 1
+    select o.max_running, o.max_starts, o.per, o.burst where o.limit_name is not null
+    union all
+    select c.max_running, c.max_starts, c.per, c.burst
+    where o.limit_name is null and c.limit_name is not null
 ) as l
 -- As _next_start_at() has it, in cells.
 left join lateral (
@@ -252,6 +256,7 @@ left join lateral (
                 (coalesce(l.burst, 1) + 15) / 16 * ceil(
                     extract(epoch from coalesce(l.per, '1 second')) * 1000000
                     / l.max_starts)::bigint as length
+            where l.max_starts is not null
         ) as r
     ) as c
     left join lateral (
@@ -260,7 +265,7 @@ left join lateral (
         group by t.cell
     ) as k on true
     group by c.burst, c.cell, c.length
-) as s on l.max_starts is not null
+) as s on true
 left join (
     select k.limit_name,
         (sum(c.jobs) filter (where c.status = 'running'))::bigint as running,
@@ -275,12 +280,25 @@ left join (
     where j.status = 'running' and j.locked_until is not null and j.limit_key is not null
     group by 1
 ) as r on r.limit_name = n.limit_name
-left join lateral (
-    select count(*) as waiting
-    from (
-        select from rota.jobs as j where j.hold = n.limit_name and j.hold <> 'time' limit 1000
-    ) as h
-) as h on n.limit_name like 'key %'
+left join (
+    with recursive held (hold) as (
+        select 'key ' collate "C"
+        union all
+        select (
+            select j.hold from rota.jobs as j
+            where j.hold > h.hold and j.hold < 'key!' and j.hold <> 'time'
+            order by j.hold limit 1
+        )
+        from held as h where h.hold is not null
+    )
+    select h.hold as limit_name, (
+            select count(*)
+            from (
+                select from rota.jobs as j where j.hold = h.hold and j.hold <> 'time' limit 1000
+            ) as i
+        ) as waiting
+    from held as h where h.hold > 'key '
+) as h on h.limit_name = n.limit_name
 -- Not before the row is chosen: a key with a weight of its own has no other limit.
 where num_nonnulls(l.max_running, l.max_starts) > 0
   and ((select rota.visible_queues()) is null

@@ -466,3 +466,19 @@ def test_a_plan_to_move_a_queue_looks_up_no_job_of_keys_of_others(own: Session) 
 
     assert "idempotency_keys" not in {row.finding for row in found}
     assert probes_of_history([plan["Plan"] for plan in own.plans]) <= 500
+
+
+def test_the_list_of_limits_looks_up_nothing_for_each_key(own: Session) -> None:
+    own.call("select rota.set_limit(limit_key => 'shop:*', max_running => 2)")
+    own.connection.execute(
+        "insert into rota.limit_parts (limit_name, part, max_running, slots)"
+        " select 'key shop:' || n, 0, 2, 2 from generate_series(1, 5000) as n"
+    )
+    own.connection.execute("analyze rota.limit_parts, rota.limits")
+
+    found = own.call("select * from rota.limit_stats order by waiting desc limit 50")
+
+    assert len(found) == 50
+    for node in own.nodes():
+        if node.get("Relation Name") in ("jobs", "limits", "limit_starts"):
+            assert node["Actual Loops"] <= 10, node
