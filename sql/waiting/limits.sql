@@ -506,6 +506,9 @@ begin
                     union all
                     select p.limit_name, true from rota.limit_parts as p
                     where p.part = -2
+                      -- From its colon on; the next character is the semicolon.
+                      and p.limit_name >= left(v_limit.limit_name, -1)
+                      and p.limit_name < left(v_limit.limit_name, -2) || ';'
                       and v_limit.limit_name = any(rota._key_limits(substr(p.limit_name, 5)))
                       and not exists (
                         select from rota.limits as l where l.limit_name = p.limit_name

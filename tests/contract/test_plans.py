@@ -482,3 +482,22 @@ def test_the_list_of_limits_looks_up_nothing_for_each_key(own: Session) -> None:
     for node in own.nodes():
         if node.get("Relation Name") in ("jobs", "limits", "limit_starts"):
             assert node["Actual Loops"] <= 10, node
+
+
+def test_a_check_of_a_class_reads_no_key_of_others(own: Session) -> None:
+    own.call("select rota.set_limit(limit_key => 'shop:*', max_running => 2)")
+    own.connection.execute(
+        "insert into rota.limit_parts (limit_name, part, max_running, slots)"
+        " select 'key shop:' || n, 0, 2, 2 from generate_series(1, 5000) as n"
+    )
+    while own.call("select has_more from rota.tick()") == [(True,)]:
+        pass
+    own.call("select rota.set_limit(limit_key => 'other:*', max_running => 2)")
+
+    ((done,),) = own.call("select checks_done from rota.tick()")
+
+    assert done == 1
+    for node in own.nodes():
+        if node.get("Relation Name") == "limit_parts":
+            assert "limit_name" in node.get("Index Cond", ""), node
+            assert node["Actual Rows"] + node.get("Rows Removed by Filter", 0) <= 100, node
