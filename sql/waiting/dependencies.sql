@@ -119,7 +119,8 @@ begin
     left join rota.jobs as j on j.id = p.id
     left join lateral (
         select h.status, h.ordering_key from rota.finished_jobs as h
-        where h.id = p.id and j.id is null
+        -- Null for a live one, for which no partition is then read.
+        where h.id = case when j.id is null then p.id end
     ) as f on true;
 end $$;
 

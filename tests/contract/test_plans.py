@@ -501,3 +501,15 @@ def test_a_check_of_a_class_reads_no_key_of_others(own: Session) -> None:
         if node.get("Relation Name") == "limit_parts":
             assert "limit_name" in node.get("Index Cond", ""), node
             assert node["Actual Rows"] + node.get("Rows Removed by Filter", 0) <= 100, node
+
+
+def test_a_dependant_of_live_jobs_reads_no_history(own: Session) -> None:
+    own.connection.execute(KEPT_LONG)
+    ((parent,),) = own.call("select rota.enqueue('x')")
+    for _ in range(own.rounds):
+        own.call("select rota.enqueue('y', depends_on => array[%s])", parent)
+
+    assert own.blocks() <= 100
+    for node in own.nodes():
+        if node.get("Relation Name", "").startswith("finished_jobs"):
+            assert node["Shared Hit Blocks"] + node["Shared Read Blocks"] == 0, node
