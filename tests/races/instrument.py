@@ -18,7 +18,8 @@ is stable: all of it sees what the statement sees that called it, and the stop i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Set
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -112,7 +113,8 @@ def find_statements(body: str) -> list[list[tuple[int, int]]]:
     return found
 
 
-def add_pauses(name: str, body: str, names: Iterable[str]) -> str:
+@cache
+def add_pauses(name: str, body: str, names: frozenset[str]) -> str:
     """Return the body with a pause before each statement that has one of the names."""
     pieces, done = [], 0
     for parts in find_statements(body):
@@ -124,18 +126,19 @@ def add_pauses(name: str, body: str, names: Iterable[str]) -> str:
     return "".join([*pieces, body[done:]])
 
 
-def has_one(names: Iterable[str], text: str) -> bool:
+def has_one(names: Set[str], text: str) -> bool:
     return re.search(rf"\brota\.(?:{'|'.join(names)})\b", text) is not None
 
 
+@cache
 def find_readers(
-    tables: Iterable[str], functions: list[tuple[str, str, str, bool]]
-) -> set[str]:
+    tables: frozenset[str], functions: tuple[tuple[str, str, str, bool], ...]
+) -> frozenset[str]:
     """Return the tables, and the functions that look at one in the snapshot of their caller.
 
     These are the stable ones, and what others do before they begin.
     """
-    readers = {*tables}
+    readers = tables
     bodies = {
         name: re.split(r"\bbegin\b", body, maxsplit=1)[0] if is_volatile else body
         for name, body, _, is_volatile in functions
@@ -149,8 +152,8 @@ def instrument(db: psycopg.Connection[Any]) -> None:
     """Rewrite the functions of this database once; *db* must be a superuser's connection."""
     if db.execute("select from pg_namespace where nspname = 'race'").fetchall():
         return
-    functions = db.execute(FUNCTIONS).fetchall()
-    readers = find_readers([row[0] for row in db.execute(TABLES).fetchall()], functions)
+    functions = tuple(db.execute(FUNCTIONS).fetchall())
+    readers = find_readers(frozenset(name for (name,) in db.execute(TABLES)), functions)
     db.execute(PAUSE)
     for name, body, definition, is_volatile in functions:
         paused = add_pauses(name, body, readers) if is_volatile else body

@@ -59,7 +59,7 @@ def test_find_statements_finds_the_statements_and_nothing_else() -> None:
 def test_add_pauses_stops_before_each_use_of_a_table() -> None:
     body = "begin x := 'y'; return exists (select 'z' from rota.jobs); end"
 
-    paused = add_pauses("f", body, ["jobs"])
+    paused = add_pauses("f", body, frozenset({"jobs"}))
 
     assert paused == (
         "begin x := 'y'; assert race.pause('f: return exists (select ''z'' from rota.jobs);'); "
@@ -69,14 +69,14 @@ def test_add_pauses_stops_before_each_use_of_a_table() -> None:
 
 def test_find_readers_follows_the_snapshot_of_the_caller() -> None:
     reads = "begin return exists (select from rota.jobs); end"
-    functions = [
+    functions = (
         ("stable", reads, "", False),
         ("asks_it", "begin return rota.stable(); end", "", False),
         ("volatile", reads, "", True),
         ("asks_first", "declare v boolean := rota.asks_it(); begin null; end", "", True),
         ("reads_nothing", "begin return rota.volatile(); end", "", False),
-    ]
+    )
 
-    readers = find_readers(["jobs"], functions)
+    readers = find_readers(frozenset({"jobs"}), functions)
 
     assert readers == {"jobs", "stable", "asks_it", "asks_first"}
