@@ -2,8 +2,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 VERSION = $(shell sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" sql/base/version.sql)
 unexport PYTHONDONTWRITEBYTECODE  # else each process that a test starts compiles all again
-# Many tests wait for a while, so there is one process more than there are cores.
-WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+# Many tests wait for a while, so there are two processes more than there are cores.
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
 PYTEST = cd tests && ../$(BIN)/python -m pytest
 
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' Makefile)
