@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import rota
 from rota.testing.server import EmbeddedPostgres, memory
@@ -172,7 +174,7 @@ def test_it_takes_its_addresses_in_each_form(server: EmbeddedPostgres) -> None:
 
     for address in (
         server.url("postgres") + "?application_name=tests",
-        psycopg.conninfo.make_conninfo(server.url("postgres"), application_name="tests"),
+        make_conninfo(server.url("postgres"), application_name="tests"),
     ):
         databases = Databases(address, lambda url: None)
         with databases.copy() as url, psycopg.connect(url) as connection:
@@ -213,13 +215,16 @@ def test_it_leaves_no_database_when_something_fails(
 def test_it_needs_no_right_over_what_the_server_does_in_a_database() -> None:
     from rota.testing.pytest import Databases
 
-    def prepare(url: str) -> None:
+    def prepare(url: str, table: LiteralString = "letters") -> None:
+        rows = sql.SQL("create table {} as select generate_series(1, 1000000)")
         with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("create table letters as select generate_series(1, 1000000)")
+            connection.execute(rows.format(sql.Identifier(table)))
         with psycopg.connect(server.url(), autocommit=True) as admin:
             at_work = "select from pg_stat_activity where backend_type = 'autovacuum worker'"
-            where = " and datname like 'rota_test_%'"
-            wait_until(lambda: admin.execute(at_work + where).rowcount > 0, "autovacuum")
+            where, name = " and datname = %s", conninfo_to_dict(url)["dbname"]
+            wait_until(
+                lambda: admin.execute(at_work + where, [name]).rowcount > 0, "autovacuum"
+            )
 
     slow = ["autovacuum_naptime=1s", "autovacuum_vacuum_cost_delay=100ms"]
     settings = [*slow, "autovacuum_vacuum_cost_limit=1"]
@@ -227,8 +232,8 @@ def test_it_needs_no_right_over_what_the_server_does_in_a_database() -> None:
         with psycopg.connect(server.url(), autocommit=True) as admin:
             admin.execute("create role tester login createdb password 'tester'")
             admin.execute("grant create on database test to tester")
-        address = psycopg.conninfo.make_conninfo(server.url(), user="tester", password="tester")
+        address = make_conninfo(server.url(), user="tester", password="tester")
         databases = Databases(address, prepare)
         with databases.copy() as url:
-            psycopg.connect(url).close()
+            prepare(url, "more")
         databases.close()

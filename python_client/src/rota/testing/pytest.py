@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -75,15 +75,7 @@ class Databases:
         with psycopg.connect(url, autocommit=True) as connection:
             install(connection)
         prepare(url)
-        # No copy can be made while somebody is there, such as the pool of an application; what
-        # the server itself does there, such as autovacuum, only a superuser may end.
-        name = sql.Identifier(self._template)
-        self._admin.execute(sql.SQL("alter database {} allow_connections false").format(name))
-        self._admin.execute(
-            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
-            " where datname = %s and backend_type = 'client backend'",
-            [self._template],
-        )
+        self._empty(self._template)
 
     def _create(self, template: str) -> str:
         name = f"rota_test_{secrets.token_hex(6)}"
@@ -95,9 +87,24 @@ class Databases:
         self._admin.execute(statement)
         return name
 
+    def _empty(self, name: str) -> None:
+        """End the sessions of a database, such as those of the pool of an application.
+
+        Not by force: only a superuser may end what the server itself does there, such as
+        autovacuum, and a copy or a drop ends that by itself.
+        """
+        closed = sql.SQL("alter database {} allow_connections false")
+        self._admin.execute(closed.format(sql.Identifier(name)))
+        self._admin.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+            " where datname = %s and backend_type = 'client backend'",
+            [name],
+        )
+
     def _drop(self, name: str) -> None:
-        drop = sql.SQL("drop database if exists {} with (force)")
-        self._admin.execute(drop.format(sql.Identifier(name)))
+        with suppress(psycopg.errors.InvalidCatalogName):
+            self._empty(name)
+            self._admin.execute(sql.SQL("drop database {}").format(sql.Identifier(name)))
 
     def _url(self, name: str) -> str:
         if self._server.startswith(("postgresql://", "postgres://")):
