@@ -31,7 +31,7 @@ begin
     perform rota._check_stays(s.queue, 'a stage')
     from rota._stages(define_pipeline.stages) as s;
 
-    perform rota._lock_pipeline(pipeline);
+    perform rota._lock_pipeline(pipeline, true);
     v_before := rota._stages_of(pipeline);
     -- Take it apart, and let stages that do not come again lead to those that do.  A round
     -- doubles how many of them, at most 1000, one leads past.
@@ -71,13 +71,13 @@ comment on function rota.define_pipeline is
  * at once would make one of both.  Where it has no stages that could be locked, a row that is
  * deleted at once holds the name until the commit: who writes the same waits for that.  Calls
  * that start, finish or claim jobs read the stages, and take no lock. */
-create or replace function rota._lock_pipeline(pipeline text)
+create or replace function rota._lock_pipeline(pipeline text, may_be_new boolean)
     returns void language plpgsql as $$
 begin
     for v_try in 1..2 loop
         perform from rota.pipeline_stages as p where p.pipeline = _lock_pipeline.pipeline
         order by p.stage for update;
-        exit when found or v_try = 2;
+        exit when found or v_try = 2 or not may_be_new;
         insert into rota.pipeline_stages (pipeline, stage, job_type, queue)
         values (_lock_pipeline.pipeline, ' ', '', '');
         delete from rota.pipeline_stages as p
@@ -109,7 +109,7 @@ declare
     v_before jsonb;
 begin
     perform rota._check_name('pipeline', pipeline);
-    perform rota._lock_pipeline(pipeline);
+    perform rota._lock_pipeline(pipeline, false);
     v_before := rota._stages_of(pipeline);
     update rota.pipeline_stages as p
     set ordinal = null where p.pipeline = drop_pipeline.pipeline and p.ordinal is not null;

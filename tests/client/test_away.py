@@ -177,4 +177,4 @@ def test_a_worker_that_cannot_report_ends_claims_no_more(
         worker.stop(now=True)
         db.execute(f"drop owned by {role}; drop role {role}")  # type: ignore[arg-type]
 
-    assert ran_meanwhile <= 20
+    assert ran_meanwhile < 150  # those that it held when it found out

@@ -24,7 +24,7 @@ Connect = Callable[..., psycopg.Connection[Any]]
     [
         (
             "runs", "define_pipeline",
-            "perform rota._lock_pipeline(define_pipeline.pipeline)", "null",
+            "perform rota._lock_pipeline(define_pipeline.pipeline, true)", "null",
             "none", "define more", "define less",
         ),
         (

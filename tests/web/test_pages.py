@@ -7,7 +7,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from html.parser import HTMLParser
@@ -25,6 +26,7 @@ from rota.web.filters import BadFilterError, Filter, age, contained
 from rota.web.plots import TIMES, ended, times
 from rota.web.show import Json
 from rota.web.site import Answer, Site
+from support.waiting import wait_until
 from web.conftest import LOGIN, OBSERVER, OPERATOR, serving
 from web.sample_jobs import BIG, HOSTILE, Scene
 
@@ -448,12 +450,30 @@ def test_who_waits_for_whom_is_drawn(http: httpx.Client, db_of_page: Any) -> Non
     assert all(f'<li><a href="/jobs/{parent}">' in page for parent in parents)
 
 
+@contextmanager
+def without_autovacuum(db: Any) -> Iterator[None]:
+    """What it writes is not the page's."""
+    at_work = "select from pg_stat_activity where backend_type = 'autovacuum worker'"
+    db.execute("alter system set autovacuum = off")
+    db.execute("select pg_reload_conf()")
+    try:
+        wait_until(lambda: db.execute(at_work).rowcount == 0, "the end of autovacuum")
+        yield
+    finally:
+        db.execute("alter system reset autovacuum")
+        db.execute("select pg_reload_conf()")
+
+
 def test_open_pages_write_nothing(
     make_page: Callable[..., Any], db_of_page: Any, scene: Scene
 ) -> None:
     """Neither a row, nor a transaction id, nor a record of the log."""
     screens = [*SCREENS, f"/jobs/{scene.jobs['dead']}", "/jobs?error=nowhere"]
-    with serving(make_page()) as address, httpx.Client(base_url=address) as http:
+    with (
+        without_autovacuum(db_of_page),
+        serving(make_page()) as address,
+        httpx.Client(base_url=address) as http,
+    ):
         for path in screens:  # what is read for the first time may be marked
             http.get(path)
         db_of_page.execute("checkpoint")

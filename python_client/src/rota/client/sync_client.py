@@ -552,7 +552,7 @@ class Client:
             "set_progress",
             job_id=job_id,
             lease_token=lease_token,
-            percent=percent,
+            percent=float(percent),
             message=_text(message),
         )
 
