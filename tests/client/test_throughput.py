@@ -110,6 +110,23 @@ def test_worker_that_got_slow_gives_back_what_it_cannot_start(
 
 
 @pytest.mark.slow
+def test_a_worker_goes_on_at_once_where_the_database_gives_less_than_it_wants(
+    background: Background, client: Client
+) -> None:
+    """Where keys have limits a claim gives at most 200; no notification tells of the rest."""
+    client.set_limit(limit_key="k:*", max_running=3)
+    client.tick()
+    jobs = [{"job_type": "nothing", "limit_key": f"k:{number}"} for number in range(500)]
+    client.enqueue_many(jobs)
+    registry = Registry()
+    ended: list[int] = []
+    registry.add("nothing", lambda job: ended.append(job.job_id))
+
+    background(registry, batch=500, concurrency=2, listen=False, poll_interval=600.0)
+
+    wait_until(lambda: len(ended) == 500, "all jobs")
+
+
 def test_a_batch_of_the_users_choice_is_not_given_back(
     client: Client,
     db: psycopg.Connection[Any],

@@ -38,6 +38,8 @@ ACTIVE_UNTIL = 0.03
 """Seconds without a job after which it is idle again."""
 HUNGRY_FOR = 0.25
 """Seconds for which a claim under way keeps places free for the jobs that it may find."""
+FULL_CLAIM = 200
+"""So many jobs may be all that a claim gives, though more are due and wanted."""
 LOOK_AGAIN = 0.1
 """Seconds after the last notification until it asks when to claim."""
 SHORTEST_WAIT = (0.01, 1.0)
@@ -137,7 +139,7 @@ class Fetcher:
         self._retry.succeed()
         self._has_found = bool(claims)
         executor.accept(claims, sent_at)
-        self._poller.end(len(claims), is_full=len(claims) == wanted)
+        self._poller.end(len(claims), is_full=len(claims) >= min(wanted, FULL_CLAIM))
         return True
 
 
