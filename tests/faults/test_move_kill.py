@@ -49,9 +49,9 @@ def test_jobs_run_once_and_in_order_however_often_movers_are_killed(urls):
     with psycopg.connect(urls[0], autocommit=True) as db:
         db.execute("select nextval('rota.jobs_id_seq') from generate_series(1, 1000)")
 
-    game = play(urls, jobs=240, kills=4, seed=5, pause=0.4)
+    game = play(urls, jobs=600, kills=8, seed=5, pause=0.4)
 
-    assert game.committed > 160
+    assert game.committed > 400
     assert +game.problems == {}
 
 

@@ -15,7 +15,7 @@ from faults.scale_history import FAULTS, play
 from rota.testing.server import memory
 
 pytestmark = pytest.mark.timeout(600)
-SMALL: dict[str, Any] = {"backlog": 200, "lease": 1.0, "moves": 2}
+SMALL: dict[str, Any] = {"backlog": 600, "lease": 1.0, "moves": 2}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,7 +33,7 @@ def folder() -> Iterator[Path]:
 
 
 def test_nothing_is_lost_or_doubled_whatever_fails(folder: Path) -> None:
-    together, problems = play(folder, 600, 7, faults=len(FAULTS), pause=0.2, **SMALL)
+    together, problems = play(folder, 2000, 7, faults=len(FAULTS), pause=0.2, **SMALL)
 
     assert problems == []
     assert together.counts["told to"] > 0

@@ -16,7 +16,7 @@ def test_tickers_enqueue_what_the_rules_say_and_nothing_twice(dsn: str) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print("seed", seed)  # noqa: T201
 
-    problems, counts = tickers.play(dsn, rounds=5, seed=seed, processes=4)
+    problems, counts = tickers.play(dsn, rounds=5, seed=seed)
 
     assert problems[:3] == []
     assert counts["duplicates"] == counts["missing"] == 0

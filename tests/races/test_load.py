@@ -21,7 +21,7 @@ from psycopg.types.json import Jsonb
 from invariants import check_invariants
 from races.harness import call
 
-SECONDS, PATIENCE = 1.5, 90.0
+SECONDS, PATIENCE = 4.0, 90.0
 ENOUGH = 20  # of each step; a slow server is given longer
 Step = Callable[["Client"], int]
 

@@ -153,22 +153,15 @@ def answer_of(action: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))]
-)
 @pytest.mark.parametrize("state", STATES)
 def test_two_operations_at_once_are_like_one_after_the_other(
-    a: Session, b: Session, db: psycopg.Connection[Any], clock: Clock, state: str, part: int
+    a: Session, b: Session, db: psycopg.Connection[Any], clock: Clock, state: str
 ) -> None:
-    """A does *first* and stays open; B starts each of the others; A commits, or rolls back.
-
-    Each pair is played in two or three of the states; `make prove` plays all in all.
-    """
+    """A does *first* and stays open; B starts each of the others; A commits, or rolls back."""
     bench = Bench(a, b, db, clock, state)
     untouched = bench.play_in_turn().job
 
-    pairs = [*product(OPERATIONS, repeat=2)]
-    for first, second in pairs[(part + STATES.index(state)) % 3 :: 3]:
+    for first, second in product(OPERATIONS, repeat=2):
         alone = bench.play_in_turn(first)
         for is_committed in (True, False):
             in_turn = bench.play_in_turn(*([first] if is_committed else []), second)
