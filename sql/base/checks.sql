@@ -302,6 +302,13 @@ begin
     );
 end $$;
 
+/* Whether an error is of the server, the session or the snapshot, as a full disk: then no one
+ * of many rows is to blame, and to try them by themselves would help none. */
+create or replace function rota._is_no_fault_of_a_row(error_code text)
+    returns boolean language sql immutable as $$
+select error_code ~ '^(25|40001|53|57|58|XX)'
+$$;
+
 /* Whether a job runs under this token; a lease that is over but not taken back is held. */
 create or replace function rota._is_leased(job_id bigint, lease_token bigint)
     returns boolean language plpgsql stable as $$

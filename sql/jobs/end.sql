@@ -61,8 +61,7 @@ begin
             error_code := sqlstate;
             message := sqlerrm;
     end;
-    -- What is no fault of an ending is none of its answers.
-    if error_code ~ '^(25|40001|53|57|58|XX)' then
+    if rota._is_no_fault_of_a_row(error_code) then
         raise exception using errcode = error_code, message = message;
     elsif error_code = '54000' then
         -- So a value is refused that is too large; and all, where no transaction gets an id.

@@ -113,8 +113,7 @@ begin
         select b.* from beaten as b order by b.id;
         return;
     exception when others then
-        -- What is no fault of a job is none of its heartbeat.
-        if sqlstate ~ '^(25|40|53|57|58|XX)' then raise; end if;
+        if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;
         if c_half = 0 then
             raise warning 'heartbeat of job % failed: %', job_ids[1], sqlerrm;
             return;
@@ -144,8 +143,8 @@ create or replace function rota.set_progress(
 begin
     perform rota._check_job_ref(job_id, lease_token);
     if percent is null or not percent between 0 and 100 then
-        perform rota._refuse('percent', format('must be 0 to 100, got %s',
-            coalesce(left(percent::text, 80), 'null')));
+        perform rota._refuse('percent',
+            format('must be 0 to 100, got %s', coalesce(percent::text, 'null')));
     end if;
 
     update rota.jobs as j

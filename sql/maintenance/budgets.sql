@@ -21,7 +21,7 @@ create or replace function rota._spend_budgets()
     returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set jit = off as $$
 declare
-    c_leaves constant boolean := rota._leaves_limits();
+    c_leaves constant boolean := rota._leaves_to_others();
     v_budget rota.retry_budgets; v_first bigint[];
 begin
     if current_setting('transaction_isolation') <> 'read committed' then return; end if;

@@ -79,7 +79,7 @@ declare
         / current_setting('block_size')::bigint;
     v_round bigint; v_from bigint; v_to bigint;
 begin
-    if not rota._has_count_due() or rota._leaves_limits() then return; end if;
+    if not rota._has_count_due() or rota._leaves_to_others() then return; end if;
     select p.round + 1, p.pages_done into v_round, v_from
     from rota.count_progress as p for update skip locked;
     if v_round is null then return; end if;

@@ -82,7 +82,7 @@ $$;
 /* Whether this transaction leaves limits, retry budgets, counts and the locks of ordering keys
  * to others: it may hold what it takes for long, and a limit, budget or count as a whole with
  * it, while ticks that are alone in their transactions come by. */
-create or replace function rota._leaves_limits()
+create or replace function rota._leaves_to_others()
     returns boolean language plpgsql stable as $$
 declare
     c_now constant timestamptz := rota.now();
@@ -103,7 +103,7 @@ declare
     v_me constant xid8 := case when not with_own then pg_current_xact_id_if_assigned() end;
     v_now constant timestamptz := rota.now();
     v_left_since constant timestamptz := case
-        when rota._leaves_limits() then v_now - interval '3 seconds' end;
+        when rota._leaves_to_others() then v_now - interval '3 seconds' end;
     v_from bigint := rota._scan_from('checks', v_now);
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
     -- Before the scan: what comes in during it stands behind it.

@@ -64,7 +64,7 @@ begin
             exit;
         end if;
         -- It takes locks for which producers do not wait, and which a short transaction has.
-        continue when v_kind = 'key_starts' and rota._leaves_limits();
+        continue when v_kind = 'key_starts' and rota._leaves_to_others();
         begin
             v_rows := rota._purge(v_kind, c_max_rows);
             if v_rows >= c_max_rows then
@@ -172,7 +172,7 @@ begin
         when 'receipts' then return rota._purge_rows('receipts', 'received_at',
             v_now - interval '30 days', max_rows, 'not exists (select from rota.queue_moves '
                 'as m where m.move_id = f.move_id and m.state <> ''settled'')');
-        when 'limits' then return rota._purge_limits(max_rows, not rota._leaves_limits());
+        when 'limits' then return rota._purge_limits(max_rows, not rota._leaves_to_others());
         when 'cron_runs' then return rota._purge_cron_runs(max_rows);
         when 'key_starts' then return rota._purge_key_starts(max_rows);
         else null;

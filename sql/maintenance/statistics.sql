@@ -62,7 +62,7 @@ begin
     has_more := false;
     -- An older snapshot does not show what the locks tell to be committed.
     if current_setting('transaction_isolation') = 'read committed'
-      and not rota._leaves_limits() and (rota._has_uncounted() or exists (
+      and not rota._leaves_to_others() and (rota._has_uncounted() or exists (
         select from rota.stats_progress as p
         where p.sampled_at not between c_now - interval '4 minutes' and c_now
       )) then

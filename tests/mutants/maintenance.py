@@ -305,20 +305,22 @@ MAINTENANCE = (
         "A tick that is not committed keeps what has ended from being counted, and purged.",
         "sql/maintenance/test_statistics.py",
         sql(
-            "maintenance/statistics", "      and not rota._leaves_limits() and (", "      and ("
+            "maintenance/statistics",
+            "      and not rota._leaves_to_others() and (",
+            "      and (",
         ),
     ),
     mutant(
         "round-held-by-an-open-tick",
         "A tick that is not committed keeps the numbers of jobs as they were.",
         "sql/operations/test_statistics.py",
-        sql("maintenance/depths", " or rota._leaves_limits() then return", " then return"),
+        sql("maintenance/depths", " or rota._leaves_to_others() then return", " then return"),
     ),
     mutant(
         "budget-held-by-an-open-tick",
         "A tick that is not committed keeps all retries of the queue from beginning.",
         "sql/maintenance/test_budgets.py",
-        sql("maintenance/budgets", "boolean := rota._leaves_limits();", "boolean := false;"),
+        sql("maintenance/budgets", "boolean := rota._leaves_to_others();", "boolean := false;"),
     ),
     mutant(
         "budget-left-for-ever",

@@ -1123,7 +1123,7 @@ array(
         "sql/waiting/test_key_starts.py",
         sql(
             "maintenance/retention",
-            "continue when v_kind = 'key_starts' and rota._leaves_limits();",
+            "continue when v_kind = 'key_starts' and rota._leaves_to_others();",
             "",
         ),
     ),
@@ -1265,7 +1265,7 @@ any(array['access producer', enqueue.queue])
         "sql/waiting/test_key_starts.py",
         sql(
             "maintenance/retention",
-            "v_kind = 'key_starts' and rota._leaves_limits();",
+            "v_kind = 'key_starts' and rota._leaves_to_others();",
             "v_kind = 'key_starts' and not is_alone;",
         ),
     ),
