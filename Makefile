@@ -145,6 +145,9 @@ bench-settings: $(VENV)/.dev ## Measure what one setting of another queue costs:
 bench-single: $(VENV)/.dev ## Compare the plain calls with another commit: ARGS=PATH, a tree to compare with
 	$(BIN)/python tests/bench/single.py $(ARGS)
 
+bench-full-scans: $(VENV)/.dev ## Measure workers that walk past jobs of other types, or ended ones: ARGS="--against PATH"
+	$(BIN)/python tests/bench/full_scans.py $(ARGS)
+
 bench-fan-out: $(VENV)/.dev ## Time the fan-out to a million jobs, and the fan-in
 	$(BIN)/python tests/bench/fan_out.py $(ARGS)
 

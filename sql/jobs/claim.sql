@@ -460,16 +460,26 @@ begin
         and (b.max_starts is null or rota._next_start_at(b) <= rota.now()));
 end $$;
 
-/* Walk the lanes from the lowest number up, until there are enough.  The place of the first job
- * of each is remembered; where a full scan found none, a tenth of a second ago. */
+/*
+ * Walk the lanes from the lowest number up, until there are enough.  The place of the first job
+ * of each is remembered or, where none was found, a tenth of a second ago; but not where that
+ * is only some 30 entries further on: most that commit late are before those.
+ *
+ * A full scan that walks very many entries is made by one session for all that ask alike, and
+ * told to them by a row of lane_starts.  Who makes it holds a lock, but may forget to commit:
+ * 5 seconds after it was due every session makes its own.
+ */
 create or replace function rota._lock_lanes(
     call text, start bigint[], queues text[], ends timestamptz[], max_jobs integer,
     job_types text[], due timestamptz, locked_ids bigint[]
 ) returns bigint[] language plpgsql as $$
 declare
     c_due constant bigint := (extract(epoch from _lock_lanes.due) * 1000000)::bigint;
-    v_start bigint[] := coalesce(start, '{0,0}'::bigint[]);
-    v_is_full constant boolean := rota._is_full_scan_due(v_start[2], due);
+    v_start bigint[] := coalesce(start, '{0}'::bigint[]);
+    v_call bigint;
+    v_told bigint[];
+    v_is_full boolean := rota._is_full_scan_due(v_start[2], due);
+    v_place bigint;
     v_next integer := 3;
     v_from bigint[] := '{-32769}'::bigint[];
     v_taken bigint[];
@@ -479,6 +489,17 @@ declare
     c_index constant oid := 'rota.jobs_ready_idx'::regclass::oid;
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
 begin
+    -- Not where a full scan has walked few: there each scan is one.
+    if v_is_full and v_start[2] is distinct from 0 then
+        v_call := hashtextextended(format('%s %s', queues, job_types), 0);
+        select s.start into v_told from rota.lane_starts as s
+        where s.call = v_call order by s.call desc, s.id desc limit 1;
+        if not rota._is_full_scan_due(v_told[2], due) or v_told[2] > c_due - 5000000
+          and not rota._try_lock(concat('rota.scan ', v_call)) then
+            v_start := v_told;
+            v_is_full := false;
+        end if;
+    end if;
     while cardinality(v_ids) < max_jobs loop
         v_from := array[rota._next_lane(queues, v_from[1], v_start[v_next]), 0, 0];
         exit when v_from[1] is null;
@@ -489,12 +510,21 @@ begin
 
         v_taken := rota._lock_lane(queues, ends, v_from, max_jobs - cardinality(v_ids),
             job_types, due, locked_ids);
+        v_place := c_due - 100000;
         if cardinality(v_taken) > 1 then
-            if v_is_full or v_from[2] <> 0 then v_from := v_from[1] || v_taken[:2]; end if;
+            v_place := v_taken[1];
             v_ids := v_ids || v_taken[2:];
             v_used := v_used || array[v_from[1], 0, 0];
-        elsif v_is_full then
-            v_from := array[v_from[1], c_due - 100000, 0];
+        end if;
+        if not v_is_full then
+            -- Nor nearer to now than the last 30 entries of those walked reach back, evenly.
+            v_place := least(v_place, c_due - 30 * (c_due - v_from[2])
+                / greatest(30, pg_stat_get_xact_tuples_returned(c_index) - v_walked
+                    - cardinality(v_ids)));
+        end if;
+        if v_is_full or v_from[2] <> 0 and v_place > v_from[2] then
+            v_from := array[v_from[1], v_place, case v_place when v_taken[1] then v_taken[2]
+                else 0 end];
         end if;
         v_seen := v_seen || v_from;
     end loop;
@@ -507,11 +537,15 @@ begin
         if v_walked < 500 + 2 * cardinality(queues) * (max_jobs + 20) - cardinality(v_ids) then
             -- Each scan is a full one, and only what is in front is counted now and then.
             v_seen := v_used;
-            v_start[1] := c_due + 1000000;
+            v_start[1:2] := array[c_due + 1000000, 0];
         end if;
     end if;
-    perform rota._keep_scan_start(call, array_to_string(
-        v_start[:2] || v_seen[:24] || v_start[v_next:26], ' '));
+    v_start := v_start[:2] || v_seen[:24] || v_start[v_next:26];
+    perform rota._keep_scan_start(call, array_to_string(v_start, ' '));
+    if v_is_full and v_call is not null and v_walked >= 10000 then
+        insert into rota.lane_starts (call, start) values (v_call, v_start)
+        on conflict do nothing;
+    end if;
     return v_ids;
 end $$;
 

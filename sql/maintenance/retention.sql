@@ -37,7 +37,7 @@ declare
     c_kinds constant text[] := array[
         'jobs', 'stage_runs', 'dependencies', 'errors', 'keys', 'effects', 'occurrences',
         'limits', 'workers', 'stats', 'cron_runs', 'receipts', 'moved_jobs', 'audit',
-        'key_starts'
+        'key_starts', 'lane_starts'
     ];
     c_max_rows constant integer := 1000;
     v_now constant timestamptz := rota.now();
@@ -189,7 +189,8 @@ begin
                 ('workers', 'workers', 'last_seen_at', '1 day'),
                 ('workers', 'worker_starts', 'started_at', '90 days'),
                 ('moved_jobs', 'moved_jobs', 'moved_at', '90 days'),
-                ('audit', 'audit_log', 'acted_at', '1 year')
+                ('audit', 'audit_log', 'acted_at', '1 year'),
+                ('lane_starts', 'lane_starts', 'written_at', '1 hour')
             ) as r (kind, name, time_column, keep) where r.kind = _purge.kind
             union all
             -- As old as ended jobs may get in any queue of their pipeline: so of one job the

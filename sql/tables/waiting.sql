@@ -4,8 +4,8 @@
  * dependencies: a row for each job that another one waits for.  It is deleted when the parent
  * succeeds; a child without rows is free, and there is no counter that could be wrong.
  *
- * To key_starts and pending_checks transactions only ever add rows, for which none waits
- * (waiting/key_starts.sql, base/pending.sql).
+ * To key_starts, lane_starts and pending_checks transactions only ever add rows, for which none
+ * waits (waiting/key_starts.sql, jobs/claim.sql, base/pending.sql).
  */
 
 create table rota.dependencies (
@@ -47,6 +47,25 @@ comment on table rota.key_starts is
     'From which id on to search the live jobs of an ordering key; the newest row counts.';
 comment on column rota.key_starts.first_id is
     'The key had no live job with a lower id, and has not had a head with one since.';
+
+create table rota.lane_starts (
+    id bigint generated always as identity,
+    call bigint not null,
+    start bigint[] not null,
+    written_at timestamptz not null default rota.now(),
+
+    constraint lane_starts_pkey primary key (call, id)
+);
+
+create index lane_starts_written_at_idx on rota.lane_starts (written_at);
+
+comment on table rota.lane_starts is
+    'Where claims begin their scans, as found by one that had to walk far; the newest row '
+    'counts.';
+comment on column rota.lane_starts.call is 'A hash of the queues and job types of the claims.';
+comment on column rota.lane_starts.start is
+    'As each session remembers it: the time of the next full scan, and of each lane its first '
+    'place and id; only speed depends on it.';
 
 create table rota.pending_checks (
     id bigint generated always as identity primary key,

@@ -351,6 +351,34 @@ CLAIMS = (
         ),
     ),
     mutant(
+        "full-scan-told-to-nobody",
+        "Each session walks by itself past what one of them has walked past.",
+        "sql/jobs/test_scan_start.py",
+        sql("jobs/claim", "and v_walked >= 10000 then", "and false then"),
+    ),
+    mutant(
+        "full-scan-by-all-at-once",
+        "All sessions walk past the same while the first of them is at it.",
+        "sql/jobs/test_scan_start.py",
+        sql(
+            "jobs/claim",
+            "not rota._try_lock(concat('rota.scan ', v_call))",
+            "rota._try_lock(concat('rota.scan ', v_call)) is null",
+        ),
+    ),
+    mutant(
+        "full-scan-left-to-a-stranger",
+        "A forgotten claim that has made a full scan keeps all others from making one.",
+        "sql/jobs/test_scan_start.py",
+        sql("jobs/claim", "or v_told[2] > c_due - 5000000\n", "or v_told[2] is not null\n"),
+    ),
+    mutant(
+        "place-close-behind-what-is-late",
+        "What is committed a moment late waits for a full scan.",
+        "sql/jobs/test_scan_start.py",
+        sql("jobs/claim", "30 * (c_due - v_from[2])", "0"),
+    ),
+    mutant(
         "hint-that-is-over",
         "The place that a hint tells is good after its end.",
         "sql/jobs/test_scan_start.py",

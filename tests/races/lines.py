@@ -108,7 +108,7 @@ LINES = Game(
     loose=dict.fromkeys(("claim", "limit key", "limit type", "limit no more"), _HELD),
     ignored=frozenset(
         {
-            *("upgrade_log", "maintenance", "pending_checks", "key_starts"),
+            *("upgrade_log", "maintenance", "pending_checks", "key_starts", "lane_starts"),
             *("limit_parts", "limit_slots"),
         }
     ),

@@ -237,7 +237,7 @@ WORLD = Game(
     # Who looked where, and when; what follows from it is seen in the jobs.
     ignored=frozenset(
         {
-            *("upgrade_log", "maintenance", "pending_checks", "key_starts"),
+            *("upgrade_log", "maintenance", "pending_checks", "key_starts", "lane_starts"),
             *("limit_parts", "limit_slots"),
         }
     ),

@@ -175,6 +175,8 @@ _READS = """
     halted_keys            .       .         x         x
     key_starts             .       .         .         .
     key_starts_id_seq      .       .         .         .
+    lane_starts            .       .         .         .
+    lane_starts_id_seq     .       .         .         .
     ticker_health         .       .         x         x
     unknown_effects       .       .         x         x
     worker_health         .       .         x         x

@@ -218,30 +218,92 @@ def test_claim_jobs_with_a_hint_takes_only_its_types_and_what_is_due(db, clock, 
     assert ids(claim(db, job_types=["x"], max_jobs=max_jobs)) == [mine]
 
 
+def walk(db, worker="w"):
+    """Claim a job of type x; return its id, or None, and how many entries were read for it."""
+    read = "select pg_stat_get_xact_tuples_returned('rota.jobs_ready_idx'::regclass)"
+    with db.transaction():
+        before = scalar(db, read)
+        found = ids(claim(db, worker=worker, job_types=["x"]))
+        return found[0] if found else None, scalar(db, read) - before
+
+
 def test_claim_jobs_walks_past_jobs_of_other_types_once_and_not_at_each_claim(db, clock):
     now = clock.set("2026-01-01 00:00+00")
-    db.execute("select rota.enqueue('y') from generate_series(1, 3000)")
+    enqueue_many(db, 3000, "y")
     mine = [enqueue(db, "x", run_at=now) for _ in range(3)]
 
-    def walk(**arguments: object) -> int:
-        """Claim, and return how many entries of the lanes were read for it."""
-        read = "select pg_stat_get_xact_tuples_returned('rota.jobs_ready_idx'::regclass)"
-        with db.transaction():
-            before = scalar(db, read)
-            found.extend(ids(claim(db, **arguments)))
-            return scalar(db, read) - before
+    found, walks = zip(*[walk(db) for _ in range(4)], strict=True)
 
-    found: list[int] = []
-    walks = [walk(job_types=["x"]) for _ in range(4)]
-
-    assert found == mine
+    assert found == (*mine, None)
     assert walks[0] > 3000
     # Also where none of the type is left; the next full scan is due after 20 us for each.
     assert max(walks[1:]) < 20
     clock.advance("59 ms")
-    assert walk(job_types=["x"]) < 20
+    assert walk(db)[1] < 20
     clock.advance("2 ms")
-    assert walk(job_types=["x"]) >= 3000
+    assert walk(db)[1] >= 3000
+
+
+@pytest.fixture
+def scanned(db, connect, clock):
+    """Two sessions behind 12,000 jobs of another type, of which the first has walked past all.
+
+    Both claim as different workers, and there are two jobs for them.
+    """
+    now = clock.set("2026-01-01 00:00+00")
+    enqueue_many(db, 12_000, "y")
+    mine = [enqueue(db, "x", run_at=now) for _ in range(2)]
+    other = connect()
+    assert walk(db)[0] == mine[0]
+    job_id, walked = walk(other, "other")
+    assert job_id == mine[1]
+    return other, walked
+
+
+def test_a_session_walks_far_for_all_that_claim_alike(db, scanned, clock):
+    other, walked = scanned
+    assert walked < 50
+
+    clock.advance(2 * SECOND)
+
+    assert walk(db)[1] > 12_000
+    assert walk(other, "other")[1] < 50
+
+
+def test_what_came_late_is_found_by_all_once_one_has_found_it(db, scanned, clock):
+    other, _ = scanned
+    clock.advance(2 * SECOND)
+    late = [enqueue(db, "x", run_at=clock.now() - 3 * SECOND) for _ in range(2)]
+
+    assert walk(other, "other")[0] == late[0]
+    assert walk(db)[0] == late[1]
+
+
+def test_a_session_that_has_walked_far_and_does_not_commit_keeps_no_job_from_others(
+    db, scanned, clock
+):
+    other, _ = scanned
+    clock.advance(2 * SECOND)
+    with other.transaction():
+        assert walk(other, "other")[1] > 12_000
+        late = enqueue(db, "x", run_at=clock.now() - 3 * SECOND)
+        assert walk(db) == (None, pytest.approx(0, abs=50))
+
+        clock.advance(5 * SECOND)
+
+        assert walk(db)[0] == late
+
+
+def test_what_is_committed_a_moment_late_is_found_at_once(db, scanned, connect, clock):
+    late = connect()
+    late.execute("begin")
+    late_id = enqueue(late, "x")
+    clock.advance(0.1 * SECOND)
+    newer = enqueue(db, "x")
+    assert walk(db)[0] == newer
+    late.execute("commit")
+
+    assert walk(db) == (late_id, pytest.approx(0, abs=50))
 
 
 def test_claim_jobs_with_a_hint_passes_over_what_an_open_claim_holds(db, connect, clock):
@@ -364,13 +426,12 @@ def test_claim_jobs_with_fewer_jobs_than_places_looks_into_other_lanes(db, clock
     assert other in ids(claim(db, max_jobs=10))
 
 
-def enqueue_many(db, jobs):
+def enqueue_many(db, jobs, job_type="x"):
     db.execute(
-        """
-        select count(*) from rota.enqueue_many((
-            select jsonb_agg('{"job_type": "x"}'::jsonb) from generate_series(1, %s)))
-        """,
-        (jobs,),
+        "insert into rota.jobs"
+        " (queue, job_type, payload, priority, max_attempts, status, run_at)"
+        " select 'default', %s, '{}', 0, 10, 'queued', rota.now() from generate_series(1, %s)",
+        (job_type, jobs),
     )
 
 
