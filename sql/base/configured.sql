@@ -20,9 +20,8 @@
  * and an access with a word and a space before theirs, and what is paused in all queues is an
  * access too: that to work.  No call asks for a limit of a key, of which there may be very
  * many: a job says itself that it has a key. */
-create or replace function rota._listed_as(
-    table_name text, setting jsonb, out name text, out source text
-) language sql stable as $$
+create or replace function rota._listed_as(table_name text, setting jsonb)
+    returns table (name text, source text) language sql stable as $$
     select case table_name
             when 'job_types' then 'type ' || (setting ->> 'job_type')
             when 'queue_grants' then 'access ' || (setting ->> 'access')

@@ -269,22 +269,32 @@ create or replace function rota._examine_workers()
     order by h.jobs desc, w.worker limit 20;
 $$;
 
-/* A worker that lives keeps its job by heartbeats, also where the handler hangs. */
+/* A worker that lives keeps its job by heartbeats, also where the handler hangs.  Of each type
+ * of a queue the attempt that has run longest tells; of very many types not all are asked. */
 create or replace function rota._examine_running_jobs()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('job %s of type %s in queue %s, on %s: %s', r.id, r.job_type,
             r.queue, r.locked_by, h.words),
         format('select rota.retry_job(%s, force => true);', r.id)
     from (
-        select j.id, j.queue, j.job_type, j.locked_by, j.started_at, j.overdue_at,
-            j.locked_until
-        from rota.jobs as j where j.status = 'running' and j.locked_until is not null
-        order by j.locked_until limit 10000
+        select f.*
+        from (
+            select distinct on (a.queue, a.job_type, a.is_overdue) a.*
+            from (
+                select j.id, j.queue, j.job_type, j.locked_by, j.started_at, j.overdue_at,
+                    j.locked_until, coalesce(j.overdue_at < n.now, false) as is_overdue, n.now
+                from rota.jobs as j cross join (select rota.now() as now offset 0) as n
+                where j.status = 'running' and j.locked_until is not null
+                order by j.locked_until limit 10000
+            ) as a
+            where a.is_overdue or a.started_at < a.now - interval '5 minutes'
+            order by a.queue, a.job_type, a.is_overdue, a.started_at
+        ) as f
+        order by f.started_at limit 50
     ) as r
     cross join lateral (
         select coalesce(rota._overdue_words(r.overdue_at, r.locked_until),
             rota._hung_words(r.queue, r.job_type, r.started_at)) as words
-        where r.overdue_at < rota.now() or r.started_at < rota.now() - interval '5 minutes'
     ) as h
     where h.words is not null order by r.started_at limit 10;
 $$;
@@ -483,24 +493,37 @@ begin
     where j.run_at < c_now - interval '10 seconds' and b.per_minute is not null
     order by j.run_at limit 1000;
 
+    -- What is paused is told above, and what no worker takes of the type.
     return query
+    with live as materialized (
+        select w.queues, w.job_types from rota._workers as w where w.is_live
+    ), late as (
+        select o.*
+        from (
+            select distinct on (d.queue) d.* from rota._due_sample(rota._ready_queues()) as d
+            order by d.queue, d.run_at, d.id
+        ) as o
+        where o.run_at < c_now - interval '5 minutes' and not exists (
+            select from rota.pauses as p
+            where p.pause_name in ('all', 'queue ' || o.queue)
+              and (p.until is null or p.until > c_now)
+        ) and exists (
+            select from live as l
+            where o.queue = any(l.queues)
+              and (l.job_types is null or o.job_type = any(l.job_types))
+        )
+        order by o.run_at
+    )
     select 'warning', format('queue %s is late: job %s, the oldest of the first in line, has '
             'been due for %s. The first reason: %s', o.queue, o.id,
             rota._span(c_now - o.run_at), e.explanation),
         coalesce(e.remedy, format('select * from rota.explain_job(%s);', o.id))
-    from (
-        select distinct on (d.queue) d.queue, d.id, d.run_at
-        from rota._due_sample(rota._ready_queues()) as d order by d.queue, d.run_at, d.id
-    ) as o
+    from late as o
     cross join lateral (
         select x.reason, x.explanation, x.remedy from rota.explain_job(o.id) as x
         where x.ordinal = 1
     ) as e
-    -- Those are told above, or of the type.
-    where o.run_at < c_now - interval '5 minutes'
-      and e.reason not in ('queue_paused', 'type_paused', 'all_paused', 'no_worker',
-        'waits_for_forwarder')
-    order by o.run_at limit 20;
+    where e.reason <> 'type_paused' order by o.run_at limit 20;
 end $$;
 
 create or replace function rota._examine_limits()
@@ -689,15 +712,18 @@ create or replace function rota._examine_schedules()
             'or exists (select from rota.finished_jobs as f where f.id = d.last_job_id '
             'and f.finished_at between rota.now() and d.next_run_at);'
     from rota.job_definitions as d
+    -- Asked once, and not for each of very many.
+    cross join (select rota.now() + interval '1 minute' as soon offset 0) as n
     where d.is_enabled and (
-        d.last_run_at > rota.now() + interval '1 minute'
-        or d.updated_at > rota.now() + interval '1 minute' and d.next_run_at > rota.now()
-        or d.kind = 'after' and d.next_run_at > rota.now() + interval '1 minute' and exists (
+        d.last_run_at > n.soon
+        or d.updated_at > n.soon and d.next_run_at > n.soon - interval '1 minute'
+        or d.kind = 'after' and d.next_run_at > n.soon and exists (
             select from rota.finished_jobs as f where f.id = d.last_job_id
-              and f.finished_at between rota.now() + interval '1 minute' and d.next_run_at
+              and f.finished_at between n.soon and d.next_run_at
         )) having count(*) > 0)
     union all
     -- An update of the server or of tzdata may have changed the rules since it was planned.
+    -- Those come first that run next.
     (select case when w.error is not null then 'critical' else 'warning' end,
         case when w.error is not null
             then format('schedule %s will make no job%s: %s. Correct it with schedule_job() or '
@@ -710,7 +736,10 @@ create or replace function rota._examine_schedules()
         case when w.error is null
             then format('select rota.disable_schedule(%s); select rota.enable_schedule(%1$s);',
                 rota._literal(d.name)) end
-    from (select e.* from rota.job_definitions as e where e.is_enabled limit 1000) as d
+    from (
+        select e.* from rota.job_definitions as e
+        where e.next_run_at is not null order by e.next_run_at limit 100
+    ) as d
     cross join rota._schedule_plan(d) as w
     where w.error is not null or d.kind = 'cron' and w.planned <> d.next_run_at
       and d.next_run_at > rota.now() + interval '1 minute' and d.updated_at <= rota.now()

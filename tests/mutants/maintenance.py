@@ -1570,8 +1570,8 @@ MAINTENANCE = (
         "sql/access/test_visible_rows.py",
         sql(
             "operations/words",
-            "from rota.job_runs as f where f.id = _key_holder.ended_id",
-            "from rota.finished_jobs as f where f.id = _key_holder.ended_id",
+            "and (c_visible is null or f.queue = any(c_visible))\n    limit 1;",
+            "\n    limit 1;",
         ),
     ),
     mutant(

@@ -274,6 +274,15 @@ def test_a_paused_queue(db):
     assert doctor(db) == []
 
 
+def test_a_pause_without_an_end_that_a_hand_has_set(db):
+    value(db, "pause_all")
+    db.execute("update rota.pauses set until = 'infinity'")
+
+    row = only(db)
+
+    assert row.evidence.endswith("ago, without a reason")
+
+
 def test_a_queue_that_is_still_coming(db):
     """As in a database that was restored, and has forgotten that it has settled."""
     value(db, "set_database_number", number=5)
@@ -961,3 +970,24 @@ def test_a_role_that_may_only_read_is_told(db, connect):
         db.execute("alter role postgres reset default_transaction_read_only")
 
     assert row.evidence.startswith("role postgres lets its sessions only read")
+
+
+def test_what_is_asked_stays_with_what_is_shown(db):
+    """Of very many late queues, long jobs and schedules only so many are looked at."""
+    queues = [f"q{n}" for n in range(40)]
+    call(db, "report_worker", **{**ME, "version": version(db), "queues": queues})
+    for n, queue in enumerate(queues):
+        running(db, queue=queue, job_type=f"t{n % 3}")
+        enqueue(db, queue=queue, run_at=ago(db, "1 hour"))
+    db.execute("update rota.jobs set queue = 'q0', started_at = rota.now() - interval '6 min'"
+        " where status = 'running'")  # fmt: skip
+    for n in range(120):
+        call(db, "schedule_job", name=f"s{n}", schedule="0 2 * * *", job_type="x")
+
+    with db.transaction():
+        db.execute("set local track_functions = 'all'")
+        found = doctor(db)
+        asked = dict(rows(db, "select funcname, calls from pg_stat_xact_user_functions"))
+
+    assert len([row for row in found if "is late" in row.evidence]) == 20
+    assert (asked["explain_job"], asked["_hung_words"], asked["_schedule_plan"]) == (20, 3, 100)

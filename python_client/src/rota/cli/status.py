@@ -46,7 +46,8 @@ QUEUES: LiteralString = """
 PARTS: dict[str, LiteralString] = {
     "queues": QUEUES,
     "paused": """
-        select pause_name, queue, job_type, set_by, paused_by, paused_at, reason, until
+        select pause_name, queue, job_type, set_by, paused_by, paused_at, reason,
+            nullif(until, 'infinity') as until
         from rota.pauses
         where until is null or until > rota.now()
         order by pause_name

@@ -326,7 +326,8 @@ EFFECTS: LiteralString = """
     """
 
 PAUSES: LiteralString = """
-    select pause_name, queue, job_type, set_by, paused_at, paused_by, reason, until
+    select pause_name, queue, job_type, set_by, paused_at, paused_by, reason,
+        nullif(until, 'infinity') as until
     from rota.pauses where until is null or until > rota.now()
     order by pause_name <> 'all', paused_at limit 100
     """
