@@ -5,7 +5,8 @@
  * most max_jobs of them and returns the id that it has reached; a caller that passes it as
  * after_id goes on there, until it is null.  So each call is a short transaction, which holds
  * few rows and no claim feels, and a job that an act has moved is not met again.  A call that
- * only counts also ends after some hundredths of a second: a page waits for its answer.
+ * only counts also ends after some hundredths of a second: a page waits for its answer.  Of
+ * ended jobs of a queue, if they are few, only these are looked at.
  *
  * Nothing that stands in the way of one job stops the others.  A row that another session has
  * locked, a status that the act is not for, a key that a live job has: each is a conflict in
@@ -54,13 +55,13 @@ begin
         next_after_id := v_ids[max_jobs];
     end if;
     matched := cardinality(v_ids);
-    samples := (
+    samples := case when v_ids = '{}' then '[]' else (
         select coalesce(jsonb_agg(jsonb_build_object('job_id', r.id, 'queue', r.queue,
             'job_type', r.job_type, 'status', r.status,
             'last_error', rota._cut(r.last_error, 200),
             'created_at', r.created_at) order by r.id), '[]')
         from rota.job_runs as r where r.id = any(v_ids[:10])
-    );
+    ) end;
     conflicts := rota._missing_jobs(v_filter, after_id);
     if dry_run then
         changed := 0;
@@ -309,7 +310,19 @@ declare
         select jsonb_path_query(_matching_jobs.filter, '$.headers[*]'));
     c_before constant timestamptz := rota.now() - (filter ->> 'older_than')::interval;
     c_since constant timestamptz := rota.now() - (filter ->> 'newer_than')::interval;
+    c_from constant timestamptz := coalesce(c_since, '-infinity');
+    c_to constant timestamptz := coalesce(c_before, 'infinity');
+    v_are_few boolean := filter ? 'queue' and 'queued' <> all(c_parts);
 begin
+    v_are_few := v_are_few and (
+        select count(*) <= 10000
+        from (
+            select from rota.finished_jobs as f
+            where f.queue = filter ->> 'queue' and f.finished_at > c_from
+              and f.finished_at <= c_to and f.status = any(c_parts)
+            limit 10001
+        ) as a
+    );
     select coalesce(array_agg(w.id order by w.id) filter (where w.status = any(c_statuses)
             and (c_allowed is null or w.queue = any(c_allowed))
             and (not filter ? 'queue' or w.queue = filter ->> 'queue')
@@ -345,7 +358,10 @@ begin
         where r.id > _matching_jobs.after_id and (c_ids is null or r.id = any(c_ids))
           and r.status = any(c_parts)
           and ('queued' = any(c_parts) or r.finished_at is not null)
-        order by r.id limit max_rows
+          and (not v_are_few or r.queue = filter ->> 'queue'
+            and r.finished_at > c_from and r.finished_at <= c_to)
+        -- By no index of ids, or those of all queues were read.
+        order by case when v_are_few then r.id + 0 else r.id end limit max_rows
     ) as w;
 end $$;
 

@@ -851,3 +851,24 @@ def test_an_operator_who_sees_other_queues_only_edits_what_he_acts_on(db, admin,
     assert [row.before.get("payload") for row in log(db)[-2:]] == [None, {}]
     db.execute(f"drop owned by {name}")
     admin.execute(f"drop role {name}")
+
+
+@pytest.mark.parametrize("is_dry_run", [True, False])
+def test_the_ended_jobs_of_a_small_queue_are_found_without_those_of_others(db, is_dry_run):
+    """A call looks at 5000 rows; one that only counts at 50000, and for a moment."""
+    db.execute(
+        "insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,"
+        " status, run_at, attempts, lease_token, created_at, updated_at, finished_at)"
+        " select n, case when n %% %s = 0 then 'q' else 'other' end, 'x', '{}', 0, 1,"
+        " 'succeeded', a, 1, n, a, a, a from generate_series(1, %s) as n"
+        " cross join (select rota.now() - interval '2 days' as a) as s",
+        [3_000, 60_000 if is_dry_run else 12_000],
+    )
+
+    wanted = {"queue": "q", "older_than": "1 day"}
+    found = act(db, "purge", wanted, dry_run=is_dry_run)
+
+    assert (found.matched, found.next_after_id) == (20 if is_dry_run else 4, None)
+    assert found.changed == (0 if is_dry_run else 4)
+    fresh = act(db, "purge", {"queue": "q", "newer_than": "1 day"}, dry_run=True)
+    assert (fresh.matched, fresh.next_after_id) == (0, None)

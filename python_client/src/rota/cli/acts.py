@@ -193,8 +193,15 @@ def _count(
     limit: int | None,
 ) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]]]:
     found, samples, conflicts = 0, list[dict[str, Any]](), list[dict[str, Any]]()
+    is_first = True
     for report in _calls(connection, what, wanted, given, limit, dry_run=True):
         found += report.matched
+        is_last = report.next_after_id is None
+        if sys.stderr.isatty() and not (is_first and is_last):
+            upto = "in all" if is_last else f"up to id {report.next_after_id}"
+            end = "\n" if is_last else ""
+            print(f"\r{f'{found} found {upto}':<40}", end=end, file=sys.stderr, flush=True)
+        is_first = False
         samples += report.samples[: 10 - len(samples)]
         conflicts += report.conflicts
     return found if limit is None else min(found, limit), samples, conflicts
