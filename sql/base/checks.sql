@@ -271,15 +271,16 @@ end $$;
  * order given, null where it could not be.  A row that another session locks for long, as an
  * operator who forgets to commit a cancel does, must not hold up the others of its worker.  But
  * a claim that came upon the row while it was being claimed holds it too, and only until its
- * commit: so those that are held are tried again, for 20 ms.
+ * commit: so those that are held are tried again, for 20 ms, but not later than until.
  *
  * Tried, and not waited for: a session that waits while it holds others can be part of a cycle,
  * and on a slow machine the server breaks it before the wait is over.  An order of the locks
  * would not help, because a claim is in no order, and `skip locked` does wait: if what it would
  * pass over ends in that very moment, for the next session that has locked the row.
  */
-create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint[])
-    returns bigint[] language plpgsql as $$
+create or replace function rota._hold_jobs(
+    job_ids bigint[], lease_tokens bigint[], until timestamptz default 'infinity'
+) returns bigint[] language plpgsql as $$
 declare
     v_held bigint[] := '{}'::bigint[];
 begin
@@ -290,7 +291,7 @@ begin
                 = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
               and j.status = 'running' and j.id <> all(v_held) for update skip locked
         );
-        exit when v_try = 11 or not exists (
+        exit when v_try = 11 or rota.now() > until or not exists (
             select from unnest(_hold_jobs.job_ids, _hold_jobs.lease_tokens) as i (id, token)
             where i.id <> all(v_held) and rota._is_leased(i.id, i.token)
         );

@@ -11,7 +11,8 @@
  *
  * All endings are stored together first, which costs least.  Only if that raises an error are
  * they stored in two halves, each a subtransaction, and so on down to the one that is refused:
- * one of 1,000 costs 20 subtransactions.  A full disk, or the like, ends the call.
+ * one of 1,000 costs 20 subtransactions.  A full disk, or the like, ends the call.  For rows
+ * that are locked all together wait up to 200 ms.
  *
  * Where all end alike, finish_jobs() and release_jobs() are faster; both raise, and refuse
  * none.
@@ -42,7 +43,9 @@ comment on function rota.end_jobs is
     'dead, cancelled, snoozed, released, lost, busy or refused; raises 22023.';
 
 /* The answers to endings, of which none keeps another from being stored. */
-create or replace function rota._end_each(endings jsonb)
+create or replace function rota._end_each(
+    endings jsonb, until timestamptz default rota.now() + interval '200 ms'
+)
     returns table (
         job_id bigint, lease_token bigint, answer text, run_at timestamptz, error_code text,
         message text
@@ -54,7 +57,7 @@ begin
     begin
         return query
         select e.job_id, e.lease_token, e.answer, e.run_at, null, null
-        from rota._end_together(_end_each.endings) as e;
+        from rota._end_together(_end_each.endings, until) as e;
         return;
     exception
         when others then
@@ -97,7 +100,7 @@ begin
             select jsonb_agg(a.ending order by a.ordinal)
             from jsonb_array_elements(_end_each.endings) with ordinality as a (ending, ordinal)
             where (a.ordinal > c_count / 2)::integer = v_half
-        )) as e;
+        ), until) as e;
     end loop;
 end $$;
 
@@ -108,7 +111,7 @@ begin return case when value ~ '^-?[0-9]{1,18}$' then value::bigint end; end;
 $$;
 
 /* The answers to endings that are all stored or, if one raises an error, none. */
-create or replace function rota._end_together(endings jsonb)
+create or replace function rota._end_together(endings jsonb, until timestamptz)
     returns table (job_id bigint, lease_token bigint, answer text, run_at timestamptz)
     language plpgsql as $$
 #variable_conflict use_column
@@ -162,7 +165,7 @@ begin
                 from unnest(v_ids, v_outcomes) with ordinality as t (job_id, outcome, n)
                 order by t.n
             ),
-            v_tokens, v_results, v_stages);
+            v_tokens, v_results, v_stages, until);
     end if;
     if 'succeeded' = all(v_outcomes) then
         return query
@@ -178,7 +181,7 @@ begin
             from unnest(v_outcomes, rota._newest_refs(v_ids, v_tokens))
                 with ordinality as t (outcome, newest_id, n) order by t.n
         ),
-        v_tokens);
+        v_tokens, until);
     select array_agg(case when t.outcome = 'failed' then t.held_id end order by t.n),
         array_agg(case when t.outcome in ('snoozed', 'released') then t.held_id end
             order by t.n)

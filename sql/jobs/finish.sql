@@ -124,7 +124,8 @@ end $$;
 
 /* What finish_jobs() answers for each job, whose arguments are checked; ids may be null. */
 create or replace function rota._finish_running(
-    job_ids bigint[], lease_tokens bigint[], results jsonb, next_stages text[]
+    job_ids bigint[], lease_tokens bigint[], results jsonb, next_stages text[],
+    until timestamptz default 'infinity'
 ) returns text[] language plpgsql as $$
 declare
     v_first bigint[];
@@ -139,11 +140,12 @@ begin
 
     -- Some are not ours any more, or locked by another session, or were.
     v_newest := rota._newest_refs(job_ids, lease_tokens);
-    v_ended := rota._end_jobs(rota._hold_jobs(v_newest, lease_tokens), lease_tokens, 'running',
-        'succeeded', results, next_stages);
+    v_ended := rota._end_jobs(rota._hold_jobs(v_newest, lease_tokens, until), lease_tokens,
+        'running', 'succeeded', results, next_stages);
     return array(
         select
             case
+                when t.job_id is null then null
                 when h.job_id is not null and t.lease_token = t.first_token
                   or e.job_id is not null then 'finished'
                 when rota._is_running(t.job_id, t.lease_token) then 'busy'

@@ -173,7 +173,7 @@ begin
                 with ordinality as t (outcome, newest_id, n)
             order by t.n
         ),
-        v_tokens);
+        v_tokens, until);
 """,
             """\
     v_held := rota._newest_refs(v_ids, v_tokens);

@@ -259,6 +259,29 @@ def test_end_jobs_goes_past_a_row_that_is_locked_and_says_so(db, connect, more):
 
 
 @pytest.mark.slow
+def test_end_jobs_waits_for_locked_rows_once_however_many_endings_are_refused(db, connect):
+    """Each call for a part of the endings would try the rows that are held eleven times."""
+    jobs = claimed(db, 120)
+    refuse_some(db, "new.status = 'dead'")
+    other = connect(autocommit=False)
+    held = [job.job_id for job in jobs[::2]]
+    other.execute("select from rota.jobs where id = any(%s) for update", (held,))
+    endings = [
+        ending(job) if n % 2 == 0 else ending(job, "failed", error="e", fatal=True)
+        for n, job in enumerate(jobs)
+    ]
+
+    with db.transaction():
+        db.execute("set local track_functions = 'all'")
+        told = answers(db, *endings)
+        asked = dict(rows(db, "select funcname, calls from pg_stat_xact_user_functions"))
+
+    assert told == ["busy", "refused"] * 60
+    # Once in each of up to 100 tries, in two calls for each part, and for each answer.
+    assert asked["_is_leased"] < 1000
+    assert "_is_finished" not in asked
+
+
 def test_end_jobs_takes_a_thousand_and_no_more(db):
     jobs = claimed(db, 1000)
     endings = [ending(job, "failed", error="e") for job in jobs]
