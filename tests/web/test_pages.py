@@ -21,6 +21,7 @@ import psycopg
 import pytest
 
 import rota.web
+from rota.web import queries
 from rota.web.database import NOTHING
 from rota.web.filters import BadFilterError, Filter, age, contained
 from rota.web.plots import TIMES, ended, times
@@ -838,3 +839,31 @@ def test_what_others_wrote_is_shipped_as_they_released_it(
 
     assert hashlib.sha256((static / name).read_bytes()).hexdigest() == digest, release
     assert "WARRANT" in (static / f"{name.partition('.')[0]}.LICENSE.txt").read_text()
+
+
+@pytest.mark.parametrize("question", [queries.SCHEDULES, queries.HALTED])
+def test_jobs_are_looked_for_of_the_rows_only_that_a_list_shows(
+    db: psycopg.Connection[Any], question: str
+) -> None:
+    db.execute("""
+        insert into rota.halted_keys (ordering_key, job_id)
+        select n::text, n from generate_series(1, 300) as n
+    """)
+    db.execute("""
+        insert into rota.job_definitions (name, job_type, queue, payload, schedule, time_zone,
+            priority, catch_up, catch_up_max, overlap, jitter, anchored_at, last_job_id)
+        select n, 'x', 'q', '{}', '* * * * *', 'UTC', 0, 'one', 1, 'allow', '0', rota.now(), n
+        from generate_series(1, 300) as n
+    """)
+
+    ((plan,),) = db.execute(
+        f"explain (analyze, format json) {question}",  # type: ignore[arg-type]
+        {"text": None},
+    ).fetchall()
+
+    loops, nodes = 0, [plan[0]["Plan"]]
+    while nodes:
+        node = nodes.pop()
+        nodes += node.get("Plans", [])
+        loops = max(loops, node["Actual Loops"])
+    assert loops == 100

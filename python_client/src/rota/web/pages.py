@@ -417,7 +417,7 @@ async def errors(request: Request, site: Site) -> Response:
 async def schedules(request: Request, site: Site) -> Response:
     """Tell what comes, and what became of what was planned."""
     text = request.query_params.get("name", "").strip()[:63] or None
-    found = await site.ask(queries.SCHEDULES, {"name": None, "text": text})
+    found = await site.ask(queries.SCHEDULES, {"text": text})
     await _describe(site, found.rows)
     return await site.render(request, "schedules.html", found=found, text=text or "")
 

@@ -183,7 +183,8 @@ PIPELINE: LiteralString = """
     where pipeline = %(pipeline)s and ordinal is not null order by ordinal limit 200
     """
 
-# The outcomes of the latest planned times, the newest first.
+# The outcomes of the latest planned times, the newest first.  Jobs are looked for last, of the
+# rows that are shown.
 SCHEDULES: LiteralString = """
     select d.name, d.job_type, d.queue, d.schedule, d.time_zone, d.is_enabled, d.disabled_by,
         d.disabled_at, d.last_error, d.next_run_at, d.last_run_at, d.last_job_id,
@@ -193,13 +194,15 @@ SCHEDULES: LiteralString = """
             select o.outcome from rota.occurrences as o where o.definition = d.name
             order by o.scheduled_for desc limit 20
         ) as outcomes
-    from rota.job_definitions as d
+    from (
+        select i.* from rota.job_definitions as i
+        where %(text)s::text is null or strpos(i.name || ' ' || i.job_type, %(text)s) > 0
+        order by i.next_run_at nulls first, i.name limit 100
+    ) as d
     left join lateral (
         select i.status from rota.job_runs as i where i.id = d.last_job_id limit 1
     ) as r on true
-    where (%(name)s::text is null or d.name = %(name)s)
-      and (%(text)s::text is null or strpos(d.name || ' ' || d.job_type, %(text)s) > 0)
-    order by d.next_run_at nulls first, d.name limit 100
+    order by d.next_run_at nulls first, d.name
     """
 
 SCHEDULE: LiteralString = """
@@ -295,12 +298,12 @@ HALTED: LiteralString = """
                 where j.ordering_key = h.ordering_key and j.status = 'blocked' limit 1000
             ) as b
         ) as behind
-    from rota.halted_keys as h
+    from (select i.* from rota.halted_keys as i order by i.halted_since limit 100) as h
     left join lateral (
         select i.job_type, i.queue, i.status, i.error_type, i.last_error
         from rota.job_runs as i where i.id = h.job_id limit 1
     ) as r on true
-    order by h.halted_since limit 100
+    order by h.halted_since
     """
 
 # Of the newest that wait for others: those that most wait for.
