@@ -160,6 +160,12 @@ begin
         sql("jobs/end", "    if c_count = 1 then", "    if true then"),
     ),
     mutant(
+        "endings-wait-in-each-part",
+        "A call with many refused endings waits for the rows that are held, part by part.",
+        "sql/jobs/test_end.py",
+        sql("base/checks", "v_try = 11 or rota.now() > until or not", "v_try = 11 or not"),
+    ),
+    mutant(
         "endings-wait-for-a-locked-row",
         "A call that ends many jobs waits for a row that somebody holds.",
         "sql/jobs/test_end.py",
