@@ -4,7 +4,8 @@
  * Everything here reads job_stats, which maintenance fills (maintenance/statistics.sql), and
  * never the jobs.  Of a span it takes rows of days for the whole days in it, rows of hours for
  * the whole hours that are left, and rows of minutes for the rest.  Today and this hour have
- * such rows, too, up to a few minutes ago.  So a month costs little more than an hour.
+ * such rows, too, up to a few minutes ago.  So a month costs little more than an hour.  Of up
+ * to 20 queues it looks up the rows of each time, however many others there are.
  */
 
 create or replace function rota.job_stats(
@@ -61,7 +62,8 @@ begin
                 s.total_run, s.longest_run, s.run_buckets, s.run_counts, s.runs
             from rota._stats_rows(job_stats.step, c_from,
                 greatest(least(job_stats.until, c_now + interval '1 day'),
-                    '1970-01-01 00:00+00')) as s
+                    '1970-01-01 00:00+00'),
+                case when cardinality(queues) <= 20 then queues end) as s
             where (queues is null or s.queue = any(queues))
               and (c_visible is null or s.queue = any(c_visible))
               and (job_types is null or s.job_type = any(job_types))
@@ -130,8 +132,9 @@ comment on function rota.job_stats is
 
 /* The rows of job_stats that make up a span, each end of a job in one of them.  The row of a
  * day or hour that goes on has what ended up to days_until or hours_until. */
-create or replace function rota._stats_rows(step text, since timestamptz, until timestamptz)
-    returns setof rota.job_stats language plpgsql stable as $$
+create or replace function rota._stats_rows(
+    step text, since timestamptz, until timestamptz, queues text[] default null
+) returns setof rota.job_stats language plpgsql stable as $$
 declare
     v_progress rota.stats_progress; v_days_from timestamptz; v_days_to timestamptz;
     v_hours_from timestamptz; v_hours_to timestamptz;
@@ -161,8 +164,28 @@ begin
             ('hour', v_days_to, v_hours_to), ('minute', _stats_rows.since, v_hours_from),
             ('minute', v_hours_to, _stats_rows.until)
     ) as p (step, since, until)
-    join rota.job_stats as s
-        on s.step = p.step and s.starts_at >= p.since and s.starts_at < p.until;
+    cross join lateral (
+        select a.* from rota.job_stats as a
+        where queues is null and a.step = p.step
+          and a.starts_at >= p.since and a.starts_at < p.until
+        union all
+        select o.*
+        from (select distinct u from unnest(queues) as u) as q (queue)
+        cross join lateral (
+            -- From the first that is kept.
+            select f.starts_at from rota.job_stats as f
+            where f.step = p.step and f.starts_at >= p.since and f.starts_at < p.until
+            order by f.starts_at limit 1
+        ) as k
+        cross join generate_series(k.starts_at, p.until,
+            case p.step when 'day' then '24 hours' else '1 ' || p.step end::interval)
+            as t (starts_at)
+        cross join lateral (
+            select b.* from rota.job_stats as b
+            where b.step = p.step and b.starts_at = t.starts_at and b.queue = q.queue offset 0
+        ) as o
+        where t.starts_at < p.until
+    ) as s;
 end $$;
 
 -- The middle of a bucket, by proportion.

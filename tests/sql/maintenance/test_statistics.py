@@ -605,3 +605,26 @@ def test_counting_never_waits_for_a_lock(db, connect, clock):
 
     look(db, clock)
     assert totals(db) == {"succeeded": 1}
+
+
+def test_job_stats_of_a_queue_reads_no_rows_of_the_others(db):
+    """A day of 500 queues has 12000 rows of hours, on some 300 pages."""
+    db.execute(
+        "insert into rota.job_stats (step, starts_at, queue, job_type, outcome, total,"
+        " total_wait, wait_buckets, wait_counts, total_run, run_buckets, run_counts)"
+        " select 'hour', date_bin('1 hour', rota.now(), 'epoch') - h * interval '1 hour',"
+        " 'q' || q, 'x', 'succeeded', 1, '0', '{}', '{}', '0', '{}', '{}'"
+        " from generate_series(1, 24) as h, generate_series(1, 500) as q"
+    )
+    db.execute(
+        "update rota.stats_progress set hours_until = date_bin('1 hour', rota.now(), 'epoch'),"
+        " days_until = date_bin('1 day', rota.now(), 'epoch')"
+    )
+    question = "select sum(succeeded) from rota.job_stats(queues => %s)"
+    for _ in range(3):
+        assert rows(db, question, [["q7", "q8"]]) == [(48,)]
+
+    ((plan,),) = rows(db, f"explain (analyze, buffers, format json) {question}", [["q7", "q8"]])
+
+    # Two queues at 24 hours, each by a way of three pages through the index.
+    assert plan[0]["Plan"]["Shared Hit Blocks"] < 24 * 2 * 4
