@@ -226,3 +226,25 @@ def test_worker_health_tells_who_is_silent_or_no_longer_connected(db, clock):
     assert found == [
         ("gone", timedelta(0), False), ("live", timedelta(0), True), ("silent", silence, False)
     ]  # fmt: skip
+
+
+def test_error_groups_read_the_newest_failures_alone(db):
+    db.execute(
+        "insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker,"
+        " started_at, failed_at, message)"
+        " select n, n, 1, 'q' || n % 1000, 'x', 'w', a, a, 'boom'"
+        " from generate_series(1, 30000) as n cross join lateral (select rota.now()"
+        " - n * interval '1 minute' as a) as s"
+    )
+    db.execute("analyze rota.job_errors")
+
+    ((plan,),) = rows(db, "explain (analyze, format json) select * from rota.error_groups")
+
+    nodes, read = [plan[0]["Plan"]], 0
+    while nodes:
+        node = nodes.pop()
+        nodes += node.get("Plans", [])
+        if node.get("Relation Name", "").startswith("job_errors"):
+            read += node["Actual Rows"]
+    # One more of each of fifteen weeks.
+    assert 2000 <= read <= 2020
