@@ -19,8 +19,10 @@ from urllib.parse import urljoin
 import httpx
 import psycopg
 import pytest
+from psycopg import sql
 
 import rota.web
+from rota.client.conditions import FEW
 from rota.web import queries
 from rota.web.database import NOTHING
 from rota.web.filters import BadFilterError, Filter, age, contained
@@ -867,3 +869,33 @@ def test_jobs_are_looked_for_of_the_rows_only_that_a_list_shows(
         nodes += node.get("Plans", [])
         loops = max(loops, node["Actual Loops"])
     assert loops == 100
+
+
+def test_the_jobs_of_a_small_queue_are_found_without_those_of_others(
+    db: psycopg.Connection[Any],
+) -> None:
+    """For the planner a queue without jobs is one of the usual size."""
+    db.execute("""
+        insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,
+            status, run_at, attempts, lease_token, created_at, updated_at, finished_at)
+        select n, case when n % 8 = 0 then 'large' else 'q' || n % 150 end, 'x', '{}', 0, 1,
+            'succeeded', now(), 1, n, now(), now(), now() from generate_series(1, 100000) as n
+    """)
+    db.execute("analyze rota.finished_jobs")
+
+    def is_few(queue: str) -> bool:
+        ((answer,),) = db.execute(FEW, {"queue": queue}).fetchall()
+        return bool(answer)
+
+    def read(queue: str) -> tuple[int, int]:
+        question = queries.listed(["queue"], payload=False, are_few=is_few(queue))
+        explain = sql.SQL("explain (analyze, buffers, format json) {}").format(question)
+        ((plan,),) = db.execute(explain, {"queue": queue, "limit": 50}).fetchall()
+        top = plan[0]["Plan"]
+        return top["Actual Rows"], top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+
+    assert is_few("q7")
+    assert not is_few("large")
+    for queue, rows in (("none", 0), ("large", 50)):
+        found, pages = read(queue)
+        assert (found, pages < 100) == (rows, True), (queue, pages)

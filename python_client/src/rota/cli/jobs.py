@@ -11,7 +11,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import Connection, sql
 
-from ..client.conditions import all_of
+from ..client.conditions import FEW, NEWEST, all_of
 from ..client.statement import UNSET
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError
@@ -57,7 +57,7 @@ LISTED: LiteralString = """
         locked_by, error_type, last_error
     from rota.job_runs
     where {}
-    order by id desc
+    order by {}
     limit %(limit)s
     """
 PATIENCE: LiteralString = "set local statement_timeout = '10s'"
@@ -78,8 +78,11 @@ def jobs(arguments: argparse.Namespace) -> None:
     with asking(arguments) as connection:
         connection.execute(PATIENCE)
         try:
+            few = connection.execute(FEW, values).fetchone() if "queue" in chosen else None
+            order = sql.SQL(NEWEST[bool(few and few["are_few"])])
             rows = connection.execute(
-                sql.SQL(LISTED).format(all_of(chosen)), {**values, "limit": arguments.limit}
+                sql.SQL(LISTED).format(all_of(chosen), order),
+                {**values, "limit": arguments.limit},
             ).fetchall()
         except psycopg.errors.QueryCanceled:
             raise CommandError(

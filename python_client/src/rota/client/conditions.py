@@ -51,6 +51,14 @@ CONDITIONS: dict[str, LiteralString] = {
 }
 """What each key asks of a job; lists of `payload` and `headers` are of JSON as texts."""
 
+FEW: LiteralString = """
+    select count(*) <= 10000 as are_few
+    from (select from rota.job_runs where queue = %(queue)s limit 10001) as f
+    """
+"""Whether a queue has so few jobs that its index may find all of them at once."""
+NEWEST: dict[bool, LiteralString] = {True: "id + 0 desc", False: "id desc"}
+"""How to order jobs, also if they are few: in the order of no index, so that none is walked."""
+
 
 def all_of(names: Iterable[str]) -> sql.Composed:
     """Return that a job fulfils each of these conditions."""

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from ..client.conditions import FEW
 from ..client.connecting import one_line
 from ..exceptions import JobMovedError, RotaError
 from . import queries
@@ -203,8 +204,8 @@ async def _searched(
     A rare one among millions is not found in an instant; then it is told how far we looked,
     and a page that has found none goes on by itself.
     """
-    if "ids" in values:
-        question = queries.listed(list(values), payload=payload)
+    if "ids" in values or ("queue" in values and await _are_few(site, values)):
+        question = queries.listed(list(values), payload=payload, are_few=True)
         return await site.ask(question, {**values, "limit": wanted})
     question = queries.listed([*_sides(values), *values, "before", "from"], payload=payload)
     newest = await site.ask(queries.NEWEST)
@@ -232,6 +233,11 @@ async def _searched(
         left = until - time.monotonic()
         step = int(min(step * 2, max(rate * left, FIRST_STEP / 4)))
     return answer
+
+
+async def _are_few(site: Site, values: dict[str, Any]) -> bool:
+    found = await site.ask(FEW, values)
+    return bool(found.rows and found.rows[0]["are_few"])
 
 
 async def _counts(site: Site, wanted: Filter) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any, LiteralString
 
 from psycopg import sql
 
-from ..client.conditions import all_of
+from ..client import conditions
 
 MAX_ERRORS = 5000
 """How many of the newest failed attempts are looked at for the groups."""
@@ -122,14 +122,15 @@ LISTED: LiteralString = """
         started_at, finished_at, locked_by, error_type, left(last_error, 400) as last_error,
         idempotency_key, ordering_key, limit_key, pipeline, stage, definition,
         progress_percent, progress_message{} from rota.job_runs
-    where {} order by id desc limit %(limit)s
+    where {} order by {} limit %(limit)s
     """
 
 
-def listed(wanted: list[str], *, payload: bool) -> sql.Composed:
+def listed(wanted: list[str], *, payload: bool, are_few: bool = False) -> sql.Composed:
     """Return the question for the jobs that fulfil all of these conditions."""
     column = sql.SQL(", left(payload::text, 4000) as payload" if payload else "")
-    return sql.SQL(LISTED).format(column, all_of(wanted))
+    order = sql.SQL(conditions.NEWEST[are_few])
+    return sql.SQL(LISTED).format(column, conditions.all_of(wanted), order)
 
 
 JOB: LiteralString = """
@@ -202,7 +203,7 @@ SCHEDULES: LiteralString = """
     left join lateral (
         select i.status from rota.job_runs as i where i.id = d.last_job_id limit 1
     ) as r on true
-    order by d.next_run_at nulls first, d.name
+    order by d.next_run_at nulls first, d.name limit 100
     """
 
 SCHEDULE: LiteralString = """
@@ -303,7 +304,7 @@ HALTED: LiteralString = """
         select i.job_type, i.queue, i.status, i.error_type, i.last_error
         from rota.job_runs as i where i.id = h.job_id limit 1
     ) as r on true
-    order by h.halted_since
+    order by h.halted_since limit 100
     """
 
 # Of the newest that wait for others: those that most wait for.
