@@ -1,9 +1,11 @@
 """Worker processes that are stopped, killed, frozen and cut off."""
 
+import os
 import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,6 +18,7 @@ from support.waiting import wait_until
 Start = Callable[..., WorkerProcess]
 pytestmark = pytest.mark.slow
 RUNNING = "select count(*) from rota.jobs where status = 'running'"
+DEAD = "select count(*) from rota.finished_jobs where status = 'dead'"
 
 
 def _count(db: psycopg.Connection[Any], query: Any) -> int:
@@ -63,6 +66,32 @@ def test_texts_of_jobs_cannot_command_the_terminal_that_shows_the_log(
     told = worker.log.read_bytes().decode()  # as it is, with each end of a line
     assert "ValueError: a\\x1b[2J" in told
     assert told.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("options", [[], ["--processes", "2"]])
+def test_a_log_that_nobody_reads_holds_up_no_job(
+    client: Client,
+    db: psycopg.Connection[Any],
+    start_worker: Start,
+    tmp_path: Path,
+    options: list[str],
+) -> None:
+    """As of a journal that hangs.  When it goes on, it is told that lines are missing."""
+    log = tmp_path / "worker0.log"
+    os.mkfifo(log)
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    long = {"job_type": "fail", "max_attempts": 1, "payload": {"text": "x" * 100_000}}
+    worker = start_worker(*options)
+
+    client.enqueue_many([long] * 60)
+    wait_until(lambda: _count(db, DEAD) == 60, "the end of the jobs")
+    with open(reader, "rb", buffering=0) as told:
+        wait_until(lambda: b"lines of the log are lost" in (told.read(1_000_000) or b""))
+        client.enqueue_many([long] * 60)
+        wait_until(lambda: _count(db, DEAD) == 120, "the end of the jobs")
+        worker.signal(signal.SIGTERM)
+
+        assert worker.wait() == 0
 
 
 def test_sigterm_gives_a_batch_back_within_a_second(

@@ -26,9 +26,10 @@ def run(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) -
 
 
 def _end() -> None:
-    ours = threading.main_thread(), threading.current_thread()
-    names = ", ".join(thread.name for thread in threading.enumerate() if thread not in ours)
+    waited_for = [each for each in threading.enumerate() if not each.daemon]
+    names = ", ".join(each.name for each in waited_for if each is not threading.main_thread())
     logging.getLogger("rota").error("the process exits and leaves these threads: %s", names)
+    logging.shutdown()
     with suppress(Exception):  # it may be closed already
         sys.stdout.flush()
     os._exit(LEFT_BEHIND)

@@ -12,12 +12,15 @@ import re
 import shutil
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
 from math import inf
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, LiteralString, TextIO
 
 import psycopg
@@ -37,6 +40,8 @@ from ..exceptions import (
 )
 from ..worker.events import JsonFormatter
 
+logger = logging.getLogger("rota")
+
 LOCK_TIMEOUT = "set local lock_timeout = '3s'"
 LOCKED_THIS = "another session has locked this"
 OLDEST: LiteralString = """
@@ -55,9 +60,13 @@ OWN_PATH = "set local search_path = pg_catalog, pg_temp"
 """Look into no schema that others may fill, in a transaction: a pooler lends sessions."""
 NAMES = ("DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 LEFT_BEHIND = 3
+"""The exit code of a worker that has left a handler, or a thread of a job, behind."""
 MAKES_ROOM = 4
 """What a process of --processes ends with that wants a successor at once."""
-"""The exit code of a worker that has left a handler, or a thread of a job, behind."""
+MAX_LOG = 4_000_000
+"""So many bytes of the log may wait for whoever reads it."""
+LAST_LINES = 1.0
+"""Seconds that they may take at the end of a process."""
 MAX_WIDTH = 48
 MAX_TEXT = 2000
 NAMING = frozenset(
@@ -283,9 +292,65 @@ def confirm(what: str) -> None:
         raise CommandError("nothing was done")
 
 
+class LogHandler(logging.Handler):
+    """Has a thread write the log to a file: whoever reads that keeps nobody waiting.
+
+    What is too much is dropped, and the log says so when there is room again.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        super().__init__()
+        self._encoding = file.encoding or "utf-8"
+        self._file = os.dup(file.fileno())
+        self._lines: SimpleQueue[bytes] = SimpleQueue()
+        self._added = self._written = self._lost = 0
+        self._process = os.getpid()
+        threading.Thread(target=self._work, name="rota-log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have a line written; a process that a job has forked does it without the thread."""
+        try:
+            text = printable(self.format(record))
+        except Exception:
+            self.handleError(record)
+            return
+        line = f"{text}\n".encode(self._encoding, "backslashreplace")
+        if os.getpid() != self._process:
+            self._write(line)
+        elif self._added - self._written > MAX_LOG:
+            self._lost += 1
+        else:
+            self._added += len(line)
+            self._lines.put(line)
+
+    def close(self) -> None:
+        """Wait until all is written, but not for long."""
+        until = time.monotonic() + LAST_LINES
+        while self._written < self._added and time.monotonic() < until:
+            time.sleep(0.001)
+        super().close()
+
+    def _work(self) -> None:
+        while line := self._lines.get():
+            self._write(line)
+            self._written += len(line)
+            if self._lost and self._lines.empty():
+                lost, self._lost = self._lost, 0
+                logger.warning("%s lines of the log are lost: nobody read them in time", lost)
+
+    def _write(self, line: bytes) -> None:
+        with suppress(OSError):  # nobody reads it any more
+            while line:
+                line = line[os.write(self._file, line) :]
+
+
 def set_up_log(log_format: str = "text", log_level: str = "info") -> None:
     """Let the process write its log to stderr."""
-    handler = logging.StreamHandler(PlainText(sys.stderr))
+    handler: logging.Handler
+    try:
+        handler = LogHandler(sys.stderr)
+    except (AttributeError, OSError):  # it is closed, or no file of the system
+        handler = logging.StreamHandler(PlainText(sys.stderr))
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
     else:
