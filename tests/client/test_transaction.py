@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from typing import Any, LiteralString
 
@@ -484,6 +484,86 @@ def test_a_part_that_has_not_ended_fails_the_whole(
     assert _marks_of(db) == []
     kinds = db.execute("select status, error_type from rota.finished_jobs").fetchall()
     assert kinds == [("dead", "psycopg.transaction.OutOfOrderTransactionNesting")]
+
+
+def _numbers(connection: psycopg.Connection[Any]) -> Iterator[Any]:
+    with connection.cursor().copy("copy (select generate_series(1, 1000)) to stdout") as copy:
+        yield from copy.rows()
+
+
+async def _numbers_async(connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[Any]:
+    cursor = connection.cursor()
+    async with cursor.copy("copy (select generate_series(1, 1000)) to stdout") as copy:
+        async for row in copy.rows():
+            yield row
+
+
+def _streamed(connection: psycopg.Connection[Any]) -> Iterator[Any]:
+    return connection.cursor().stream("select generate_series(1, 1000)")
+
+
+def _streamed_async(connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[Any]:
+    return connection.cursor().stream("select generate_series(1, 1000)")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    "numbers", [_numbers, _streamed, _numbers_async, _streamed_async], ids=lambda f: f.__name__
+)
+def test_a_copy_that_is_not_read_to_its_end_keeps_no_handler(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    numbers: Callable[[Any], Any],
+    fails: bool,
+) -> None:
+    """A generator has it open, and with it the lock of the connection."""
+    registry = Registry()
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        with job.transaction() as connection:
+            connection.execute("insert into public.marks values (1)")
+            rows = numbers(connection)
+            next(rows)
+            if fails:
+                raise ValueError
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        async with job.transaction() as connection:
+            await connection.execute("insert into public.marks values (1)")
+            rows = numbers(connection)
+            await anext(rows)
+            if fails:
+                raise ValueError
+
+    client.enqueue("async" if "async" in numbers.__name__ else "plain", max_attempts=1)
+    drain(registry)
+
+    assert _marks_of(db) == []
+    ((kind, text),) = db.execute("select error_type, last_error from rota.dead_jobs").fetchall()
+    assert kind == ("ValueError" if fails else "RuntimeError")
+    assert fails or "a copy(), stream() or statement" in text
+
+
+@pytest.mark.parametrize("statement", ["commit", "rollback"])
+def test_a_handler_that_ends_the_transaction_by_itself_fails(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, statement: LiteralString
+) -> None:
+    """What it wrote and the end of its job would not be committed together."""
+    registry = Registry()
+
+    @registry.handler("x")
+    def handle(job: Job) -> None:
+        with job.transaction() as connection:
+            connection.execute(statement)
+
+    client.enqueue("x", max_attempts=1)
+    drain(registry)
+
+    ((text,),) = db.execute("select last_error from rota.dead_jobs").fetchall()
+    assert "has ended its transaction" in text
 
 
 @pytest.mark.own_session

@@ -153,6 +153,11 @@ class Lent(Generic[C]):
         lent.lock, lent._prepared = ours.lock, ours._prepared
         try:
             yield lent
+            if pgconn.transaction_status == TransactionStatus.IDLE:
+                raise RuntimeError(
+                    f"a statement of job {self.job.job_id}, such as commit, has ended its "
+                    "transaction: leave that to the end of the block"
+                )
             if lent._num_transactions != ours._num_transactions:  # it could undo no more
                 raise OutOfOrderTransactionNesting(
                     "a transaction() within that of the job has not ended: wait for it"
@@ -162,6 +167,18 @@ class Lent(Generic[C]):
             lent._check_connection_ok = lent.pgconn.refuse
             pgconn.notice_handler, pgconn.notify_handler = handlers
             self.expect()
+            if pgconn.transaction_status == TransactionStatus.ACTIVE:
+                # What has it open also has the lock, for which a rollback would wait.
+                if isinstance(ours, AsyncConnection):
+                    ours.lock = asyncio.Lock()
+                else:
+                    ours.lock = threading.Lock()
+                self.shut(
+                    RuntimeError(
+                        f"a copy(), stream() or statement of job {self.job.job_id} has not "
+                        "ended: read it to its end, or close it, within its transaction"
+                    )
+                )
 
     def expect(self, seconds: float | None = None) -> None:
         """Let what follows be a call of ours, which must end within its limit."""
