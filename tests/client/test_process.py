@@ -16,7 +16,7 @@ import uvloop
 from psycopg.conninfo import make_conninfo
 
 import rota
-from rota.worker.process import loop_factory
+from rota.worker.process import loop_factory, told_of
 from support.started_workers import BackgroundWorker
 from support.waiting import DEADLINE, wait_until
 
@@ -216,3 +216,18 @@ def test_a_process_that_a_job_has_forked_runs_no_other_job(
 
     results = db.execute("select result from rota.finished_jobs").fetchall()
     assert results == [(int(ends == "raises"),)] * 2
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (-9, "-9, SIGKILL (by hand, or by the system for want of memory: see dmesg, and"),
+        (-11, "-11, SIGSEGV (a crash, as of an extension in C: PYTHONFAULTHANDLER=1 shows"),
+        (-15, "-15, SIGTERM"),
+        (-50, "-50"),
+    ],
+)
+def test_an_exit_code_tells_what_may_be_behind_it(code: int, told: str) -> None:
+    assert told_of(code).startswith(told)

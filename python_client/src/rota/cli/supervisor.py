@@ -20,8 +20,8 @@ from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..worker.process import die_with, notify_service, stop_on_signals
-from .output import MAKES_ROOM
+from ..worker.process import die_with, notify_service, stop_on_signals, told_of
+from .output import LEFT_BEHIND, MAKES_ROOM
 
 logger = logging.getLogger("rota")
 
@@ -32,6 +32,11 @@ HEALTHY_AFTER = 30.0
 """Seconds after which a child that ends is started again at once."""
 MAX_PAUSE = 30.0
 USED_WRONGLY = 2
+REASONS = {
+    0: " (though nobody told it to: a handler may have ended it)",
+    LEFT_BEHIND: " (a handler, or a thread that it left behind, did not end)",
+}
+"""What an exit code says that is no failure of the worker itself."""
 STOP_NOW = 2
 """So many signals make a worker leave at once; a third one would kill it."""
 
@@ -197,7 +202,7 @@ class Supervisor:
             self._has_worked = True
             if child.has_failed:
                 text = "worker process %s ended with %s, restarting it"
-                logger.warning(text, child.number, code)
+                logger.warning(text, child.number, told_of(code) + REASONS.get(code, ""))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from functools import reduce
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from .process import LAST_WORDS, die_with
+from .process import LAST_WORDS, die_with, told_of
 
 MAX_IDLE = 64
 LOOK_INTERVAL = 0.25
@@ -66,7 +66,9 @@ class Processes:
             code = process.returncode
             if code is None:
                 code = await process.wait()
-            raise ChildProcessError(f"the process of the handler ended with {code}") from None
+            raise ChildProcessError(
+                f"the process of the handler ended with {told_of(code)}"
+            ) from None
         except BaseException:
             await _kill(process)
             raise

@@ -22,6 +22,12 @@ from typing import Any, cast
 logger = logging.getLogger("rota")
 
 PR_SET_PDEATHSIG = 1
+CRASH = "a crash, as of an extension in C: PYTHONFAULTHANDLER=1 shows where"
+CAUSES = {
+    "SIGKILL": "by hand, or by the system for want of memory: see dmesg, and --max-memory",
+    **dict.fromkeys(["SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV"], CRASH),
+}
+"""What may be behind a signal that has ended a process."""
 LAST_WORDS = 1.0
 """Seconds that what is left in a loop has to end after it was cancelled."""
 
@@ -162,6 +168,15 @@ def die_with(parent: int, number: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it has died before
             os._exit(1)
+
+
+def told_of(code: int) -> str:
+    """Return an exit code with what is known of it: a negative one is a signal."""
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # it is none, or of no name
+        return str(code)
+    return f"{code}, {name} ({CAUSES[name]})" if name in CAUSES else f"{code}, {name}"
 
 
 def peak_memory() -> float:
