@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..worker.process import die_with, notify_service, stop_on_signals, told_of
+from ..worker.process import die_with, notify_service, stop_on_signals, told_of, watchdog
 from .output import LEFT_BEHIND, MAKES_ROOM
 
 logger = logging.getLogger("rota")
@@ -37,6 +38,8 @@ REASONS = {
     LEFT_BEHIND: " (a handler, or a thread that it left behind, did not end)",
 }
 """What an exit code says that is no failure of the worker itself."""
+PEER = struct.Struct("iII")
+"""The process, user and group of who has sent a message."""
 STOP_NOW = 2
 """So many signals make a worker leave at once; a third one would kill it."""
 
@@ -54,16 +57,19 @@ class Child:
         self._failures = 0
         self._told = self._to_tell = 0
         self.started_at = 0.0
+        self.heard_at = inf
+        """When it last said that its loop turns, once it has; that is asked for by systemd."""
         self._start_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start_if_due(self) -> None:
         """Start the process if it does not run and its pause is over."""
         if self._process is None and time.monotonic() >= self._start_at:
-            self.started_at = time.monotonic()
+            self.started_at, self.heard_at = time.monotonic(), inf
             self._told = self._to_tell = 0
             environment = dict(os.environ)
-            environment.pop("NOTIFY_SOCKET", None)  # the parent speaks for all
+            for name in ("NOTIFY_SOCKET", "WATCHDOG_PID"):  # the parent speaks for all
+                environment.pop(name, None)
             if self.notify_socket is not None:
                 environment["NOTIFY_SOCKET"] = self.notify_socket
             try:
@@ -108,6 +114,19 @@ class Child:
             self._told += 1
             self._process.send_signal(signal.SIGTERM)
 
+    def kill_if_silent(self, seconds: float) -> None:
+        """Kill it, as systemd would, if its loop has not turned for so long."""
+        if self._process is not None and self.heard_at + seconds < time.monotonic():
+            text = "worker process %s has said nothing for %g s: killing it"
+            logger.error(text, self.number, seconds)
+            self.heard_at = inf
+            self._process.send_signal(signal.SIGABRT)
+
+    def hear(self, pid: int) -> None:
+        """Take the word of a process that its loop turns."""
+        if self._process is not None and self._process.pid == pid:
+            self.heard_at = time.monotonic()
+
     def hold(self) -> None:
         """Do not start it again until `hurry`."""
         self._start_at = inf
@@ -138,6 +157,7 @@ class Supervisor:
         self._is_done = is_done
         self._signals = 0
         self._is_ready = self._has_worked = False
+        self._tells_at = 0.0
         self._reloaded_at: float | None = None
         self._code = 0
 
@@ -156,6 +176,7 @@ class Supervisor:
                         child.start_if_due()
                     if (code := child.poll()) is not None:
                         self._take_end(child, code)
+                    child.kill_if_silent(watchdog())
                     child.stop(self._signals)
                     child.tell()
                 if self._is_stopping and not any(c.is_running for c in self._children):
@@ -178,12 +199,23 @@ class Supervisor:
         notify_service("STOPPING=1")
 
     def _pass_on(self, children: socket.socket) -> None:
-        """Tell systemd once that a child is ready."""
+        """Tell systemd once that a child is ready, and that this process looks after all."""
         with suppress(BlockingIOError):
-            while message := children.recv(100):
+            while True:
+                message, ((_, _, sender),), *_ = children.recvmsg(
+                    100, socket.CMSG_SPACE(PEER.size)
+                )
                 if message == b"READY=1" and not (self._is_ready or self._is_stopping):
                     self._is_ready = True
                     notify_service("READY=1")
+                elif message == b"WATCHDOG=1":
+                    pid, *_ = PEER.unpack(sender)
+                    for child in self._children:
+                        child.hear(pid)
+        seconds, now = watchdog(), time.monotonic()
+        if seconds and now >= self._tells_at:
+            self._tells_at = now + seconds / 2
+            notify_service("WATCHDOG=1")
 
     def _take_end(self, child: Child, code: int) -> None:
         if code == USED_WRONGLY and not self._is_stopping and self._reloaded_at is not None:
@@ -217,6 +249,7 @@ def _service_socket() -> Iterator[socket.socket | None]:
     ):
         children.bind(os.path.join(folder, "notify"))
         children.setblocking(False)
+        children.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # who speaks
         yield children
 
 

@@ -70,6 +70,7 @@ def run_in_loop(main: Coroutine[Any, Any, None]) -> bool:
 def _run_to_end(main: Coroutine[Any, Any, None], loop: AbstractEventLoop) -> None:
     """Run *main*, also while something else in its loop, as of a handler, ends that."""
     running = loop.create_task(main)
+    telling = loop.create_task(_tell_alive())
     running.add_done_callback(lambda _: loop.stop())
     while not running.done():
         try:
@@ -80,7 +81,15 @@ def _run_to_end(main: Coroutine[Any, Any, None], loop: AbstractEventLoop) -> Non
         else:
             if not running.done():
                 logger.error("a task or callback has stopped the event loop, which goes on")
+    telling.cancel()
     running.result()
+
+
+async def _tell_alive() -> None:
+    """Tell systemd that the loop turns."""
+    while seconds := watchdog():
+        notify_service("WATCHDOG=1")
+        await asyncio.sleep(seconds / 2)
 
 
 def _end_tasks(loop: AbstractEventLoop) -> bool:
@@ -155,11 +164,18 @@ def run_until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]])
 
 
 def notify_service(message: str) -> None:
-    """Tell systemd, if it started this process and wants to know: READY=1, STOPPING=1."""
+    """Tell systemd, if it started this process and wants to know: READY=1, WATCHDOG=1."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)  # a parent that hangs reads nothing
             sender.sendto(message.encode(), address.replace("@", "\0", 1))
+
+
+def watchdog() -> float:
+    """Return after how many seconds of silence systemd ends this process; 0 is never."""
+    is_meant = os.environ.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+    return int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6 if is_meant else 0.0
 
 
 def die_with(parent: int, number: signal.Signals) -> None:
