@@ -9,6 +9,7 @@ from typing import Any, LiteralString
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.adapt import Loader
 
 import rota
@@ -564,6 +565,37 @@ def test_a_handler_that_ends_the_transaction_by_itself_fails(
 
     ((text,),) = db.execute("select last_error from rota.dead_jobs").fetchall()
     assert "has ended its transaction" in text
+
+
+@pytest.mark.own_session
+def test_a_search_path_that_shadows_the_catalog_is_not_used(
+    client: Client, db: psycopg.Connection[Any], admin: psycopg.Connection[Any], drain: Drain
+) -> None:
+    """What the worker itself asks of a session calls no function of others."""
+    registry = Registry()
+    pids: list[int] = []
+
+    @registry.handler("x")
+    def handle(job: Job) -> None:
+        with job.transaction() as connection:
+            pids.append(connection.info.backend_pid)
+
+    db.execute("create schema shadows")
+    for name in ("pg_backend_pid", "pg_advisory_unlock_all", "current_setting"):
+        db.execute(
+            sql.SQL(
+                "create function shadows.{}(text default '') returns text language plpgsql"
+                " as $$ begin raise exception 'run by %', current_user; end $$"
+            ).format(sql.Identifier(name))
+        )
+    name = sql.Identifier(db.info.dbname)
+    path = "alter database {} set search_path = shadows, pg_catalog"
+    admin.execute(sql.SQL(path).format(name))
+    client.enqueue_many([{"job_type": "x"}] * 3)
+    drain(registry, concurrency=1)
+
+    assert db.execute("select attempts from rota.finished_jobs").fetchall() == [(1,)] * 3
+    assert len(set(pids)) == 1  # it was reset, and lent again
 
 
 @pytest.mark.own_session

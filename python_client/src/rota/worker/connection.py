@@ -50,8 +50,8 @@ PROBE_INTERVAL = (0.25, 0.5)
 """Seconds until one of all that wait for a database tries whether it is back."""
 UNREACHABLE = {"53300", "57P01", "57P02", "57P03", "57P05"}
 """Too many connections; the server shuts down, crashes, starts, or ends idle sessions."""
-PID = b"select pg_backend_pid()"
-QUESTION = PID + b", current_setting('default_transaction_isolation')"
+PID = b"select pg_catalog.pg_backend_pid()"
+QUESTION = PID + b", pg_catalog.current_setting('default_transaction_isolation')"
 OWN = b"""
     set tcp_keepalives_idle = 30; set tcp_keepalives_interval = 10;
     set tcp_user_timeout = 30000;

@@ -66,14 +66,15 @@ _RESET = (
     b"close all; set session authorization default; reset all; unlisten *; discard temp;"
     b" discard sequences; "
 )
-_RESET_SHARED = _RESET + b"deallocate all; select pg_advisory_unlock_all()"
+_RESET_SHARED = _RESET + b"deallocate all; select pg_catalog.pg_advisory_unlock_all()"
 # Where psycopg prepares statements they stay, and one that a handler has prepared by itself is
 # told of: only the end of the session is sure to take it away.  To ask costs the half if that
 # is prepared, too.
 _PREPARE_RESET = b"""
     prepare rota_reset as
-    select pg_advisory_unlock_all(), exists (
-        select from pg_prepared_statement() as p where p.from_sql and p.name <> 'rota_reset'
+    select pg_catalog.pg_advisory_unlock_all(), exists (
+        select from pg_catalog.pg_prepared_statement() as p
+        where p.from_sql and p.name operator(pg_catalog.<>) 'rota_reset'
     )
 """
 _RESET_OWN = _RESET + OWN + b"execute rota_reset"
