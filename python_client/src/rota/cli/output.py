@@ -293,15 +293,15 @@ def confirm(what: str) -> None:
 
 
 class LogHandler(logging.Handler):
-    """Has a thread write the log to a file: whoever reads that keeps nobody waiting.
+    """Has a thread write the log to stderr: whoever reads that keeps nobody waiting.
 
     What is too much is dropped, and the log says so when there is room again.
     """
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._encoding = file.encoding or "utf-8"
-        self._file = os.dup(file.fileno())
+        self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        self._file = os.dup(2)  # a job may close sys.stderr
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         self._added = self._written = self._lost = 0
         self._process = os.getpid()
@@ -326,7 +326,8 @@ class LogHandler(logging.Handler):
     def close(self) -> None:
         """Wait until all is written, but not for long."""
         until = time.monotonic() + LAST_LINES
-        while self._written < self._added and time.monotonic() < until:
+        has_thread = os.getpid() == self._process
+        while has_thread and self._written < self._added and time.monotonic() < until:
             time.sleep(0.001)
         super().close()
 
@@ -346,11 +347,7 @@ class LogHandler(logging.Handler):
 
 def set_up_log(log_format: str = "text", log_level: str = "info") -> None:
     """Let the process write its log to stderr."""
-    handler: logging.Handler
-    try:
-        handler = LogHandler(sys.stderr)
-    except (AttributeError, OSError):  # it is closed, or no file of the system
-        handler = logging.StreamHandler(PlainText(sys.stderr))
+    handler = LogHandler()
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
     else:
