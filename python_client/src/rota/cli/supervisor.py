@@ -49,7 +49,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], number: int) -> None:
         self.number = number
-        self.notify_socket: str | None = None
+        self.notify_socket = ""
         """Where it says that it is ready."""
         self.has_failed = False
         """Whether the last process ended though nobody had told it to, and as none should."""
@@ -67,15 +67,12 @@ class Child:
         if self._process is None and time.monotonic() >= self._start_at:
             self.started_at, self.heard_at = time.monotonic(), inf
             self._told = self._to_tell = 0
-            environment = dict(os.environ)
-            for name in ("NOTIFY_SOCKET", "WATCHDOG_PID"):  # the parent speaks for all
-                environment.pop(name, None)
-            if self.notify_socket is not None:
-                environment["NOTIFY_SOCKET"] = self.notify_socket
+            # The parent speaks for all.
+            service = {"NOTIFY_SOCKET": self.notify_socket, "WATCHDOG_PID": ""}
             try:
                 self._process = subprocess.Popen(  # noqa: S603
                     [*self._command, "--process-number", str(self.number)],
-                    env=environment,
+                    env={**os.environ, **service},
                     process_group=0,
                     preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
                 )

@@ -29,13 +29,12 @@ from .completer import Completer
 from .connection import Connection, wait_for
 from .events import Ends, Outcome, log_job, outcome_of, run_async, run_sync
 from .heartbeat import Heartbeat
+from .process import LAST_WORDS
 
 logger = logging.getLogger("rota")
 
 AsyncHandler = Callable[[AsyncJob], Awaitable[object]]
 PlainHandler = Callable[[Job], object]
-LAST_WORDS = 1.0
-"""Seconds that a handler has to end after it was told that the grace period is over."""
 CUT_PAUSE = 0.05
 """Seconds that a handler has to end by itself when what it uses of the database is cut off."""
 MAX_BATCH = 1000

@@ -29,7 +29,7 @@ CAUSES = {
 }
 """What may be behind a signal that has ended a process."""
 LAST_WORDS = 1.0
-"""Seconds that what is left in a loop has to end after it was cancelled."""
+"""Seconds that a handler, or what is left in a loop, has to end after it was told to."""
 
 
 def loop_factory() -> Callable[[], AbstractEventLoop]:
