@@ -16,7 +16,8 @@
  * and will see the edge.  A parent that ends takes away its edges and then looks at each child:
  * if that has another edge whose parent's end is still to come, that end will look again,
  * later; if that end is under way too, neither may see what the other does, and a check is
- * left; with no edge, the child is opened, or where it is locked a check is left.
+ * left; with no edge, the child is opened, or where it is locked, or a trigger refuses it, a
+ * check is left.
  *
  * A producer with `blocks` keeps the child from being opened until it commits, by a lock on its
  * row: a session that would open it leaves a check and continues, and after the commit sees the
@@ -209,10 +210,9 @@ begin
         for update skip locked
     );
     -- The session that lets a job wait for more has it locked: asked again, it is certain.
-    v_ids := array(
+    v_ids := rota._open_each(array(
         select h.id from unnest(v_held) as h (id) where rota._newest_parent(h.id) is null
-    );
-    perform rota._open_jobs(v_ids);
+    ));
     return v_doubtful || array(select unnest(v_free) except select unnest(v_ids));
 end $$;
 
@@ -310,7 +310,13 @@ begin
     into v_freed, v_cancelled from unnest(v_seen) as s (id)
     left join rota.jobs as j on j.id = s.id;
     if v_cancelled is not null then
-        v_doubtful := rota._cancel_children(v_cancelled, c_id);
+        begin
+            v_doubtful := rota._cancel_children(v_cancelled, c_id);
+        exception when others then
+            if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;
+            -- Each by itself, then: a trigger may refuse one of them.
+            v_doubtful := v_cancelled;
+        end;
     end if;
     if v_freed is not null then
         with gone as (

@@ -99,31 +99,57 @@ begin
         end if;
         return true;
     end if;
-    perform rota._open_jobs(array[v_job_id]);
-    return true;
+    return rota._open_each(array[v_job_id]) <> '{}';
 end $$;
 
-/* Let blocked jobs, which the caller has locked, start when they are due. */
+/* Let blocked jobs, which the caller has locked, start when they are due; returns which. */
 create or replace function rota._open_jobs(job_ids bigint[])
-    returns void language plpgsql as $$
+    returns bigint[] language plpgsql as $$
+declare
+    v_opened bigint[];
 begin
     with opened as (
         update rota.jobs as j
         set status = 'queued', updated_at = rota.now()
         where j.id = any(_open_jobs.job_ids) and j.status = 'blocked'
         returning j.id, j.ordering_key
-    )
+    ),
     -- As _reset_start(), for those that are below the starts of their keys.
-    insert into rota.key_starts (ordering_key, first_id)
-    select o.ordering_key, 0
-    from opened as o
-    cross join lateral (
-        select s.first_id from rota.key_starts as s where s.ordering_key = o.ordering_key
-        order by s.ordering_key desc, s.id desc limit 1
-    ) as s
-    where o.id < s.first_id;
-    perform rota._enter_lanes(job_ids);
-    perform rota._notify_for(job_ids);
+    reset as (
+        insert into rota.key_starts (ordering_key, first_id)
+        select o.ordering_key, 0
+        from opened as o
+        cross join lateral (
+            select s.first_id from rota.key_starts as s where s.ordering_key = o.ordering_key
+            order by s.ordering_key desc, s.id desc limit 1
+        ) as s
+        where o.id < s.first_id
+    )
+    select coalesce(array_agg(o.id), '{}') into v_opened from opened as o;
+    perform rota._enter_lanes(v_opened);
+    perform rota._notify_for(v_opened);
+    return v_opened;
+end $$;
+
+/* The same for jobs of others: one that a trigger refuses keeps no other, nor the job whose end
+ * opens it. */
+create or replace function rota._open_each(job_ids bigint[])
+    returns bigint[] language plpgsql as $$
+begin
+    if job_ids = '{}' then return '{}'::bigint[]; end if;
+    begin
+        return rota._open_jobs(job_ids);
+    exception when others then
+        if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;
+        if cardinality(job_ids) = 1 then
+            raise warning 'job % cannot be opened and will be tried again: %', job_ids[1],
+                sqlerrm;
+            return '{}'::bigint[];
+        end if;
+    end;
+    return array(
+        select unnest(rota._open_each(array[i.id])) from unnest(_open_each.job_ids) as i (id)
+    );
 end $$;
 
 /* New blocked jobs: make those heads whose keys have no other job, leave a check for others.

@@ -154,6 +154,36 @@ begin
         sql("jobs/fail", "if v_job.cancel_requested_at is not null then", "if false then"),
     ),
     mutant(
+        "refused-child-keeps-its-parent",
+        "A child whose release a trigger refuses keeps its parent from finishing.",
+        "sql/waiting/test_dependencies.py",
+        sql("waiting/order", "if cardinality(job_ids) = 1 then", "raise; if true then"),
+    ),
+    mutant(
+        "child-that-a-trigger-keeps-is-forgotten",
+        "A child that a trigger keeps blocked, without an error, is never looked at again.",
+        "sql/waiting/test_dependencies.py",
+        sql("waiting/order", "return v_opened;", "return job_ids;"),
+    ),
+    mutant(
+        "refused-child-keeps-its-siblings",
+        "A child that a trigger does not let cancel keeps all others of a dead job waiting.",
+        "sql/waiting/test_dependencies.py",
+        sql("waiting/dependencies", "v_doubtful := v_cancelled;", "raise;"),
+    ),
+    mutant(
+        "refused-held-job-keeps-the-others",
+        "A held job that a trigger refuses takes each slot that is given back, for nothing.",
+        "sql/waiting/test_limits.py",
+        sql("waiting/limits", "for v_try in 1..20 loop", "for v_try in 1..1 loop"),
+    ),
+    mutant(
+        "refused-held-job-keeps-its-limit",
+        "A held job that a trigger refuses keeps all others of its limit from finishing.",
+        "sql/waiting/test_limits.py",
+        sql("waiting/limits", "if cardinality(job_ids) = 1 then", "raise; if true then"),
+    ),
+    mutant(
         "one-ending-stops-all",
         "One ending that a trigger refuses keeps all others of its call from being stored.",
         "sql/jobs/test_end.py client/test_locked_rows.py",

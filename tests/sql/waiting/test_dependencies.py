@@ -13,6 +13,7 @@ from sql.helpers import (
     one,
     owner,
     pending,
+    poison,
     raises,
     refused,
     rows,
@@ -295,6 +296,48 @@ def test_a_parent_of_few_opens_them_at_once(db):
     end(db, parent)
 
     assert {status(db, job_id) for job_id in ids} == {"queued"}
+
+
+@pytest.mark.parametrize("by", ["raise exception 'poison'", "return null"])
+def test_a_child_that_a_trigger_refuses_keeps_no_parent_and_no_sibling(db, clock, by):
+    clock.set("2026-03-01 12:00+00")
+    parent = enqueue(db)
+    first, bad, last = (enqueue(db, depends_on=[parent]) for _ in range(3))
+    settle(db)
+    poison(db, bad, by)
+
+    end(db, parent)
+
+    assert claimed(db) == [first, last]
+    assert status(db, bad) == "blocked"
+    db.execute("drop trigger poison on rota.jobs")
+    clock.advance("10 seconds")
+    settle(db)
+    assert claimed(db) == [bad]
+    assert pending(db) == []
+
+
+def test_a_child_that_a_trigger_refuses_to_cancel_keeps_no_sibling(db, clock):
+    clock.set("2026-03-01 12:00+00")
+    parent = enqueue(db)
+    first, bad, last = (enqueue(db, depends_on=[parent]) for _ in range(3))
+    settle(db)
+    poison(db, bad)
+    end(db, parent, "fail")
+
+    settle(db)
+    clock.advance("1 second")
+    settle(db)
+
+    assert [status(db, job) for job in (first, bad, last)] == [
+        "cancelled",
+        "blocked",
+        "cancelled",
+    ]
+    db.execute("drop trigger poison on rota.jobs")
+    clock.advance("10 seconds")
+    settle(db)
+    assert status(db, bad) == "cancelled"
 
 
 def test_fan_in_starts_after_the_last_child(db):

@@ -18,6 +18,7 @@ from sql.helpers import (
     owner,
     owners,
     pending,
+    poison,
     refused,
     rows,
     run,
@@ -331,6 +332,25 @@ def test_claim_gives_back_the_slots_of_jobs_that_a_trigger_keeps(db):
     db.execute("drop trigger keep on rota.jobs")
 
     assert ids(take(db, queues=["q"])) == kept
+
+
+@pytest.mark.parametrize("by", ["raise exception 'poison'", "return null"])
+def test_a_held_job_that_a_trigger_refuses_keeps_no_other_out(db, by):
+    settled_limit(db, limit_key="k", max_running=1)
+    first, bad, good = keyed(db, "k", 3)
+    (job,) = claim(db, max_jobs=3)
+    claim(db)
+    settle(db)
+    assert rows(db, "select id from rota.jobs where hold = 'key k' order by id") == [
+        (bad,),
+        (good,),
+    ]
+    poison(db, bad, by)
+
+    assert value(db, "finish_job", **owner(job)) == "finished"
+
+    assert job.job_id == first
+    assert ids(claim(db)) == [good]
 
 
 def test_set_limit_leaves_what_is_not_given_as_it_is(db):

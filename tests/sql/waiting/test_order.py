@@ -12,6 +12,7 @@ from sql.helpers import (
     one,
     owner,
     pending,
+    poison,
     raises,
     refused,
     rows,
@@ -263,6 +264,24 @@ def test_the_end_of_a_job_opens_the_next_without_a_tick(db):
     finish(db, claim(db)[0])
 
     assert [run(db, job_id).status for job_id in (first, second)] == ["succeeded", "queued"]
+
+
+@pytest.mark.parametrize("by", ["raise exception 'poison'", "return null"])
+def test_a_job_that_a_trigger_refuses_keeps_none_in_front_of_it(db, clock, by):
+    clock.set("2026-03-01 12:00+00")
+    head, bad = (enqueue(db, ordering_key="k") for _ in range(2))
+    settle(db)
+    poison(db, bad, by)
+
+    (job,) = claim(db)
+    assert value(db, "finish_job", **owner(job)) == "finished"
+
+    assert job.job_id == head
+    assert claim(db) == []
+    db.execute("drop trigger poison on rota.jobs")
+    clock.advance("10 seconds")
+    settle(db)
+    assert [job.job_id for job in claim(db)] == [bad]
 
 
 def test_a_transaction_leaves_the_keys_beyond_its_locks_to_a_tick(db):
