@@ -351,9 +351,8 @@ declare
 begin
     with held as (
         update rota.jobs as j
-        set cancel_reason = format('parent %s %s', _cancel_children.parent_id, case c_status
-                when 'dead' then 'is dead' when 'cancelled' then 'was cancelled'
-                else 'is not kept any more' end)
+        set cancel_reason = (rota._parent_reasons(_cancel_children.parent_id))[
+            case c_status when 'dead' then 1 when 'cancelled' then 2 else 3 end]
         where j.id = any(array(
             select b.id from rota.jobs as b
             where b.id = any(_cancel_children.job_ids) and b.status = 'blocked'
@@ -368,6 +367,16 @@ begin
         where j.id = any(_cancel_children.job_ids) and j.status = 'blocked'
     );
 end $$;
+
+/* The reasons by which a job was cancelled because of this one, whole: an operator may give one
+ * that begins like them. */
+create or replace function rota._parent_reasons(parent_id bigint)
+    returns text[] language sql immutable as $$
+select array[
+    format('parent %s is dead', parent_id), format('parent %s was cancelled', parent_id),
+    format('parent %s is not kept any more', parent_id)
+]
+$$;
 
 /* Bring back those children of a job that were cancelled because of it, 'id after', a chunk at
  * a time; and theirs in turn.  One whose idempotency key is taken, or that was erased, stays as
@@ -389,7 +398,7 @@ begin
     for v_child_id in
         select f.id from rota.finished_jobs as f
         where f.id = any(v_seen)
-          and f.status = 'cancelled' and f.cancel_reason like format('parent %s %%', c_id)
+          and f.status = 'cancelled' and f.cancel_reason = any(rota._parent_reasons(c_id))
         order by f.id
     loop
         begin
@@ -445,7 +454,7 @@ begin
             cross join lateral (
                 select i.id from rota.finished_jobs as i
                 where i.id = d.job_id and i.status = 'cancelled'
-                  and i.cancel_reason like format('parent %s %%', c.id) limit 1
+                  and i.cancel_reason = any(rota._parent_reasons(c.id)) limit 1
             ) as f
         )
         -- The recursion goes on only as far as it is asked.

@@ -172,6 +172,16 @@ begin
         sql("waiting/dependencies", "v_doubtful := v_cancelled;", "raise;"),
     ),
     mutant(
+        "cancel-of-an-operator-taken-for-a-parents",
+        "A retry brings back a job that an operator has cancelled, by how his reason begins.",
+        "sql/waiting/test_dependencies.py",
+        sql(
+            "waiting/dependencies",
+            "i.cancel_reason = any(rota._parent_reasons(c.id))",
+            "i.cancel_reason like format('parent %s %%', c.id)",
+        ),
+    ),
+    mutant(
         "refused-held-job-keeps-the-others",
         "A held job that a trigger refuses takes each slot that is given back, for nothing.",
         "sql/waiting/test_limits.py",

@@ -253,6 +253,18 @@ def test_retry_job_leaves_what_was_cancelled_with_it(db):
     assert [row.after["dependants"] for row in acts] == [1, 0]
 
 
+def test_retry_with_dependants_leaves_what_an_operator_has_cancelled(db):
+    parent = enqueue(db)
+    child = enqueue(db, depends_on=[parent])
+    value(db, "cancel_job", job_id=child, reason=f"parent {parent} is the wrong one")
+    end(db, parent, "cancel")
+    settle(db)
+
+    assert value(db, "retry_with_dependants", job_id=parent) == 1
+    settle(db)
+    assert status(db, child) == "cancelled"
+
+
 def test_retry_with_dependants_is_refused_as_retry_job_is(db):
     with refused("job_id"):
         value(db, "retry_with_dependants", job_id=None)
