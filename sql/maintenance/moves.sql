@@ -360,6 +360,7 @@ begin
         delete from rota.pauses as p
         where p.pause_name = rota._pause_name(end_queue_move.queue, null)
           and p.set_by = 'move';
+        perform rota._notify_paused(queue);
     end if;
     perform rota._audit('end_queue_move', jsonb_build_object('queue', queue));
 end $$;

@@ -558,7 +558,7 @@ begin
     -- @plpgsql_check_options: security_warnings = off
     execute rota._removing(
         (select c.relname::text from pg_class as c where c.oid = partition),
-        format('delete from %s as f where f.ctid = any($1)', partition))
+        format('delete from %s as f where f.ctid = any($1) and %s', partition, condition))
     using v_rows;
     get diagnostics v_deleted = row_count;
     return v_deleted;

@@ -139,6 +139,22 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "retention-trusts-a-look",
+        "A job is purged from its partition though another has come to wait for it.",
+        "races/test_waiting.py",
+        sql(
+            "maintenance/retention",
+            "where f.ctid = any($1) and %s', partition, condition))",
+            "where f.ctid = any($1)', partition))",
+        ),
+    ),
+    mutant(
+        "end-of-a-move-told-to-nobody",
+        "A queue that stays here after all starts with the next poll of its workers.",
+        "sql/maintenance/test_wakeups.py",
+        sql("maintenance/moves", "perform rota._notify_paused(queue);", ""),
+    ),
+    mutant(
         "retention-under-an-open-enqueue",
         "A parent is removed while the transaction of its child is open, which is cancelled.",
         "sql/maintenance/test_retention.py",

@@ -15,6 +15,7 @@ from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
+from races.instrument import ARM, GATE, instrument
 
 SECONDS = 3.0
 RETRIES = {
@@ -219,6 +220,33 @@ def whole(function: str, job: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if function == "enqueue":
         return call(function, job_type="t", **job)
     return call(function, jobs=Jsonb([{"job_type": "t", **job}]))
+
+
+def test_a_job_that_is_waited_for_while_retention_looks_at_it_stays(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """A finds a cancelled job of long ago in its partition; B waits for it; A goes on."""
+    parent = enqueue(b)
+    b.fetch(*call("cancel_job", job_id=parent))
+    ((partition, condition),) = db.execute(
+        "select f.tableoid::regclass::text, p.condition from rota.finished_jobs as f,"
+        " rota._partitioned() as p where f.id = %s and p.name = 'finished_jobs_done'",
+        [parent],
+    )
+    instrument(db)
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [1])
+    pending = a.start(
+        "select rota._purge_partition(%s::text::regclass, 10, %s)", [partition, condition]
+    )
+    pending.wait_blocked()
+    child = enqueue(b, depends_on=[parent], if_parent_dead="wait")
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+
+    assert pending.result() == [(0,)]
+    assert ids(b) == []
+    assert state(b, child) == "blocked"
 
 
 def test_who_adds_parts_keeps_only_their_last_job_from_starting(

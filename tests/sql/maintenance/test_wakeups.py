@@ -725,6 +725,17 @@ def test_a_rerun_rings_when_the_job_before_it_has_ended(db, connect):
     assert sleeper.notified() == ["default"]
 
 
+def test_the_end_of_a_move_before_a_job_has_left_rings(db, connect, unnumbered):
+    call(db, "set_database_number", number=5)
+    enqueue(db)
+    call(db, "begin_queue_move", queue="default", database=6)
+    sleeper = Sleeper(connect())
+
+    call(db, "end_queue_move", queue="default")
+
+    assert sleeper.notified() == ["default"]
+
+
 def test_a_place_under_a_limit_rings(db, connect):
     call(db, "set_limit", job_type="x", max_running=1)
     enqueue(db)
