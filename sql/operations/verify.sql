@@ -176,7 +176,7 @@ begin
                 select from rota.retry_budgets as b where h.hold = 'retries ' || b.queue
             ) and not exists (
                 select from rota.pending_checks as c
-                where c.kind = 'pause' and h.hold = 'pause ' || c.subject
+                where c.kind = 'pause' and h.hold = 'pause ' || c.subject or c.kind = 'class'
                   or c.kind in ('limit', 'slots')
                   and (c.subject = h.hold or c.subject like '%:*')
             )

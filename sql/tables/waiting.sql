@@ -77,7 +77,7 @@ create table rota.pending_checks (
     updated_at timestamptz not null default rota.now(),
 
     constraint pending_checks_kind_check
-        check (kind in ('order', 'job', 'parent', 'retry', 'limit', 'slots', 'queue',
+        check (kind in ('order', 'job', 'parent', 'retry', 'limit', 'slots', 'class', 'queue',
             'schedule', 'pause', 'error', 'rerun'))
 )
 with (

@@ -484,16 +484,18 @@ begin
     ));
 end $$;
 
-/* The limit of a class changed: have each key looked at that has held jobs. */
-create or replace function rota._check_class(limit_name text)
+/* The limit of a class changed: have each key looked at that has held jobs, behind the one that
+ * is named, or all for the name of the class; a chunk at a time. */
+create or replace function rota._check_class(subject text)
     returns void language plpgsql as $$
 declare
-    c_prefix constant text := left(limit_name, -1);
-    v_name text := c_prefix;
+    c_chunk constant integer := 1000;
+    c_prefix constant text := substring(subject, '^key [^:]*:');
+    v_name text := case when subject = c_prefix || '*' then c_prefix else subject end;
     -- A key may have nothing behind its colon.
-    v_names text[] := array[c_prefix];
+    v_names text[] := case when subject = c_prefix || '*' then array[c_prefix] end;
 begin
-    loop
+    for v_number in 1..c_chunk loop
         select j.hold into v_name from rota.jobs as j
         where j.hold > v_name and j.hold < left(c_prefix, -1) || ';' and j.hold <> 'time'
           and j.status in ('queued', 'failed') order by j.hold limit 1;
@@ -501,6 +503,7 @@ begin
         v_names := v_names || v_name;
     end loop;
     perform rota._add_checks('limit', v_names);
+    perform rota._add_checks('class', array[v_name]) where v_name is not null;
 end $$;
 
 /*

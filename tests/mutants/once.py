@@ -2061,10 +2061,22 @@ any(array['access producer', enqueue.queue])
         "class-without-its-shortest-key",
         "A key that ends with its colon waits for ever when its class has a higher limit.",
         "sql/waiting/test_limits.py",
+        sql("waiting/limits", "then array[c_prefix] end;", "then '{}'::text[] end;"),
+    ),
+    mutant(
+        "class-looked-at-at-once",
+        "A tick looks at all held keys of a class whose limit has changed, without a bound.",
+        "sql/waiting/test_limits.py",
+        sql("waiting/limits", "for v_number in 1..c_chunk loop", "loop"),
+    ),
+    mutant(
+        "class-looked-at-in-part",
+        "Held keys of a class behind the first thousand do not see that its limit has changed.",
+        "sql/waiting/test_limits.py",
         sql(
             "waiting/limits",
-            "v_names text[] := array[c_prefix];",
-            "v_names text[] := '{}'::text[];",
+            "perform rota._add_checks('class', array[v_name]) where v_name is not null;",
+            "",
         ),
     ),
     mutant(

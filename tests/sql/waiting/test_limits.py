@@ -255,6 +255,22 @@ def test_set_limit_of_a_class_counts_few_keys_at_a_time(db):
     assert ids(take(db)) == [new]
 
 
+def test_set_limit_of_a_class_looks_at_few_held_keys_at_a_time(db):
+    db.execute(
+        "insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status,"
+        " run_at, limit_key, hold) select 'a', 'x', '{}', 0, 1, 'queued', rota.now(),"
+        " 'shop:' || n, 'key shop:' || n from generate_series(1, 1100) as n"
+    )
+    limit(db, limit_key="shop:*", max_starts=1000)
+
+    db.execute("select rota._do_checks(1000)")
+
+    assert Counter(kind for kind, _ in pending(db)) == {"limit": 1001, "class": 1}
+    settle(db)
+    assert rows(db, "select from rota.jobs where hold is not null") == []
+    assert pending(db) == []
+
+
 def test_set_limit_can_be_raised_lowered_and_removed(db):
     limit(db, job_type="x", max_running=1)
     for _ in range(9):
