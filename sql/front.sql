@@ -320,13 +320,19 @@ end $$;
 create or replace function rota_front.follow_move(source integer, target integer)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
+    if num_nulls(source, target) > 0 then
+        raise exception using
+            errcode = '22023', message = format('%s must not be null',
+                case when source is null then 'source' else 'target' end);
+    end if;
     update rota_front.slots as s set earlier = s.earlier || follow_move.target
     where follow_move.source = any(s.earlier || s.number)
       and follow_move.target <> all(s.earlier || s.number)
       and exists (select from rota_front.shards as h where h.number = follow_move.target);
 end $$;
 comment on function rota_front.follow_move is
-    'Look for the keys of a database also in that to which a queue of it has moved.';
+    'Look for the keys of a database also in that to which a queue of it has moved; raises '
+    '22023.';
 
 /* Give slots to databases that have fewer than others; never waits for a call. */
 create or replace function rota_front.rebalance(max_slots integer default 64)
@@ -335,6 +341,11 @@ create or replace function rota_front.rebalance(max_slots integer default 64)
 declare
     v_slot record;
 begin
+    if (max_slots >= 0) is not true then
+        raise exception using
+            errcode = '22023', message = format('max_slots must be at least 0, got %s',
+                coalesce(max_slots::text, 'null'));
+    end if;
     switched := 0;
     remaining := 0;
     for v_slot in
@@ -381,7 +392,8 @@ begin
 end $$;
 comment on function rota_front.rebalance is
     'Give each database its share of the slots, at most max_slots in this transaction: how '
-    'many changed hands, and how many still have to, since calls use them or there are more.';
+    'many changed hands, and how many still have to, since calls use them or there are more; '
+    'raises 22023.';
 
 /* A shard that is away, or too slow, is a row with its problem, and the others are read.  One
  * that stands still ends the whole call with statement_timeout: ask for one at a time then. */
@@ -397,8 +409,13 @@ begin
         raise exception using
             errcode = '22023', message = format('view_name must be a view of observers, got '
                 '%L', view_name);
-    end if;
-    if ask_each.number is not null then
+    elsif jsonb_typeof(filter) is distinct from 'object' then
+        raise exception using errcode = '22023', message = 'filter must be an object';
+    elsif (max_rows >= 0) is not true then
+        raise exception using
+            errcode = '22023', message = format('max_rows must be at least 0, got %s',
+                coalesce(max_rows::text, 'null'));
+    elsif ask_each.number is not null then
         perform rota_front.shard_of_number('number', ask_each.number);
     end if;
     select coalesce(string_agg(format(case when f.value is null then 'v.%I is null'

@@ -105,9 +105,10 @@ begin
       or (d.one ->> 'number') !~ '^[0-9]{1,4}$' or (d.one ->> 'number')::integer > 1023
       or coalesce(d.one ->> 'dbname', '') = ''
       or exists (
-        select from jsonb_object_keys(d.one) as k (name)
-        where k.name <> all('{number,host,hostaddr,port,dbname,sslmode,target_session_attrs,'
+        select from jsonb_each(d.one) as k
+        where k.key <> all('{number,host,hostaddr,port,dbname,sslmode,target_session_attrs,'
             'options}')
+          or jsonb_typeof(k.value) not in ('string', 'number')
     ) limit 1;
     perform rota._refuse('databases', 'must have different numbers')
     from jsonb_array_elements(_check_databases.databases) as d

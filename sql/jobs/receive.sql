@@ -104,9 +104,14 @@ begin
         returning m.* into v_move;
     end if;
 
-    select coalesce(array_agg((e.job ->> 'id')::bigint order by e.n), '{}') as ids,
-        coalesce(array_agg((e.job ->> 'created_at')::timestamptz order by e.n), '{}') as times
-    into v_jobs from jsonb_array_elements(receive_moves.jobs) with ordinality as e (job, n);
+    begin
+        select coalesce(array_agg((e.job ->> 'id')::bigint order by e.n), '{}') as ids,
+            coalesce(array_agg((e.job ->> 'created_at')::timestamptz order by e.n), '{}')
+                as times
+        into v_jobs from jsonb_array_elements(receive_moves.jobs) with ordinality as e (job, n);
+    exception when data_exception then
+        perform rota._refuse('jobs', 'must be an array of up to 1000 jobs of take_moves()');
+    end;
     return query select r.ordinal, r.job_id, r.error_code, r.message
     from rota._receive_each(v_move, v_jobs.ids, v_jobs.times, receive_moves.jobs) as r;
 end $$;

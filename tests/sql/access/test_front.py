@@ -779,8 +779,19 @@ def test_a_database_that_is_away_is_named_and_the_others_read(front, admin):
         front.db.execute("select * from rota_front.ask_each('jobs; drop')")
     with raises("22023", "number must be the number of a database of this front, got 9"):
         front.db.execute("select * from rota_front.ask_each('job_runs', number => 9)")
-    with raises("22023", "view_name"):
-        front.db.execute("select * from rota_front.ask_each(null)")
+    for arguments, name in (
+        ("ask_each(null)", "view_name"),
+        ("ask_each('job_runs', null)", "filter"),
+        ("ask_each('job_runs', '[]')", "filter"),
+        ("ask_each('job_runs', max_rows => null)", "max_rows"),
+        ("ask_each('job_runs', max_rows => -1)", "max_rows"),
+        ("rebalance(null)", "max_slots"),
+        ("rebalance(-1)", "max_slots"),
+        ("follow_move(null, 1)", "source"),
+        ("follow_move(1, null)", "target"),
+    ):
+        with raises("22023", name):
+            front.db.execute(f"select * from rota_front.{arguments}")
 
 
 @pytest.mark.slow
@@ -862,7 +873,8 @@ def test_front_statements_refuses_every_bad_argument_by_name(db):
     for bad in (None, {}, [], [1], [{"number": 1}], [{"dbname": "x"}],
                 [{**good, "number": 1024}], [{**good, "number": "1"}],
                 [{**good, "number": -1}], [{**good, "password": "x"}], [good, good],
-                [{**good, "dbname": ""}]):  # fmt: skip
+                [{**good, "dbname": ""}], [{**good, "host": ["a"]}],
+                [{**good, "port": None}]):  # fmt: skip
         with raises("22023", "databases"):
             call(db, "front_statements", databases=None if bad is None else json.dumps(bad))
     with raises("22023", "time_limit"):

@@ -1361,7 +1361,9 @@ def test_what_a_late_job_waits_for_is_told(db, there):
 
 def test_bad_arguments_are_refused_by_name(db, there):
     move_id = begin(db, there)
-    for bad in ({"move_id": None}, {"from_database": 6}, {"queue": ""}, {"jobs": "{}"}):
+    of_no_move = ('[{"id": "x"}]', '[{"id": 1.5}]', '[{"id": 1, "created_at": "soon"}]')
+    bad_jobs = [{"jobs": jobs} for jobs in ("{}", *of_no_move)]
+    for bad in ({"move_id": None}, {"from_database": 6}, {"queue": ""}, *bad_jobs):
         with refused(next(iter(bad))):
             receive(there, **{"move_id": move_id, **bad})
     with refused("jobs"):
