@@ -177,7 +177,6 @@ declare
     v_keys text[];
     v_parents bigint[];
     v_free bigint[];
-    v_held bigint[];
     v_doubtful bigint[];
     v_key text;
 begin
@@ -205,15 +204,8 @@ begin
         select c.id from unnest(v_ids, v_keys, v_parents) as c (id, ordering_key, parent_id)
         where num_nonnulls(c.ordering_key, c.parent_id) = 0
     );
-    v_held := array(
-        select j.id from rota.jobs as j where j.id = any(v_free) and j.status = 'blocked'
-        for update skip locked
-    );
-    -- The session that lets a job wait for more has it locked: asked again, it is certain.
-    v_ids := rota._open_each(array(
-        select h.id from unnest(v_held) as h (id) where rota._newest_parent(h.id) is null
-    ));
-    return v_doubtful || array(select unnest(v_free) except select unnest(v_ids));
+    return v_doubtful
+        || array(select unnest(v_free) except select unnest(rota._open_each(v_free)));
 end $$;
 
 /* Look at what a job waits for, from the newest parent on: 'id' as far as one that is still to

@@ -163,8 +163,10 @@ declare
     v_free integer := max_jobs;
     v_first record;
     v_open record;
+    v_room integer;
+    v_step integer;
     v_found bigint[];
-    v_tried bigint[];
+    v_refused bigint[];
     v_ids bigint[];
     v_opened bigint[] := '{}'::bigint[];
 begin
@@ -198,26 +200,44 @@ begin
             from rota._opened(limit_name, v_kind.queue, v_kind.job_type, v_first.lane,
                 v_kind.open_id, v_free,
                 case when slots_given is not null then 1000 end) as o;
+            v_room := least(100, greatest(20, coalesce(slots_given, 100)),
+                v_free - v_open.jobs);
+            v_step := v_room;
             v_ids := '{}'::bigint[];
-            v_tried := '{}'::bigint[];
-            for v_try in 1..20 loop
-                v_found := array(
-                    select j.id from rota.jobs as j
-                    where j.hold = _open_held.limit_name
-                      and j.hold <> 'time' and j.status in ('queued', 'failed')
-                      and j.queue = v_kind.queue and j.job_type = v_kind.job_type
-                      and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at))
-                        >= (v_first.lane, v_first.place)
-                      and j.id <> all(v_tried)
-                    order by coalesce(j.own_lane, j.priority),
-                        coalesce(j.own_place, j.run_at), j.id
-                    limit least(100, greatest(20, coalesce(slots_given, 100)),
-                        v_free - v_open.jobs) - cardinality(v_ids) for update skip locked
-                );
-                v_tried := v_tried || v_found;
-                v_ids := v_ids || rota._open_each_held(v_found, limit_name);
-                -- Past those that a trigger refuses.
-                exit when v_found = '{}' or cardinality(v_ids) = cardinality(v_tried);
+            v_refused := '{}'::bigint[];
+            while cardinality(v_ids) < v_room and cardinality(v_refused) < 20 loop
+                begin
+                    -- In one subtransaction with the update, or the marks of the locks stay.
+                    v_found := array(
+                        select j.id from rota.jobs as j
+                        where j.hold = _open_held.limit_name
+                          and j.hold <> 'time' and j.status in ('queued', 'failed')
+                          and j.queue = v_kind.queue and j.job_type = v_kind.job_type
+                          and (coalesce(j.own_lane, j.priority),
+                            coalesce(j.own_place, j.run_at)) >= (v_first.lane, v_first.place)
+                          and j.id <> all(v_refused)
+                        order by coalesce(j.own_lane, j.priority),
+                            coalesce(j.own_place, j.run_at), j.id
+                        limit v_step for update skip locked
+                    );
+                    with opened as (
+                        update rota.jobs as j
+                        set hold = null, opened_for = _open_held.limit_name
+                        where j.id = any(v_found) returning j.id
+                    )
+                    select v_ids || coalesce(array_agg(o.id), '{}') into v_ids from opened as o;
+                exception when others then
+                    if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;
+                    if v_step > 1 then
+                        v_step := 1;
+                        continue;
+                    end if;
+                    raise warning 'job % cannot be let in: %', v_found[1], sqlerrm;
+                end;
+                -- One that a trigger refuses, or keeps held, keeps no other out.
+                v_refused := v_refused || array(
+                    select unnest(v_found) except select unnest(v_ids));
+                exit when cardinality(v_found) < v_step;
             end loop;
             v_kind.lane := v_first.lane;
             v_kind.place := v_first.place;
@@ -242,35 +262,6 @@ begin
             'kinds', v_kinds)::text);
     end if;
     return cardinality(v_opened);
-end $$;
-
-/* Let held jobs, which the caller has locked, into their lanes, and return which: one that a
- * trigger refuses keeps no other, nor the job whose end gives the slot. */
-create or replace function rota._open_each_held(job_ids bigint[], limit_name text)
-    returns bigint[] language plpgsql as $$
-declare
-    v_opened bigint[];
-begin
-    if job_ids = '{}' then return '{}'::bigint[]; end if;
-    begin
-        with opened as (
-            update rota.jobs as j
-            set hold = null, opened_for = _open_each_held.limit_name
-            where j.id = any(_open_each_held.job_ids) returning j.id
-        )
-        select coalesce(array_agg(o.id), '{}') into v_opened from opened as o;
-        return v_opened;
-    exception when others then
-        if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;
-        if cardinality(job_ids) = 1 then
-            raise warning 'job % cannot be let in: %', job_ids[1], sqlerrm;
-            return '{}'::bigint[];
-        end if;
-    end;
-    return array(
-        select unnest(rota._open_each_held(array[i.id], _open_each_held.limit_name))
-        from unnest(_open_each_held.job_ids) as i (id)
-    );
 end $$;
 
 /* How many jobs of a kind a limit has let into their lanes, up to so many, and the first.  One

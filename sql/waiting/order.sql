@@ -58,7 +58,6 @@ declare
     v_start bigint;
     v_walked bigint;
     v_job_id bigint;
-    v_status text;
     v_parent_id bigint;
 begin
     if ended_id is null and not rota._try_lock_key(ordering_key, max_locks) then
@@ -86,20 +85,15 @@ begin
 
     v_parent_id := rota._newest_parent(v_job_id);
     if v_parent_id is null then
-        select j.status into v_status from rota.jobs as j where j.id = v_job_id
-        for update skip locked;
-        if v_status is distinct from 'blocked' then return false; end if;
-        -- The session that lets a job wait for more has it locked: asked again, it is certain.
+        if rota._open_each(array[v_job_id]) <> '{}' then return true; end if;
         v_parent_id := rota._newest_parent(v_job_id);
     end if;
-    if v_parent_id is not null then
-        -- The end of its last parent looks at the key, if that is not under way.
-        if rota._still_to_end(array[v_parent_id]) = '{}' then
-            perform rota._add_checks('job', array[v_job_id::text]);
-        end if;
-        return true;
+    if v_parent_id is null then return false; end if;
+    -- The end of its last parent looks at the key, if that is not under way.
+    if rota._still_to_end(array[v_parent_id]) = '{}' then
+        perform rota._add_checks('job', array[v_job_id::text]);
     end if;
-    return rota._open_each(array[v_job_id]) <> '{}';
+    return true;
 end $$;
 
 /* Let blocked jobs, which the caller has locked, start when they are due; returns which. */
@@ -131,14 +125,26 @@ begin
     return v_opened;
 end $$;
 
-/* The same for jobs of others: one that a trigger refuses keeps no other, nor the job whose end
+/* Open those of these jobs that are blocked, wait for no parent, and are not locked by another
+ * session; returns which.  One that a trigger refuses keeps no other, nor the job whose end
  * opens it. */
 create or replace function rota._open_each(job_ids bigint[])
     returns bigint[] language plpgsql as $$
+declare
+    v_held bigint[];
 begin
     if job_ids = '{}' then return '{}'::bigint[]; end if;
     begin
-        return rota._open_jobs(job_ids);
+        -- In one subtransaction with the update, or the mark of this lock would stay.
+        v_held := array(
+            select j.id from rota.jobs as j
+            where j.id = any(_open_each.job_ids) and j.status = 'blocked'
+            for update skip locked
+        );
+        -- The session that lets a job wait for more has it locked: asked again, it is certain.
+        return rota._open_jobs(array(
+            select h.id from unnest(v_held) as h (id) where rota._newest_parent(h.id) is null
+        ));
     exception when others then
         if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;
         if cardinality(job_ids) = 1 then

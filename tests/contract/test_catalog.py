@@ -90,7 +90,7 @@ UNGUARDED = {
     "set_priority": "changes nothing that the worker relies on",
     "_place_jobs": "takes waiting rows that the caller has locked",
     "_hold_new": "takes waiting rows that the caller has locked",
-    "_open_each_held": "takes waiting rows that the caller has locked",
+    "_open_held": "takes waiting rows that it has just locked",
     "_check_queue": "takes waiting rows that it has just locked",
     "_take_out": "takes waiting rows that it has just locked",
     "take_forwards": "takes rows that it has just locked in a waiting state",

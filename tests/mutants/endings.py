@@ -185,13 +185,17 @@ begin
         "refused-held-job-keeps-the-others",
         "A held job that a trigger refuses takes each slot that is given back, for nothing.",
         "sql/waiting/test_limits.py",
-        sql("waiting/limits", "for v_try in 1..20 loop", "for v_try in 1..1 loop"),
+        sql("waiting/limits", "cardinality(v_refused) < 20", "cardinality(v_refused) < 1"),
     ),
     mutant(
         "refused-held-job-keeps-its-limit",
         "A held job that a trigger refuses keeps all others of its limit from finishing.",
         "sql/waiting/test_limits.py",
-        sql("waiting/limits", "if cardinality(job_ids) = 1 then", "raise; if true then"),
+        sql(
+            "waiting/limits",
+            "if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;",
+            "raise;",
+        ),
     ),
     mutant(
         "one-ending-stops-all",
