@@ -141,6 +141,18 @@ create or replace function rota._exact(duration interval)
 begin return make_interval(secs => extract(epoch from _exact.duration)::float8); end;
 $$;
 
+/* Refuse a snapshot that is older than the locks that the caller takes. */
+create or replace function rota._check_isolation(name text)
+    returns void language plpgsql as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'RT009',
+            message = format('%s needs the isolation level read committed, not %s', name,
+                current_setting('transaction_isolation')),
+            hint = 'Begin the transaction with "isolation level read committed".';
+    end if;
+end $$;
+
 create or replace function rota._check_lease(argument text, lease interval)
     returns void language plpgsql as $$
 begin

@@ -82,12 +82,7 @@ begin
     end if;
     -- Else what is sent for the second time does not see the receipts of the first, and is
     -- refused as if its id were another job's.
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'RT009',
-            message = format('receive_moves needs the isolation level read committed, not %s',
-                current_setting('transaction_isolation')),
-            hint = 'Begin the transaction with "isolation level read committed".';
-    end if;
+    perform rota._check_isolation('receive_moves');
     insert into rota.queue_moves as m (move_id, queue, direction, database)
     values (receive_moves.move_id, receive_moves.queue, 'in', receive_moves.from_database)
     on conflict do nothing;

@@ -322,6 +322,8 @@ declare
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
+    -- Else it would not see what a mover, for whose lock it waits, has taken out.
+    perform rota._check_isolation('end_queue_move');
     -- A mover may be taking out a late job, which would belong to no move afterwards.
     select m.* into v_move from rota.queue_moves as m where m.queue = end_queue_move.queue
     for update;
@@ -368,7 +370,7 @@ end $$;
 comment on function rota.end_queue_move is
     'End the move of a queue, once none of its jobs are left, or before a job has left: jobs '
     'enqueued here then stay here; call it in both databases, first in the one that the queue '
-    'leaves; raises RT004 if it does not move, RT016, 22023.';
+    'leaves; raises RT004 if it does not move, RT009, RT016, 22023.';
 
 create or replace function rota.queue_move_status(queue text)
     returns table (
@@ -447,6 +449,8 @@ declare
 begin
     perform rota._check_number('max_jobs', max_jobs, 1, 1000);
     perform rota._check_number('max_bytes', max_bytes, 1, 2147483647);
+    -- Else it would take a queue for empty in which there are jobs with a key.
+    perform rota._check_isolation('take_moves');
     v_move := rota._lock_move(move_id);
     if v_move.move_id is null then return; end if;
     select coalesce(array_agg(s.job_id order by s.job_id), '{}'),
@@ -481,7 +485,7 @@ comment on function rota.take_moves is
     'Return jobs of a moving queue that an earlier transaction took out of the live table, or '
     'take some out; call it in the transaction that sends jobs, unless null, and settle_above '
     'to receive_moves() in the other database and calls end_moves(); if has_more, call it '
-    'again at once; no row while another mover does this; raises 22023, 42501.';
+    'again at once; no row while another mover does this; raises 22023, RT009, 42501.';
 
 create or replace function rota.end_moves(move_id bigint, job_ids bigint[], endings jsonb)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp

@@ -520,7 +520,11 @@ begin
                         exists (select from rota.dependencies as d where d.parent_id = i.id)
                         or exists (select from rota.halted_keys as s where s.job_id = i.id)
                     ) then 'other jobs wait for it'
-                when act = 'purge' and k.ended_at >= c_counted_until
+                when act = 'purge'
+                  and current_setting('transaction_isolation') <> 'read committed'
+                    then 'other jobs may wait for it: purge it in read committed'
+                when act = 'purge'
+                  and (k.status <> 'succeeded' or k.ended_at >= c_counted_until)
                   and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}'
                     then 'an open transaction may let jobs wait for it: try again'
             end as reason

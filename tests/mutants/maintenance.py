@@ -149,6 +149,18 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "move-ended-in-an-older-snapshot",
+        "A job that is on its way belongs to no move any more, and no mover sends it.",
+        "sql/maintenance/test_moves.py",
+        sql("maintenance/moves", "perform rota._check_isolation('end_queue_move');", ""),
+    ),
+    mutant(
+        "queue-taken-for-empty",
+        "A mover with an older snapshot settles a queue in which there are jobs with a key.",
+        "sql/maintenance/test_moves.py",
+        sql("maintenance/moves", "perform rota._check_isolation('take_moves');", ""),
+    ),
+    mutant(
         "end-of-a-move-told-to-nobody",
         "A queue that stays here after all starts with the next poll of its workers.",
         "sql/maintenance/test_wakeups.py",
@@ -654,7 +666,16 @@ MAINTENANCE = (
         "head-freed-beside-its-parent",
         "The next of a line starts though it waits for a job.",
         "sql/waiting/test_dependencies.py",
-        sql("waiting/order", "    if v_parent_id is not null then\n", "    if false then\n"),
+        sql(
+            "waiting/order",
+            "_newest_parent(v_job_id);\n    if v_parent_id is null then\n",
+            "_newest_parent(v_job_id);\n    if true then\n",
+        ),
+        sql(
+            "waiting/order",
+            "unnest(v_held) as h (id) where rota._newest_parent(h.id) is null",
+            "unnest(v_held) as h (id)",
+        ),
     ),
     mutant(
         "stage-finished-by-two",

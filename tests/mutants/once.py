@@ -307,11 +307,7 @@ setting ->> 'pause_name',
         "moved-into-an-older-snapshot",
         "A job of a queue that moves is dead here because it has arrived there already.",
         "sql/maintenance/test_moves.py",
-        sql(
-            "jobs/receive",
-            "if current_setting('transaction_isolation') <> 'read committed' then",
-            "if false then",
-        ),
+        sql("jobs/receive", "perform rota._check_isolation('receive_moves');", ""),
     ),
     mutant(
         "swallowed-by-a-trigger",
@@ -1306,7 +1302,7 @@ any(array['access producer', enqueue.queue])
             "num_nonnulls(c.ordering_key) = 0",
         ),
         sql(
-            "waiting/dependencies",
+            "waiting/order",
             "unnest(v_held) as h (id) where rota._newest_parent(h.id) is null",
             "unnest(v_held) as h (id)",
         ),
@@ -2109,6 +2105,22 @@ any(array['access producer', enqueue.queue])
             "operations/acts",
             "and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}' then",
             "and false then",
+        ),
+    ),
+    mutant(
+        "purged-since-it-is-old",
+        "A job waits for one that had ended long ago, and was purged before its commit.",
+        "sql/operations/test_acts.py",
+        sql("operations/acts", "(k.status <> 'succeeded' or k.ended_at", "(k.ended_at"),
+    ),
+    mutant(
+        "purged-by-an-older-snapshot",
+        "A purge of a higher isolation level takes a job for which others wait.",
+        "sql/operations/test_acts.py",
+        sql(
+            "operations/acts",
+            "current_setting('transaction_isolation') <> 'read committed'",
+            "false",
         ),
     ),
     mutant(

@@ -1163,6 +1163,24 @@ def test_an_operators_pause_is_there_after_the_move_is_called_off(db, there, hou
     assert rows(db, pauses) == [("operator", "mine", None)]
 
 
+@pytest.mark.parametrize("function", ["take_moves", "end_queue_move"])
+def test_what_ends_a_move_is_not_done_in_an_older_snapshot(connect, db, there, function):
+    """It would not see a job that is on its way, or one with a key that is to go before."""
+    move_id = begin(db, there)
+    if function == "end_queue_move":
+        settle(db, there, move_id)
+    old = connect()
+    old.execute("set default_transaction_isolation = 'repeatable read'")
+    arguments = {"move_id": move_id} if function == "take_moves" else {"queue": "q"}
+
+    with raises("RT009"), old.transaction():
+        old.execute("select 1 from rota.jobs")
+        enqueue(db, queue="q", ordering_key="k")
+        if function == "end_queue_move":
+            call(db, "take_moves", move_id=move_id)
+        call(old, function, **arguments)
+
+
 def test_no_late_job_leaves_while_the_move_is_being_ended(connect, db, there):
     """It would be on its way without a move, so that no mover would send it."""
     settle(db, there, move_id := begin(db, there))

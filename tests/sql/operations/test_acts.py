@@ -550,6 +550,26 @@ def test_purge_deletes_ended_jobs_that_nobody_waits_for(db):
     assert scalar(db, "select count(*) from rota.job_errors where job_id = %s", lost) == 0
 
 
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+def test_purge_leaves_a_cancelled_parent_to_a_producer(db, connect, clock, level):
+    clock.set("2026-03-01 12:00+00")
+    parent = enqueue(db)
+    value(db, "cancel_job", job_id=parent)
+    clock.advance("1 hour")
+    db.execute("select rota.tick()")
+    producer, operator = connect(autocommit=False), connect(autocommit=False)
+    operator.execute(f"set transaction isolation level {level}")
+    operator.execute("select from rota.jobs")
+    enqueue(producer, depends_on=[parent], if_parent_dead="wait")
+    if level == "repeatable read":
+        producer.commit()
+
+    told = act(operator, "purge", {"ids": [parent]})
+
+    assert told.changed == 0
+    assert told.conflicts[0]["job_id"] == parent
+
+
 def test_purge_leaves_a_parent_to_a_producer_that_is_not_committed(db, connect):
     parent, child = enqueue(db), connect(autocommit=False)
     (job,) = claim(db)
