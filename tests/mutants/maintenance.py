@@ -28,6 +28,17 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "index-of-schedules-lost",
+        "Each schedule that comes due reads the jobs of all others.",
+        "contract/test_plans.py",
+        sql(
+            "tables/jobs",
+            "create index jobs_definition_idx on rota.jobs (definition)"
+            " where definition is not null;\n",
+            "",
+        ),
+    ),
+    mutant(
         "tick-reads-failures-for-each-breaker",
         "Each tick reads the newest 5000 failures once more for each breaker.",
         "sql/jobs/test_retries.py",
