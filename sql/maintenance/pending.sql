@@ -63,12 +63,13 @@ begin
     end;
 end $$;
 
-/* Whether a check is due that may be done, now or after the end of this transaction. */
-create or replace function rota._has_checks()
+/* Whether a check is due that may be done, now or after the end of this transaction, by its
+ * session or, if it only *asks*, by any. */
+create or replace function rota._has_checks(asks boolean default false)
     returns boolean language plpgsql as $$
 begin
     return current_setting('transaction_isolation') = 'read committed'
-      and rota._due_checks(1, with_own => true) <> '{}';
+      and rota._due_checks(1, true, asks) <> '{}';
 end $$;
 
 /* Whether a call is alone in its transaction, or in a procedure that has committed since its
@@ -95,15 +96,16 @@ end $$;
 
 /* The first due checks, of other transactions and perhaps of this one.  A transaction that
  * leaves limits to others takes those that have been due for three seconds. */
-create or replace function rota._due_checks(max_checks integer, with_own boolean default false)
-    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+create or replace function rota._due_checks(
+    max_checks integer, with_own boolean default false, asks boolean default false
+) returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
 declare
     c_index constant oid := 'rota.pending_checks_due_at_idx'::regclass::oid;
     v_me constant xid8 := case when not with_own then pg_current_xact_id_if_assigned() end;
     v_now constant timestamptz := rota.now();
     v_left_since constant timestamptz := case
-        when rota._leaves_to_others() then v_now - interval '3 seconds' end;
+        when not asks and rota._leaves_to_others() then v_now - interval '3 seconds' end;
     v_from bigint := rota._scan_from('checks', v_now);
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
     -- Before the scan: what comes in during it stands behind it.

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -493,6 +494,21 @@ def test_starts_at_a_rate_come_at_that_rate_and_not_at_the_polls(
     assert starts.at[9] - starts.at[0] > 8 / rate
 
 
+@pytest.mark.parametrize("bound", [{"job_type": "t"}, {"limit_key": "k"}])
+def test_starts_at_a_rate_wait_for_no_interval_of_ticks(
+    client: Client, db: Db, background: Background, bound: dict[str, Any]
+) -> None:
+    client.set_limit(**bound, max_starts=20)
+    client.tick()
+    starts = Starts()
+    background(starts.registry, tick_interval=NEVER)
+    wait_for_sleepers(db, 1)
+
+    client.enqueue_many([{"job_type": "t", "limit_key": "k"}] * 10)
+
+    wait_until(lambda: len(starts.at) == 10, "ten starts")
+
+
 class Calls(Counter[str]):
     """How often the workers of this process have called some functions."""
 
@@ -654,7 +670,7 @@ def test_a_check_is_heard_of_with_the_answer_to_listen(
         waiting = await wait_for_jobs(client, *arguments)
         await client.connection.execute("listen rota_maintenance_0")
         db.execute("notify rota_maintenance_0")  # it arrives with the next answer
-        return waiting
+        return replace(waiting, has_maintenance=False)
 
     async def begin_to_wait() -> None:
         async with notifier_of(dsn, ["default"]) as (waits, session):

@@ -674,6 +674,12 @@ MAINTENANCE = (
         sql("maintenance/pending", "when not _due_checks.with_own\n", "when false\n"),
     ),
     mutant(
+        "asked-as-if-it-did",
+        "A worker hears of a check of a limit three seconds late.",
+        "sql/waiting/test_pending.py",
+        sql("maintenance/pending", "when not asks and rota.", "when rota."),
+    ),
+    mutant(
         "head-freed-beside-its-parent",
         "The next of a line starts though it waits for a job.",
         "sql/waiting/test_dependencies.py",

@@ -368,3 +368,16 @@ def test_done_checks_cost_nothing_under_a_held_snapshot(db, connect):
     holder.rollback()
 
     assert min(counts) < 100
+
+
+def test_a_session_that_only_asks_is_told_of_what_it_would_leave_to_others(db):
+    call(db, "set_limit", job_type="x", max_starts=1, per="1 day")
+    call(db, "tick")
+    db.execute("update rota.maintenance set done_at = rota.now() where task = 'tick alone'")
+    for _ in range(2):
+        enqueue(db, "x")
+        claim(db)
+    db.execute("delete from rota.pending_checks where kind <> 'limit'")
+
+    in_many_messages = "select rota._has_checks() as does, rota._has_checks(asks => %s) as asks"
+    assert rows(db, in_many_messages, True) == [(False, True)]

@@ -233,6 +233,8 @@ class Notifier:
         if place is Place.AWAY:
             return
         self.has_maintenance = waiting.has_maintenance
+        if self.has_maintenance and seconds <= 0.0:
+            self.on_maintenance()  # a check has come due that may let a job in
         self.place = Place.ACTIVE if waiting.is_active else Place.IDLE
         if self.wanted is not Place.AWAY:
             if place is self.wanted:
