@@ -378,6 +378,21 @@ def test_running_jobs_of_a_worker_are_taken_by_force(run: Run, client: Client, d
     assert statuses(db, ids) == ["queued"] * 3
 
 
+def test_audit_tells_of_an_act_in_many_steps_once(
+    run: Run, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "ann")
+    client.enqueue_many([{"job_type": "a"}] * 2001)
+    run("pause", "--type", "b", "--yes")
+    run("cancel", "--type", "a", "--yes")
+    run("cancel", str(client.enqueue("a").job_id))
+
+    acts = [line.split()[2:5] for line in run("audit", "--limit", "3").splitlines()[1:]]
+    assert [act[:2] for act in acts] == [["ann", "cancel"], ["ann", "cancel"], ["ann", "pause"]]
+    assert [act[2] for act in acts[:2]] == ["1", "2001"]
+    assert [row["jobs"] for row in json.loads(run("audit", "--json"))][:4] == [1, 1, 1000, 1000]
+
+
 @pytest.mark.slow
 def test_audit_tells_who_did_what(
     run: Run, client: Client, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any, LiteralString
 
 import psycopg
@@ -274,7 +275,8 @@ def _tell_conflicts(conflicts: list[dict[str, Any]]) -> None:
 
 
 LOG: LiteralString = """
-    select id, acted_at, role, actor, act, filter, jobs, job_ids, before, after
+    select id, acted_at, role, actor, act, filter, jobs, before, after,
+        case when %(all_ids)s then job_ids else job_ids[1:5] end as job_ids
     from rota.audit_log
     where (%(job_id)s::bigint is null or job_ids @> array[%(job_id)s::bigint])
       and (%(act)s::text is null or act = %(act)s)
@@ -291,25 +293,36 @@ def audit(arguments: argparse.Namespace) -> None:
         "act": arguments.act,
         "who": arguments.by,
         "since": arguments.since,
-        "limit": arguments.limit,
+        "limit": arguments.limit if arguments.json else 1000 * arguments.limit,
+        "all_ids": arguments.json,
     }
     with asking(arguments) as connection:
         rows = connection.execute(LOG, values).fetchall()
     if arguments.json:
         print_json(rows)
         return
+    # A command acts on a thousand jobs at a time.
+    acts = [list(steps) for _, steps in groupby(rows, _act_of)][: arguments.limit]
     print_list(
         [
             {
-                "when": short(row["acted_at"]),
-                "who": row["actor"] or row["role"],
-                "act": row["act"],
-                "jobs": "" if row["jobs"] is None else row["jobs"],
-                "which": json.dumps(row["filter"])
-                if row["filter"]
-                else " ".join(map(str, (row["job_ids"] or [])[:5])),
-                "after": json.dumps(row["after"]) if row["after"] else "",
+                "when": short(last["acted_at"]),
+                "who": last["actor"] or last["role"],
+                "act": last["act"],
+                "jobs": ""
+                if last["jobs"] is None
+                else sum(row["jobs"] for row in [last, *steps]),
+                "which": json.dumps(last["filter"])
+                if last["filter"]
+                else " ".join(map(str, last["job_ids"] or [])),
+                "after": json.dumps(last["after"]) if last["after"] else "",
             }
-            for row in rows
+            for last, *steps in acts
         ]
     )
+
+
+def _act_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    if row["filter"] is None or row["jobs"] is None:
+        return (row["id"],)
+    return (row["role"], row["actor"], row["act"], row["filter"], row["after"])
