@@ -557,6 +557,19 @@ def test_worker_needs_a_registry(run: Callable[..., str], spec: str, message: st
     assert message in run("worker", spec, code=2)
 
 
+def test_worker_without_django_tasks_says_how_to_go_without(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "django.tasks", None)
+    monkeypatch.setitem(sys.modules, "django_tasks", None)
+    for name in ("jobs", "tasks"):
+        monkeypatch.delitem(sys.modules, f"rota.contrib.django.{name}", raising=False)
+
+    told = run("worker", "rota.contrib.django.jobs:registry", code=2)
+
+    assert "(Name a registry, --registry shop.jobs:registry; only Tasks need" in told
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

@@ -285,7 +285,10 @@ def load_registry(spec: str) -> Registry:
 def _import_hint(module_name: str, error: BaseException) -> str | None:
     if "/" in module_name or module_name.endswith(".py"):
         return "Name a module, not a file, as in an import statement: shop.jobs:registry"
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
     top, _, _ = module_name.partition(".")
-    if isinstance(error, ModuleNotFoundError) and error.name == top:
+    if missing == top:
         return f"Run it where `import {top}` works, or set PYTHONPATH"
+    if missing == "django_tasks":
+        return "Name a registry, --registry shop.jobs:registry; only Tasks need django-tasks"
     return None
