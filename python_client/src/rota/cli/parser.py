@@ -481,7 +481,8 @@ def _add_worker(commands: Any) -> None:
     add.add_argument("--reload", action="store_true", help=what)
     add.add_argument("--process-number", type=int, help=argparse.SUPPRESS)
     how = add.add_mutually_exclusive_group()
-    how.add_argument("--drain", action="store_true", help="exit when nothing is due")
+    what = "exit when nothing is due, or a rate lets nothing start just now"
+    how.add_argument("--drain", action="store_true", help=what)
     how.add_argument("--once", action="store_true", help="exit after one claim")
     _add_log(add)
 
