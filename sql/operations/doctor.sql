@@ -865,19 +865,27 @@ create or replace function rota._examine_vacuum()
             pg_stat_get_live_tuples(c.oid) as live,
             pg_stat_get_mod_since_analyze(c.oid) as changed,
             greatest(pg_stat_get_last_vacuum_time(c.oid),
-                pg_stat_get_last_autovacuum_time(c.oid)) as vacuumed_at
+                pg_stat_get_last_autovacuum_time(c.oid)) as vacuumed_at,
+            greatest(pg_stat_get_last_analyze_time(c.oid),
+                pg_stat_get_last_autoanalyze_time(c.oid)) as analyzed_at,
+            -- An act on very many jobs leaves as much, and the next round takes it away.
+            rota.now() - interval '5 minutes' as late
         from pg_class as c where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
     )
     (select 'warning', format('table %s has %s dead rows and %s live ones, and was %s',
             t.name, t.dead, t.live, coalesce('vacuumed '
                 || rota._span(rota.now() - t.vacuumed_at) || ' ago', 'never vacuumed')),
         format('vacuum (analyze) %s;', t.name)
-    from tables as t where t.dead > 50000 + t.live order by t.dead desc limit 5)
+    from tables as t
+    where t.dead > 50000 + t.live and t.vacuumed_at >= t.late is not true
+    order by t.dead desc limit 5)
     union all
     (select 'warning', format('statistics of table %s are stale: %s rows changed since '
             'they were taken, and %s are live', t.name, t.changed, t.live),
         format('analyze %s;', t.name)
-    from tables as t where t.changed > 100000 + 2 * t.live order by t.changed desc limit 5));
+    from tables as t
+    where t.changed > 100000 + 2 * t.live and t.analyzed_at >= t.late is not true
+    order by t.changed desc limit 5));
 $$;
 
 /* Of a partition that was detached by hand, the days go to the default partition, from where

@@ -27,6 +27,7 @@ from sql.helpers import (
     value,
 )
 from sql.operations.test_explain import ME, die, owner_sees_sessions
+from support.clock import now_is
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -466,15 +467,19 @@ def test_no_worker_is_there_at_all(db):
 
 
 def test_dead_rows_that_nobody_vacuums_and_statistics_that_are_stale(db):
+    def change_many() -> None:
+        db.execute(
+            "insert into rota.workers (worker, host, pid, version, queues, last_seen_at) select"
+            " 'w' || n, 'h', 1, rota.version(), '{q}', now() - interval '1 day'"
+            " from generate_series(1, 60000) as n on conflict do nothing"
+        )
+        db.execute("update rota.workers set pid = 2")
+        db.execute("delete from rota.workers where worker <> 'w1'")
+        is_new = db.info.server_version > 150000
+        db.execute("select pg_stat_force_next_flush()" if is_new else "")
+
     db.execute("alter table rota.workers set (autovacuum_enabled = off)")
-    db.execute(
-        "insert into rota.workers (worker, host, pid, version, queues, last_seen_at) select"
-        " 'w' || n, 'h', 1, rota.version(), '{q}', now() - interval '1 day'"
-        " from generate_series(1, 60000) as n"
-    )
-    db.execute("update rota.workers set pid = 2")
-    db.execute("delete from rota.workers where worker <> 'w1'")
-    db.execute("select pg_stat_force_next_flush()" if db.info.server_version > 150000 else "")
+    change_many()
 
     def found():
         wanted = "table rota.workers has", "statistics of table rota.workers are stale"
@@ -490,6 +495,13 @@ def test_dead_rows_that_nobody_vacuums_and_statistics_that_are_stale(db):
     wait_until(lambda: len(found()) == 1, "the analyze in the statistics of the server")
     db.execute(dead.remedy)
     wait_until(lambda: not found(), "the vacuum in the statistics of the server")
+
+    change_many()
+    dead = "select pg_stat_get_dead_tuples('rota.workers'::regclass) > 60000"
+    wait_until(lambda: scalar(db, dead), "statistics of the server")
+    assert found() == []  # the next round of autovacuum takes it
+    db.execute(now_is("clock_timestamp() + interval '6 minutes'"))
+    assert ["was vacuumed 6 min" in row.evidence for row in found()] == [True, False]
 
 
 def test_an_effect_of_which_nobody_knows(db):
