@@ -141,6 +141,17 @@ create or replace function rota._exact(duration interval)
 begin return make_interval(secs => extract(epoch from _exact.duration)::float8); end;
 $$;
 
+/* Whether jobs have triggers of their database, which may refuse a change of one.  Only then is
+ * it worth a subtransaction, which takes a transaction id of its own. */
+create or replace function rota._has_triggers()
+    returns boolean language plpgsql stable as $$
+begin
+    return exists (
+        select from pg_trigger as t
+        where t.tgrelid = 'rota.jobs'::regclass and not t.tgisinternal
+    );
+end $$;
+
 /* Refuse a snapshot that is older than the locks that the caller takes. */
 create or replace function rota._check_isolation(name text)
     returns void language plpgsql as $$

@@ -157,6 +157,7 @@ declare
     v_is_full constant boolean := rota._is_full_scan_due((v_start ->> 'full_scan_at')::bigint,
         v_now);
     c_index constant oid := 'rota.jobs_hold_idx'::regclass::oid;
+    c_has_triggers constant boolean := rota._has_triggers();
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_kinds jsonb := '[]'::jsonb;
     v_kind record;
@@ -203,29 +204,18 @@ begin
             v_room := least(100, greatest(20, coalesce(slots_given, 100)),
                 v_free - v_open.jobs);
             v_step := v_room;
-            v_ids := '{}'::bigint[];
+            v_ids := case when not c_has_triggers
+                then rota._open_for(limit_name, rota._lock_held(limit_name, v_kind.queue,
+                    v_kind.job_type, v_first.lane, v_first.place, v_room))
+                else '{}'::bigint[] end;
             v_refused := '{}'::bigint[];
-            while cardinality(v_ids) < v_room and cardinality(v_refused) < 20 loop
+            while c_has_triggers and cardinality(v_ids) < v_room
+              and cardinality(v_refused) < 20 loop
                 begin
                     -- In one subtransaction with the update, or the marks of the locks stay.
-                    v_found := array(
-                        select j.id from rota.jobs as j
-                        where j.hold = _open_held.limit_name
-                          and j.hold <> 'time' and j.status in ('queued', 'failed')
-                          and j.queue = v_kind.queue and j.job_type = v_kind.job_type
-                          and (coalesce(j.own_lane, j.priority),
-                            coalesce(j.own_place, j.run_at)) >= (v_first.lane, v_first.place)
-                          and j.id <> all(v_refused)
-                        order by coalesce(j.own_lane, j.priority),
-                            coalesce(j.own_place, j.run_at), j.id
-                        limit v_step for update skip locked
-                    );
-                    with opened as (
-                        update rota.jobs as j
-                        set hold = null, opened_for = _open_held.limit_name
-                        where j.id = any(v_found) returning j.id
-                    )
-                    select v_ids || coalesce(array_agg(o.id), '{}') into v_ids from opened as o;
+                    v_found := rota._lock_held(limit_name, v_kind.queue, v_kind.job_type,
+                        v_first.lane, v_first.place, v_step, v_refused);
+                    v_ids := v_ids || rota._open_for(limit_name, v_found);
                 exception when others then
                     if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;
                     if v_step > 1 then
@@ -262,6 +252,41 @@ begin
             'kinds', v_kinds)::text);
     end if;
     return cardinality(v_opened);
+end $$;
+
+/* Lock up to so many held jobs of a kind from this place on, but for the refused. */
+create or replace function rota._lock_held(
+    limit_name text, queue text, job_type text, lane smallint, place timestamptz,
+    max_jobs integer, refused bigint[] default '{}'
+) returns bigint[] language plpgsql as $$
+-- It locks rows, which plpgsql_check does not see in an array.
+-- @plpgsql_check_options: performance_warnings = off
+begin
+    return array(
+        select j.id from rota.jobs as j
+        where j.hold = _lock_held.limit_name
+          and j.hold <> 'time' and j.status in ('queued', 'failed')
+          and j.queue = _lock_held.queue and j.job_type = _lock_held.job_type
+          and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at))
+            >= (_lock_held.lane, _lock_held.place)
+          and j.id <> all(_lock_held.refused)
+        order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
+        limit _lock_held.max_jobs for update skip locked
+    );
+end $$;
+
+/* Let held jobs into their lanes to take free slots of a limit; returns which went in. */
+create or replace function rota._open_for(limit_name text, job_ids bigint[])
+    returns bigint[] language plpgsql as $$
+declare
+    v_opened bigint[];
+begin
+    with opened as (
+        update rota.jobs as j set hold = null, opened_for = _open_for.limit_name
+        where j.id = any(_open_for.job_ids) returning j.id
+    )
+    select coalesce(array_agg(o.id), '{}') into v_opened from opened as o;
+    return v_opened;
 end $$;
 
 /* How many jobs of a kind a limit has let into their lanes, up to so many, and the first.  One

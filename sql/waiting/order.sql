@@ -126,25 +126,29 @@ begin
 end $$;
 
 /* Open those of these jobs that are blocked, wait for no parent, and are not locked by another
- * session; returns which.  One that a trigger refuses keeps no other, nor the job whose end
- * opens it. */
-create or replace function rota._open_each(job_ids bigint[])
+ * session; returns which. */
+create or replace function rota._open_free(job_ids bigint[])
     returns bigint[] language plpgsql as $$
 declare
-    v_held bigint[];
+    c_held constant bigint[] := array(
+        select j.id from rota.jobs as j
+        where j.id = any(_open_free.job_ids) and j.status = 'blocked' for update skip locked
+    );
 begin
-    if job_ids = '{}' then return '{}'::bigint[]; end if;
+    -- The session that lets a job wait for more has it locked: asked again, it is certain.
+    return rota._open_jobs(array(
+        select h.id from unnest(c_held) as h (id) where rota._newest_parent(h.id) is null
+    ));
+end $$;
+
+/* The same, but one that a trigger refuses keeps no other, nor the job whose end opens it. */
+create or replace function rota._open_each(job_ids bigint[])
+    returns bigint[] language plpgsql as $$
+begin
+    if job_ids = '{}' then return job_ids; end if;
+    if not rota._has_triggers() then return rota._open_free(job_ids); end if;
     begin
-        -- In one subtransaction with the update, or the mark of this lock would stay.
-        v_held := array(
-            select j.id from rota.jobs as j
-            where j.id = any(_open_each.job_ids) and j.status = 'blocked'
-            for update skip locked
-        );
-        -- The session that lets a job wait for more has it locked: asked again, it is certain.
-        return rota._open_jobs(array(
-            select h.id from unnest(v_held) as h (id) where rota._newest_parent(h.id) is null
-        ));
+        return rota._open_free(job_ids);
     exception when others then
         if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;
         if cardinality(job_ids) = 1 then

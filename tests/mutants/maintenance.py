@@ -690,8 +690,8 @@ MAINTENANCE = (
         ),
         sql(
             "waiting/order",
-            "unnest(v_held) as h (id) where rota._newest_parent(h.id) is null",
-            "unnest(v_held) as h (id)",
+            "unnest(c_held) as h (id) where rota._newest_parent(h.id) is null",
+            "unnest(c_held) as h (id)",
         ),
     ),
     mutant(

@@ -95,7 +95,7 @@ MUTANTS: dict[str, list[Mutation]] = {
             "num_nonnulls(c.ordering_key, c.parent_id)",
             "num_nonnulls(c.ordering_key)",
         ),
-        ("_open_each", "where rota._newest_parent(h.id) is null", "where true"),
+        ("_open_free", "where rota._newest_parent(h.id) is null", "where true"),
     ],
     "a parent that is dead and does not matter": [
         (

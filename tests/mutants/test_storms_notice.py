@@ -102,7 +102,7 @@ MUTANTS = {
                 "num_nonnulls(c.ordering_key, c.parent_id)",
                 "num_nonnulls(c.ordering_key)",
             ),
-            ("_open_each", "where rota._newest_parent(h.id) is null", "where true"),
+            ("_open_free", "where rota._newest_parent(h.id) is null", "where true"),
         ],
         "before its parents",
     ),
