@@ -220,7 +220,7 @@ begin
         return;
     end if;
 
-    select r.new_jobs, r.has_rules, r.has_keys into v_read
+    select r.new_jobs, r.has_rules, r.has_keys, r.may_wait into v_read
     from rota._read_jobs(enqueue_many.jobs) as r;
     perform rota._check_queues_of(jobs);
     v_new_ids := rota._new_ids(cardinality(v_read.new_jobs));
@@ -254,7 +254,7 @@ begin
     if v_news is null then
         v_news := array(select i.id = i.new_id from unnest(v_ids, v_new_ids) as i (id, new_id));
     end if;
-    if v_read.has_rules then perform rota._link_jobs(jobs, v_ids, v_news); end if;
+    if v_read.may_wait then perform rota._link_jobs(jobs, v_ids, v_news); end if;
     perform rota._notify_for(v_ids);
     return query
     select i.ordinal::integer, i.id, i.is_new
@@ -336,9 +336,11 @@ begin
 end $$;
 
 /* Read and check the objects of a batch: as rows of jobs, for those keys that are columns, and
- * whether any has another key, which _rules_of() reads, or an idempotency key. */
+ * whether any has another key, which _rules_of() reads, or an idempotency key, or may wait for
+ * other jobs. */
 create or replace function rota._read_jobs(
-    jobs jsonb, out new_jobs rota.jobs[], out has_rules boolean, out has_keys boolean
+    jobs jsonb, out new_jobs rota.jobs[], out has_rules boolean, out has_keys boolean,
+    out may_wait boolean
 ) language plpgsql as $$
 declare
     c_plain constant text[] := array['job_type', 'payload', 'queue', 'run_at', 'priority',
@@ -349,7 +351,9 @@ declare
         'limit_key', 'expires_after'];
     v_now constant timestamptz := rota.now();
     v_read record;
+    v_more record;
     v_rule record;
+    v_job record;
 begin
     if jsonb_typeof(_read_jobs.jobs) is distinct from 'array' then
         perform rota._refuse('jobs', 'must be an array of objects, got '
@@ -378,42 +382,58 @@ begin
         has_keys := v_read.has_keys;
         if v_read.are_sound and not has_rules then return; end if;
 
-        perform
-            case when (v_read.are_sound and r.delay is null and r.expires_after is null)
-            is not true then
+        -- Most jobs need none of these calls, each of which costs more than their questions.
+        select bool_or(num_nonnulls(r.delay, r.depends_on, r.expires_after) > 0) as has_more,
+            bool_or(num_nonnulls(n.ordering_key, r.depends_on, r.blocks) > 0) as may_wait,
+            count(case when (v_read.are_sound and r.delay is null and r.expires_after is null)
+                is not true then
                 rota._check_new_job(format('jobs[%s].', n.ordinality), n.job_type,
                     coalesce(n.payload, '{}'), coalesce(n.queue, 'default'), n.run_at, r.delay,
                     coalesce(n.priority, 0::smallint), n.max_attempts, n.lease, n.backoff,
                     n.idempotency_key, n.time_limit, n.expires_at, n.headers, r.expires_after)
-            end,
-            rota._check_key_rule(format('jobs[%s].', n.ordinality), n.idempotency_key,
-                r.unique_for, r.on_conflict, r.updated_at, r.max_wait,
-                coalesce(n.expires_at, v_now + r.expires_after)),
-            rota._check_waits(format('jobs[%s].', n.ordinality), n.ordering_key,
-                coalesce(n.skip_dead, false), r.depends_on, r.blocks,
-                coalesce(n.if_parent_dead, 'cancel'), n.limit_key)
+            end),
+            count(case when r.on_conflict <> 'keep'
+                or num_nonnulls(r.unique_for, r.updated_at, r.max_wait) > 0 then
+                rota._check_key_rule(format('jobs[%s].', n.ordinality), n.idempotency_key,
+                    r.unique_for, r.on_conflict, r.updated_at, r.max_wait,
+                    coalesce(n.expires_at, v_now + r.expires_after))
+            end),
+            count(case when n.limit_key like '%:*'
+                or octet_length(n.limit_key) not between 1 and 255
+                or octet_length(n.ordering_key) not between 1 and 255
+                or num_nonnulls(n.skip_dead, r.depends_on, r.blocks, n.if_parent_dead) > 0 then
+                rota._check_waits(format('jobs[%s].', n.ordinality), n.ordering_key,
+                    coalesce(n.skip_dead, false), r.depends_on, r.blocks,
+                    coalesce(n.if_parent_dead, 'cancel'), n.limit_key)
+            end)
+        into v_more
         from unnest(new_jobs) with ordinality as n
         join rota._rules_of(_read_jobs.jobs) as r on r.ordinal = n.ordinality;
+        may_wait := v_more.may_wait;
     exception
         -- An unknown time zone is an invalid_parameter_value too, so all texts are tried first.
         when data_exception or program_limit_exceeded then
             perform rota._check_values_of('jobs', jobs);
             raise;
     end;
+    if v_more.has_more is not true then return; end if;
     for v_rule in
-        select r.ordinal, r.delay, r.depends_on, r.expires_after
+        select r.ordinal, rota._exact(r.delay) as delay, r.depends_on,
+            rota._exact(r.expires_after) as expires_after
         from rota._rules_of(_read_jobs.jobs) as r
         where num_nonnulls(r.delay, r.depends_on, r.expires_after) > 0
     loop
-        new_jobs[v_rule.ordinal] := jsonb_populate_record(new_jobs[v_rule.ordinal],
-            jsonb_strip_nulls(jsonb_build_object(
-                -- Of one instant, or the pause would not be exactly the delay.
-                'run_at', v_now + rota._exact(v_rule.delay),
-                'expires_at', coalesce((new_jobs[v_rule.ordinal]).run_at,
-                    v_now + coalesce(rota._exact(v_rule.delay), '0'))
-                    + rota._exact(v_rule.expires_after),
-                'created_at', case when v_rule.delay is not null then v_now end,
-                'status', case when v_rule.depends_on is not null then 'blocked' end)));
+        v_job := new_jobs[v_rule.ordinal];
+        if v_rule.delay is not null then
+            -- Of one instant, or the pause would not be exactly the delay.
+            v_job.run_at := v_now + v_rule.delay;
+            v_job.created_at := v_now;
+        end if;
+        if v_rule.expires_after is not null then
+            v_job.expires_at := coalesce(v_job.run_at, v_now) + v_rule.expires_after;
+        end if;
+        if v_rule.depends_on is not null then v_job.status := 'blocked'; end if;
+        new_jobs[v_rule.ordinal] := v_job;
     end loop;
 end $$;
 

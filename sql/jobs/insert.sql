@@ -54,39 +54,53 @@ create or replace function rota._insert_jobs(new_jobs rota.jobs[], new_ids bigin
     returns bigint[] language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_is_configured constant boolean := exists (select from rota.configured_names) and exists (
-        select from (
-            select distinct coalesce(n.queue, 'default') as queue, n.job_type
-            from unnest(_insert_jobs.new_jobs) as n
-        ) as k
-        join rota.configured_names as c on c.name = any(array[k.queue, 'type ' || k.job_type])
-    );
+    v_have_settings boolean := false;
+    v_need_places boolean := false;
+    v_have_keys boolean;
+    v_are_placed boolean;
     v_ids bigint[];
-    v_has_limit_keys boolean;
+    v_have_limit_keys boolean;
 begin
+    if exists (select from rota.configured_names) then
+        select coalesce(bool_or(c.source in ('queues', 'job_types')), false),
+            coalesce(bool_or(rota._gives_place(c.source, c.name, k.queue) or exists (
+                select from rota.queues as q where q.queue = k.queue and q.ageing is not null
+            )), false), max(k.keys) > 0
+        into v_have_settings, v_need_places, v_have_keys
+        from (
+            select coalesce(n.queue, 'default') as queue, n.job_type,
+                count(n.idempotency_key) as keys
+            from unnest(_insert_jobs.new_jobs) as n group by 1, 2
+        ) as k
+        left join rota.configured_names as c
+            on c.name = any(array[k.queue, 'type ' || k.job_type]);
+    end if;
+    -- One that is found by its key, and does not go in, must not take the place of another.
+    v_are_placed := v_need_places and not v_have_keys;
+    if v_are_placed then new_jobs := rota._give_places(new_jobs, new_ids, v_now); end if;
     with added as (
         insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
             time_limit, expires_at, headers, backoff, idempotency_key, ordering_key, skip_dead,
             if_parent_dead, limit_key, pipeline, stage, stage_input, stage_queued_at,
-            definition, scheduled_for, status, run_at, lease_token, last_error, error_type,
-            failed_at, created_at, updated_at)
+            definition, scheduled_for, status, run_at, own_lane, own_place, hold, lease_token,
+            last_error, error_type, failed_at, created_at, updated_at)
         overriding system value
         select _insert_jobs.new_ids[n.ordinality], coalesce(n.queue, 'default'), n.job_type,
             coalesce(n.payload, '{}'), coalesce(n.priority, 0::smallint),
-            coalesce(n.max_attempts, case when v_is_configured then (
+            coalesce(n.max_attempts, case when v_have_settings then (
                 select q.max_attempts from rota.queues as q
                 where q.queue = coalesce(n.queue, 'default')
             ) end, 10),
             case when n.lease is not null then rota._exact(n.lease) end,
             case
                 when n.time_limit is not null then rota._exact(n.time_limit)
-                when v_is_configured and not v.is_back then (
+                when v_have_settings and not v.is_back then (
                     select t.time_limit from rota.job_types as t where t.job_type = n.job_type)
             end,
             case
                 when n.expires_at is not null then n.expires_at
                 -- A run ends with its last stage, which is of another type.
-                when v_is_configured and not v.is_back and n.pipeline is null
+                when v_have_settings and not v.is_back and n.pipeline is null
                     then rota._default_expiry(n.job_type, coalesce(n.queue, 'default'),
                         coalesce(n.run_at, v_now))
             end,
@@ -98,8 +112,9 @@ begin
             case when n.pipeline is not null then v_now end, n.definition, n.scheduled_for,
             coalesce(n.status,
                 case when n.ordering_key is null then 'queued' else 'blocked' end),
-            coalesce(n.run_at, v_now), coalesce(n.lease_token, 0), n.last_error, n.error_type,
-            n.failed_at, coalesce(n.created_at, v_now), v_now
+            coalesce(n.run_at, v_now), n.own_lane, n.own_place, n.hold,
+            coalesce(n.lease_token, 0), n.last_error, n.error_type, n.failed_at,
+            coalesce(n.created_at, v_now), v_now
         from unnest(_insert_jobs.new_jobs) with ordinality as n
         -- Whether it comes back from the history, with what it had.
         cross join lateral (
@@ -110,8 +125,10 @@ begin
             where idempotency_key is not null do nothing returning j.id, j.limit_key
     )
     select coalesce(array_agg(a.id), '{}'), count(a.limit_key) > 0
-    into v_ids, v_has_limit_keys from added as a;
-    if v_is_configured or v_has_limit_keys then perform rota._enter_lanes(v_ids); end if;
+    into v_ids, v_have_limit_keys from added as a;
+    if (v_need_places or v_have_limit_keys) and not v_are_placed then
+        perform rota._enter_lanes(v_ids);
+    end if;
     return v_ids;
 end $$;
 

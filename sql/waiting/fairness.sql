@@ -32,106 +32,37 @@ create or replace function rota._place_jobs(job_ids bigint[], keep_places boolea
     returns void language plpgsql as $$
 declare
     c_waiting constant text[] := '{queued,failed}'::text[];
-    v_now constant timestamptz := rota.now();
-    v_has_limits constant boolean := exists (select from rota.limits);
-    v_has_moved boolean;
-    v_has_places boolean;
-    v_last timestamptz;
-    v_jobs integer;
-    v_weight integer;
-    v_kind record;
+    v_jobs rota.jobs[];
+    v_ids bigint[];
+    v_opened_for text[];
 begin
-    for v_kind in
-        select j.queue, j.job_type, j.limit_key, j.priority, q.ageing,
-            exists (select from rota.fair_queues as f where f.queue = j.queue) as is_fair,
-            coalesce(array_agg(j.id order by p.old_place, j.run_at, j.id)
-                filter (where j.run_at <= v_now), '{}') as due_ids,
-            coalesce(array_agg(j.id order by j.run_at, j.id)
-                filter (where j.run_at <= v_now and p.old_place is null), '{}') as new_ids,
-            coalesce(array_agg(j.id) filter (where j.run_at > v_now), '{}') as later_ids,
-            array_agg(j.opened_for) filter (where j.opened_for is not null) as opened_for
-        from rota.jobs as j left join rota.queues as q on q.queue = j.queue
-        cross join lateral (
-            select case when _place_jobs.keep_places and j.own_lane is null
-                then j.own_place end as old_place) as p
-        where j.id = any(_place_jobs.job_ids) and j.status = any(c_waiting)
-        group by 1, 2, 3, 4, 5, 6 order by min(j.id)
-    loop
-        v_has_moved := rota._has_moved(v_kind.queue);
-        v_has_places := not v_has_moved
-            and (v_kind.is_fair or num_nonnulls(v_kind.ageing, v_kind.limit_key) > 0);
-        if v_has_places and v_kind.ageing is null and v_kind.due_ids <> '{}' then
-            if not v_kind.is_fair then perform rota._note_fair_queue(v_kind.queue); end if;
-            if v_kind.new_ids <> '{}' then
-                select l.place, l.jobs, l.weight into v_last, v_jobs, v_weight
-                from rota._last_of_key(v_kind.queue, v_kind.limit_key, v_kind.priority,
-                    v_has_limits, v_kind.new_ids) as l;
-            end if;
-        end if;
-        update rota.jobs as j
-        set hold = case when v_has_places and j.run_at > v_now then 'time' end,
-            opened_for = null,
-            own_lane = case when v_kind.ageing is not null and j.run_at <= v_now then 0 end,
-            own_place = case
-                when j.run_at > v_now or not v_has_places then null
-                when v_kind.ageing is not null then j.run_at + j.priority * v_kind.ageing
-                when j.id = any(v_kind.new_ids)
-                    then v_last + (v_jobs + array_position(v_kind.new_ids, j.id) - 1)
-                        / v_weight * interval '1 microsecond'
-                else j.own_place
-            end
-        where j.id = any(v_kind.due_ids || v_kind.later_ids) and (v_has_places
-            or num_nonnulls(j.hold, j.opened_for, j.own_lane, j.own_place) > 0);
-        -- The slots that these were let in for may be for others.
-        if v_kind.opened_for is not null then
-            perform rota._add_checks('limit', v_kind.opened_for);
-        end if;
-        if v_has_limits and not v_has_moved and v_kind.due_ids <> '{}' then
-            perform rota._hold_new(v_kind.queue, v_kind.job_type, v_kind.limit_key, case
-                when v_kind.ageing is null then v_kind.priority else 0 end, v_kind.due_ids);
-        end if;
-    end loop;
+    select array_agg(j), array_agg(j.id),
+        array_agg(j.opened_for) filter (where j.opened_for is not null)
+    into v_jobs, v_ids, v_opened_for from rota.jobs as j
+    where j.id = any(_place_jobs.job_ids) and j.status = any(c_waiting);
+    v_jobs := rota._give_places(v_jobs, v_ids, rota.now(), keep_places);
+    update rota.jobs as j
+    set hold = p.hold, opened_for = null, own_lane = p.own_lane, own_place = p.own_place
+    from unnest(v_jobs) as p
+    where j.id = any(v_ids) and j.id = p.id and (j.hold, j.opened_for, j.own_lane, j.own_place)
+        is distinct from (p.hold, null, p.own_lane, p.own_place);
+    -- The slots that these were let in for may be for others.
+    if v_opened_for is not null then perform rota._add_checks('limit', v_opened_for); end if;
 end $$;
 
-/* Hold those of these due jobs of one kind for which no capacity is to be expected soon: all
- * if jobs are held already, else all but as many as could start at once. */
-create or replace function rota._hold_new(
-    queue text, job_type text, limit_key text, lane integer, job_ids bigint[]
-) returns void language plpgsql as $$
-declare
-    v_limit record;
-    v_free integer;
-    v_ids bigint[] := job_ids;
-begin
-    for v_limit in
-        select l.limit_name, l.max_running
-        from rota._limits_of(_hold_new.job_type, _hold_new.limit_key) as l
-    loop
-        exit when v_ids = '{}';
-        v_free := rota._room_in_lane(v_limit.limit_name, v_limit.max_running, queue, job_type,
-            limit_key, lane, v_ids);
-        continue when v_free >= cardinality(v_ids);
-        perform rota._add_checks('limit', array[v_limit.limit_name]);
-        update rota.jobs as j
-        set hold = v_limit.limit_name where j.id = any(v_ids[v_free + 1:]);
-        v_ids := v_ids[:v_free];
-    end loop;
-end $$;
-
-/* How many of new jobs of one kind may enter their lane: as many as could start at once under
- * this limit, less those that wait there already, and none where it has held others. */
+/* How many of new jobs of one kind may enter their lane, which begins there: as many as could
+ * start at once under this limit, less those that wait there already, and none where it has
+ * held others.  The ids are those of all that are new, the lowest first. */
 create or replace function rota._room_in_lane(
     limit_name text, max_running integer, queue text, job_type text, limit_key text,
-    lane integer, job_ids bigint[]
+    lane integer, first_place timestamptz, job_ids bigint[]
 ) returns integer language plpgsql as $$
 declare
     v_free integer := least(max_running, 100);
-    v_first timestamptz;
 begin
     if v_free > 0 is not true or rota._had_held(limit_name) then
         return 0;
     elsif limit_name like 'key %' then
-        v_first := rota._first_place(queue, lane);
         v_free := v_free - (
             select count(*)::integer
             from (
@@ -141,7 +72,7 @@ begin
                   and coalesce(j.limit_key, '') = _room_in_lane.limit_key
                   and j.own_place is not null and coalesce(j.hold, '') <> 'time'
                   and j.hold is null and j.status in ('queued', 'failed')
-                  and coalesce(j.own_place, j.run_at) >= v_first
+                  and coalesce(j.own_place, j.run_at) >= _room_in_lane.first_place
                   and j.id <> all(_room_in_lane.job_ids)
                 order by coalesce(j.own_place, j.run_at) desc limit v_free
             ) as o
@@ -181,22 +112,19 @@ begin
     return v_has_held;
 end $$;
 
-/* The last place that jobs of a key have in a lane, apart from these, how many of them have it,
- * and how many may, which is the weight of the key; if there are none, the lane's first.  Only
+/* The last place that jobs of a key have in a lane that begins there, apart from these, and how
+ * many of them have it, up to the weight of the key; if there are none, the lane's first.  Only
  * of those places that claims walk to: behind them are jobs that still have the place of an
  * ageing that the queue had. */
 create or replace function rota._last_of_key(
-    queue text, limit_key text, lane integer, has_limits boolean, job_ids bigint[],
-    out place timestamptz, out jobs integer, out weight integer
-) language plpgsql as $$
+    queue text, limit_key text, lane integer, first_place timestamptz, weight integer,
+    job_ids bigint[], out place timestamptz, out jobs integer
+) language plpgsql stable as $$
 declare
     c_key constant text := coalesce(limit_key, '');
-    v_first constant timestamptz := rota._first_place(queue, lane);
     -- As _open_queues() has it.
     v_end constant timestamptz := rota.now() + interval '1 minute';
 begin
-    weight := coalesce(
-        case when has_limits then (rota._bound('key ' || limit_key)).weight end, 1);
     select l.place, count(*)::integer into place, jobs
     from (
         select coalesce(j.own_place, j.run_at) as place from rota.jobs as j
@@ -204,12 +132,12 @@ begin
           and coalesce(j.own_lane, j.priority) = _last_of_key.lane
           and coalesce(j.limit_key, '') = c_key and j.own_place is not null
           and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) >= v_first
+          and coalesce(j.own_place, j.run_at) >= _last_of_key.first_place
           and coalesce(j.own_place, j.run_at) <= v_end and j.id <> all(_last_of_key.job_ids)
         order by coalesce(j.own_place, j.run_at) desc limit _last_of_key.weight
     ) as l
     group by l.place order by l.place desc limit 1;
-    place := coalesce(place, v_first);
+    place := coalesce(place, first_place);
     jobs := coalesce(jobs, 0);
 end $$;
 

@@ -2,7 +2,7 @@
  * waiting/hooks.sql -- where jobs/ tells that jobs came in, wait and ended.
  *
  * jobs/ does not know how jobs wait for parents, under a key, for a limit or in a schedule: all
- * that a job leads to by coming or going begins here, and these four are the only calls from
+ * that a job leads to by coming or going begins here, and these five are the only calls from
  * jobs/ to waiting/.
  */
 
@@ -68,6 +68,8 @@ declare
     v_unknown bigint;
     v_parents bigint[];
     v_settings record;
+    v_bound rota.limits;
+    v_first timestamptz;
     v_last record;
     v_limit record;
 begin
@@ -98,6 +100,9 @@ begin
         exists (select from rota.limits) as has_limits, rota._has_moved(queue) as has_moved
     into v_settings;
     if v_settings.has_moved then return; end if;
+    if limit_key is not null and v_settings.has_limits then
+        v_bound := rota._bound('key ' || limit_key);
+    end if;
     if v_settings.is_fair or num_nonnulls(v_settings.ageing, limit_key) > 0 then
         if run_at > rota.now() then
             hold := 'time';
@@ -106,25 +111,178 @@ begin
             place := run_at + priority * v_settings.ageing;
         else
             if not v_settings.is_fair then perform rota._note_fair_queue(queue); end if;
-            v_last := rota._last_of_key(queue, limit_key, priority, v_settings.has_limits,
-                array[job_id]);
+            v_first := rota._first_place(queue, priority);
+            v_last := rota._last_of_key(queue, limit_key, priority, v_first,
+                coalesce(v_bound.weight, 1), array[job_id]);
             place := case
                 when v_last.jobs = 0 then least(run_at, v_last.place)
-                else v_last.place + v_last.jobs / v_last.weight * interval '1 microsecond'
+                else v_last.place
+                    + v_last.jobs / coalesce(v_bound.weight, 1) * interval '1 microsecond'
             end;
         end if;
     end if;
     if not v_settings.has_limits or run_at > rota.now() then return; end if;
     for v_limit in
-        select l.limit_name, l.max_running
-        from rota._limits_of(_job_comes_in.job_type, _job_comes_in.limit_key) as l
+        select v_bound.limit_name, v_bound.max_running
+        where num_nonnulls(v_bound.max_running, v_bound.max_starts) > 0
+        union all
+        select l.limit_name, l.max_running from rota.limits as l
+        where l.job_type = _job_comes_in.job_type
     loop
         continue when rota._room_in_lane(v_limit.limit_name, v_limit.max_running, queue,
-            job_type, limit_key, coalesce(lane, priority), array[job_id]) > 0;
+            job_type, limit_key, coalesce(lane, priority), case
+                when v_limit.limit_name like 'key %'
+                    then coalesce(v_first, rota._first_place(queue, coalesce(lane, priority)))
+            end, array[job_id]) > 0;
         hold := v_limit.limit_name;
         perform rota._add_checks('limit', array[hold]);
         return;
     end loop;
+end $$;
+
+/*
+ * Jobs that wait, or are about to be inserted with these ids, with their lanes and places, and
+ * the reason why they are held.
+ *
+ * Jobs of one kind differ by their order alone, so what waits already is looked at once for a
+ * kind.  Under a limit as many enter their lane as could start at once; the others are held.
+ */
+create or replace function rota._give_places(
+    jobs rota.jobs[], job_ids bigint[], moment timestamptz, keep_places boolean default false
+) returns rota.jobs[] language plpgsql as $$
+declare
+    v_has_limits constant boolean := exists (select from rota.limits);
+    v_ids constant bigint[] := array(
+        select i.id from unnest(_give_places.job_ids) as i (id) order by i.id
+    );
+    v_kind record;
+    v_queue text;
+    v_ageing interval;
+    v_is_fair boolean;
+    v_has_moved boolean;
+    v_has_places boolean;
+    v_lane integer;
+    v_next_lane integer;
+    v_first timestamptz;
+    v_bound rota.limits;
+    v_last timestamptz;
+    v_before integer;
+    v_job record;
+    v_limit record;
+    v_free integer;
+    v_room integer;
+    v_name text;
+    v_names text[];
+    v_rooms jsonb := '{}'::jsonb;
+    v_full text[] := '{}'::text[];
+begin
+    for v_kind in
+        select coalesce(n.queue, 'default') as queue, n.job_type, n.limit_key,
+            coalesce(n.priority, 0)::integer as priority,
+            array_agg(n.ordinality order by k.is_due desc, k.old_place, k.run_at, k.id)
+                as numbers,
+            (count(*) filter (where k.is_due))::integer as due,
+            (count(k.old_place) filter (where k.is_due))::integer as kept,
+            -- Those that are about to be inserted begin their lane, too, as if they were there.
+            min(min(coalesce(n.own_place, k.run_at)) filter (where n.own_lane is null
+                and n.hold is null)) over (
+                partition by coalesce(n.queue, 'default'), coalesce(n.priority, 0)
+            ) as first_place
+        from unnest(_give_places.jobs) with ordinality as n
+        cross join lateral (
+            select _give_places.job_ids[n.ordinality] as id,
+                coalesce(n.run_at, _give_places.moment) as run_at,
+                (n.run_at > _give_places.moment) is not true as is_due,
+                case when _give_places.keep_places and n.own_lane is null
+                    then n.own_place end as old_place
+        ) as k
+        where coalesce(n.status, case when n.ordering_key is null then 'queued' end)
+            in ('queued', 'failed')
+        group by 1, 2, 3, 4 order by 1, 4, min(n.ordinality)
+    loop
+        if v_queue is distinct from v_kind.queue then
+            v_queue := v_kind.queue;
+            v_lane := null;
+            select (select q.ageing from rota.queues as q where q.queue = v_queue),
+                exists (select from rota.fair_queues as f where f.queue = v_queue),
+                rota._has_moved(v_queue)
+            into v_ageing, v_is_fair, v_has_moved;
+        end if;
+        v_has_places := not v_has_moved
+            and (v_is_fair or num_nonnulls(v_ageing, v_kind.limit_key) > 0);
+        v_bound := null;
+        if v_has_limits and v_kind.due > 0 and v_kind.limit_key is not null then
+            v_bound := rota._bound('key ' || v_kind.limit_key);
+        end if;
+        v_next_lane := case when v_ageing is null then v_kind.priority else 0 end;
+        if v_has_places and v_kind.due > 0 and v_lane is distinct from v_next_lane
+          and (v_ageing is null or v_bound.limit_name is not null) then
+            v_lane := v_next_lane;
+            v_first := least(rota._first_place(v_queue, v_lane), v_kind.first_place);
+        end if;
+        if v_has_places and v_kind.due > 0 and v_ageing is null then
+            if not v_is_fair then
+                perform rota._note_fair_queue(v_queue);
+                v_is_fair := true;
+            end if;
+            if v_kind.due > v_kind.kept then
+                select l.place, l.jobs into v_last, v_before
+                from rota._last_of_key(v_queue, v_kind.limit_key, v_lane, v_first,
+                    coalesce(v_bound.weight, 1), v_ids) as l;
+            end if;
+        end if;
+
+        for v_n in 1..cardinality(v_kind.numbers) loop
+            v_job := jobs[v_kind.numbers[v_n]];
+            v_job.own_lane := null;
+            v_job.hold := null;
+            if not v_has_places or v_n > v_kind.due then
+                v_job.own_place := null;
+                if v_has_places then v_job.hold := 'time'; end if;
+            elsif v_ageing is not null then
+                v_job.own_lane := 0;
+                v_job.own_place := coalesce(v_job.run_at, moment) + v_kind.priority * v_ageing;
+            elsif v_n > v_kind.kept then
+                v_job.own_place := v_last + (v_before + v_n - v_kind.kept - 1)
+                    / coalesce(v_bound.weight, 1) * interval '1 microsecond';
+            end if;
+            jobs[v_kind.numbers[v_n]] := v_job;
+        end loop;
+        continue when not v_has_limits or v_has_moved;
+
+        v_room := v_kind.due;
+        v_names := '{}';
+        for v_limit in
+            select v_bound.limit_name, v_bound.max_running,
+                concat_ws(' ', v_bound.limit_name, v_lane, v_queue) as name
+            where num_nonnulls(v_bound.max_running, v_bound.max_starts) > 0
+            union all
+            select l.limit_name, l.max_running, l.limit_name from rota.limits as l
+            where l.job_type = v_kind.job_type
+        loop
+            exit when v_room = 0;
+            -- Another kind of these may have taken some of the room.
+            if not v_rooms ? v_limit.name then
+                v_rooms := v_rooms || jsonb_build_object(v_limit.name,
+                    rota._room_in_lane(v_limit.limit_name, v_limit.max_running, v_queue,
+                        v_kind.job_type, v_kind.limit_key, v_lane, v_first, v_ids));
+            end if;
+            v_names := v_names || v_limit.name;
+            v_free := (v_rooms ->> v_limit.name)::integer;
+            continue when v_free >= v_room;
+            for v_n in v_free + 1..v_room loop
+                jobs[v_kind.numbers[v_n]].hold := v_limit.limit_name;
+            end loop;
+            v_full := v_full || v_limit.limit_name;
+            v_room := v_free;
+        end loop;
+        foreach v_name in array v_names loop
+            v_rooms := v_rooms || jsonb_build_object(v_name,
+                (v_rooms ->> v_name)::integer - v_room);
+        end loop;
+    end loop;
+    if v_full <> '{}' then perform rota._add_checks('limit', v_full); end if;
+    return jobs;
 end $$;
 
 /*

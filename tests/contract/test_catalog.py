@@ -89,7 +89,6 @@ UNGUARDED = {
     "_update_keyed": "leaves a running job as it is",
     "set_priority": "changes nothing that the worker relies on",
     "_place_jobs": "takes waiting rows that the caller has locked",
-    "_hold_new": "takes waiting rows that the caller has locked",
     "_open_for": "takes waiting rows that it has just locked",
     "_check_queue": "takes waiting rows that it has just locked",
     "_take_out": "takes waiting rows that it has just locked",

@@ -9,9 +9,9 @@ import pytest
 from contract import call_graph
 
 REFERENCE = Path(__file__).resolve().parents[2] / "sql/README.md"
-# By these jobs/ tells what waits that jobs come in (before their row is written, or after),
-# wait in a lane, or have ended.
-HOOKS = {"_enter_lanes", "_job_comes_in", "_jobs_came_in", "_jobs_ended"}
+# By these jobs/ tells what waits that jobs come in (one or many before their rows are written,
+# or after), wait in a lane, or have ended.
+HOOKS = {"_enter_lanes", "_give_places", "_job_comes_in", "_jobs_came_in", "_jobs_ended"}
 
 
 @pytest.fixture(scope="module")

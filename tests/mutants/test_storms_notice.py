@@ -150,10 +150,15 @@ MUTANTS = {
         "fairness",
         [
             (
-                "_last_of_key",
-                "v_first constant timestamptz := rota._first_place(queue, lane);",
-                "v_first constant timestamptz := 'epoch';",
-            )
+                "_job_comes_in",
+                "v_first := rota._first_place(queue, priority)",
+                "v_first := 'epoch'",
+            ),
+            (
+                "_give_places",
+                "least(rota._first_place(v_queue, v_lane), v_kind.first_place)",
+                "'epoch'",
+            ),
         ],
         "before all others",
     ),
@@ -161,8 +166,8 @@ MUTANTS = {
         "fairness",
         [
             (
-                "_place_jobs",
-                "case when _place_jobs.keep_places and j.own_lane is null",
+                "_give_places",
+                "case when _give_places.keep_places and n.own_lane is null",
                 "case when false",
             )
         ],
@@ -180,7 +185,7 @@ MUTANTS = {
                 "_last_of_key",
                 "and coalesce(j.limit_key, '') = c_key and j.own_place is not null"
                 " and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')"
-                " and coalesce(j.own_place, j.run_at) >= v_first",
+                " and coalesce(j.own_place, j.run_at) >= _last_of_key.first_place",
                 "and j.own_place is not null and j.hold is null"
                 " and j.status in ('queued', 'failed')",
             )

@@ -460,6 +460,10 @@ def test_what_comes_late_goes_whatever_it_would_wait_for_here(db, there, waits_f
         enqueue(db)
     claim(db, max_jobs=3)
 
+    batch = json.dumps([{"job_type": "x", "queue": "q", **options}] * 2)
+    together = [row.job_id for row in call(db, "enqueue_many", jobs=batch)]
+    assert [row.move_id for row in call(db, "waiting_moves")] == [move_id]
+    carry(db, there, move_id)
     late = enqueue(db, queue="q", **options)
     assert [row.move_id for row in call(db, "waiting_moves")] == [move_id]
     brought = enqueue(db, job_type="x" if waits_for == "limit" else "y")
@@ -467,8 +471,8 @@ def test_what_comes_late_goes_whatever_it_would_wait_for_here(db, there, waits_f
     call(db, "act_on_jobs", act="move", filter=wanted, arguments='{"queue": "q"}')
     carry(db, there, move_id)
 
-    assert len(jobs(there)) == 2
-    for job_id in (late, brought):
+    assert len(jobs(there)) == 4
+    for job_id in (late, *together, brought):
         assert told(db, job_id)[0] == "RT016"
     assert call(db, "waiting_moves") == []
 

@@ -236,3 +236,64 @@ def _maintain(db, clock):
     for _ in range(8):
         clock.advance("5 seconds")
         settle(db)
+
+
+def written(db: Db) -> list[int]:
+    return list(*rows(
+        db,
+        "select pg_stat_get_xact_tuples_inserted('rota.jobs'::regclass),"
+        " pg_stat_get_xact_tuples_updated('rota.jobs'::regclass)",
+    ))  # fmt: skip
+
+
+def test_a_batch_of_a_queue_that_ages_has_the_places_of_its_priorities(db):
+    value(db, "set_queue", queue="ages", ageing="1 minute")
+    jobs = [{"job_type": "t", "queue": "ages", "priority": n} for n in (10, -3)]
+
+    call(db, "enqueue_many", jobs=json.dumps(jobs))
+
+    assert rows(
+        db, "select own_lane, extract(epoch from own_place - run_at) from rota.jobs order by id"
+    ) == [(0, 600), (0, -180)]
+
+
+@pytest.mark.parametrize("kind", [{"limit_key": "k"}, {"job_type": "few"}, {"queue": "ages"}])
+def test_a_batch_is_written_once_with_its_places(db, kind):
+    enqueue(db, limit_key="other")
+    value(db, "set_limit", job_type="few", max_running=2)
+    value(db, "set_queue", queue="ages", ageing="1 minute")
+    settle(db)
+
+    with db.transaction():
+        inserted, updated = written(db)
+        call(db, "enqueue_many", jobs=json.dumps([{"job_type": "t"} | kind] * 5))
+        now = written(db)
+
+    assert now == [inserted + 5, updated]
+
+
+def test_a_job_of_a_batch_that_is_there_takes_the_place_of_no_other(db):
+    value(db, "set_limit", limit_key="k", max_running=1)
+    settle(db)
+    keyed = {"job_type": "t", "limit_key": "k", "idempotency_key": "a"}
+    call(db, "enqueue_many", jobs=json.dumps([keyed]))
+    claim(db)
+
+    found, new = call(db, "enqueue_many", jobs=json.dumps(
+        [keyed, keyed | {"idempotency_key": "b"}]))  # fmt: skip
+
+    assert (found.is_new, new.is_new) == (False, True)
+    held = rows(db, "select id from rota.jobs where hold is not null")
+    assert held == []
+
+
+def test_the_kinds_of_a_batch_share_what_their_limit_leaves(db):
+    value(db, "set_limit", job_type="few", max_running=3)
+    settle(db)
+
+    call(db, "enqueue_many", jobs=json.dumps(
+        [{"job_type": "few", "priority": n % 2} for n in range(8)]))  # fmt: skip
+
+    assert rows(
+        db, "select priority, hold, count(*) from rota.jobs group by 1, 2 order by 1, 2"
+    ) == [(0, "type few", 1), (0, None, 3), (1, "type few", 4)]
