@@ -209,6 +209,7 @@ declare
     v_ended bigint[];
     v_parents bigint[];
     v_leading jsonb;
+    v_held_limits jsonb;
     v_keyed bigint[];
 begin
     with ended as (
@@ -250,12 +251,13 @@ begin
     )
     select coalesce(array_agg(e.id), '{}'),
         jsonb_agg(jsonb_build_object('id', e.id, 'job_type', e.job_type, 'limit_key',
-            e.limit_key, 'held_limits', e.held_limits, 'ordering_key', e.ordering_key,
-            'skip_dead', e.skip_dead, 'definition', e.definition))
-            filter (where num_nonnulls(e.ordering_key, e.definition, e.held_limits) > 0
+            e.limit_key, 'ordering_key', e.ordering_key, 'skip_dead', e.skip_dead, 'definition',
+            e.definition))
+            filter (where num_nonnulls(e.ordering_key, e.definition) > 0
             or _archive_jobs.old_status in ('queued', 'failed')),
+        jsonb_agg(e.held_limits) filter (where e.held_limits is not null),
         array_agg(e.id) filter (where e.idempotency_key is not null)
-    into v_ended, v_leading, v_keyed from ended as e;
+    into v_ended, v_leading, v_held_limits, v_keyed from ended as e;
     if v_keyed is not null then
         if rota._may_have_reruns(v_keyed) then perform rota._follow_up(v_keyed); end if;
     end if;
@@ -265,8 +267,8 @@ begin
       or exists (select from rota.dependencies as d where d.parent_id = any(v_ended)) then
         v_parents := v_ended;
     end if;
-    if num_nonnulls(v_parents, v_leading) > 0 then
-        perform rota._jobs_ended(v_parents, v_leading, old_status, new_status);
+    if num_nonnulls(v_parents, v_leading, v_held_limits) > 0 then
+        perform rota._jobs_ended(v_parents, v_leading, v_held_limits, old_status, new_status);
     end if;
     -- A session that waits for any result holds this lock (base/notify.sql).
     if not (pg_try_advisory_lock(1919907970, 0) and pg_advisory_unlock(1919907970, 0)) then

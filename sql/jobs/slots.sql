@@ -20,10 +20,10 @@
  * 16, else a sixteenth of it, and no longer than the cell counts, which is `burst` gaps.
  */
 
-/* Of locked jobs that are about to run those that find a slot and a start under each of their
- * limits, with the slots that they take, as _lock_due() has it.  The others leave their lane,
- * but for those of a full queue: there no claim walks past them to others, and the queue is
- * named.  The limits of those are to be checked after the commit. */
+/* Of locked jobs that are about to run, in their order, those that find a slot and a start
+ * under each of their limits, with the slots that they take, as _lock_due() has it.  The others
+ * leave their lane, but for those of a full queue: there no claim walks past them to others,
+ * and the queue is named.  The limits of those are to be checked after the commit. */
 create or replace function rota._admit_jobs(
     job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
     out limits_to_check text[]
@@ -45,23 +45,29 @@ begin
     limits_to_check := '{}';
     for v_limit in
         select l.limit_name, l.queue, (array_agg(l.l))[1] as bound,
-            array_agg(j.id order by coalesce(j.own_lane, j.priority),
-                coalesce(j.own_place, j.run_at), j.id) as job_ids,
+            array_agg(i.id order by array_position(_admit_jobs.job_ids, i.id)) as job_ids,
             (count(*) over ())::integer as limits
-        from rota.jobs as j
+        -- Many are of few kinds, and each is asked for once.
+        from (
+            select j.job_type, j.limit_key, j.queue, array_agg(j.id) as ids from rota.jobs as j
+            where j.id = any(_admit_jobs.job_ids) group by 1, 2, 3
+        ) as k
         cross join lateral (
             select n.limit_name, n.queue, n as l
-            from rota._limits_of(j.job_type, j.limit_key, j.queue) as n
+            from rota._limits_of(k.job_type, k.limit_key, k.queue) as n
         ) as l
-        where j.id = any(_admit_jobs.job_ids) group by 1, 2
+        cross join lateral unnest(k.ids) as i (id) group by 1, 2
         -- A queue comes last: the jobs that take its slots shall be able to start.
         order by l.queue is not null, l.limit_name
     loop
         v_left := coalesce(v_left, v_limit.limits) - 1;
-        v_wanted := array(
-            select w.id from unnest(v_limit.job_ids) with ordinality as w (id, ordinal)
-            where w.id = any(ids) order by w.ordinal
-        );
+        v_wanted := v_limit.job_ids;
+        if cardinality(ids) < cardinality(job_ids) then
+            v_wanted := array(
+                select w.id from unnest(v_wanted) with ordinality as w (id, ordinal)
+                where w.id = any(ids) order by w.ordinal
+            );
+        end if;
         v_bound := v_limit.bound;
         v_free := case when v_bound.is_backfilled then cardinality(v_wanted) else 0 end;
         if v_bound.max_running is not null and v_free > 0 then

@@ -309,16 +309,17 @@ begin
 end $$;
 
 /* These jobs have ended.  *parents* are those that others may wait for; *jobs* are the rows, as
- * they were, of those that lead to something: to a next job of their key or schedule, to a
- * free slot, or, of those that had not started, to one that others may have now. */
+ * they were, of those that lead to a next job of their key or schedule, or, of those that had
+ * not started, to a slot that others may have now; *held_limits* are the lists of those that
+ * give slots back. */
 create or replace function rota._jobs_ended(
-    parents bigint[], jobs jsonb, old_status text, new_status text
+    parents bigint[], jobs jsonb, held_limits jsonb, old_status text, new_status text
 ) returns void language plpgsql as $$
 begin
-    if old_status = 'running' then
+    if old_status = 'running' and held_limits is not null then
         perform rota._leave_limits(array(
             select h.limit_name #>> '{}'
-            from jsonb_path_query(_jobs_ended.jobs, '$[*].held_limits[*] ? (@ != null)')
+            from jsonb_path_query(_jobs_ended.held_limits, '$[*][*] ? (@ != null)')
                 as h (limit_name)
         ));
     elsif old_status in ('queued', 'failed') and exists (select from rota.limits) then
