@@ -11,7 +11,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, LiteralString
 
 import psycopg
@@ -293,16 +293,17 @@ def audit(arguments: argparse.Namespace) -> None:
         "act": arguments.act,
         "who": arguments.by,
         "since": arguments.since,
-        "limit": arguments.limit if arguments.json else 1000 * arguments.limit,
+        "limit": arguments.limit if arguments.json else None,
         "all_ids": arguments.json,
     }
-    with asking(arguments) as connection:
-        rows = connection.execute(LOG, values).fetchall()
-    if arguments.json:
-        print_json(rows)
-        return
-    # A command acts on a thousand jobs at a time.
-    acts = [list(steps) for _, steps in groupby(rows, _act_of)][: arguments.limit]
+    with asking(arguments) as connection, connection.cursor("acts") as rows:
+        rows.execute(LOG, values)
+        if arguments.json:
+            print_json(rows.fetchall())
+            return
+        # A command acts on a thousand jobs at a time.
+        steps_of = islice(groupby(rows, _act_of), arguments.limit)
+        acts = [list(steps) for _, steps in steps_of]
     print_list(
         [
             {
