@@ -346,14 +346,16 @@ class LogHandler(logging.Handler):
 
 
 def set_up_log(log_format: str = "text", log_level: str = "info") -> None:
-    """Let the process write its log to stderr."""
+    """Let the process write its log to stderr, unless it has a log already."""
+    logging.captureWarnings(True)  # such as that a handler has not awaited a call
+    if logging.root.handlers:
+        return
     handler = LogHandler()
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
-    logging.captureWarnings(True)  # such as that a handler has not awaited a call
 
 
 def print_json(value: Any) -> None:
