@@ -500,7 +500,7 @@ def test_a_check_of_a_class_reads_no_key_of_others(own: Session) -> None:
 
     ((done,),) = own.call("select checks_done from rota.tick()")
 
-    assert done == 1
+    assert done >= 1  # one that was deferred may be among them
     for node in own.nodes():
         if node.get("Relation Name") == "limit_parts":
             assert "limit_name" in node.get("Index Cond", ""), node

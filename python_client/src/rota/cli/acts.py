@@ -297,7 +297,7 @@ def audit(arguments: argparse.Namespace) -> None:
         "all_ids": arguments.json,
     }
     with asking(arguments) as connection, connection.cursor("acts") as rows:
-        rows.execute(LOG, values)
+        rows.execute(LOG, values, binary=True)
         if arguments.json:
             print_json(rows.fetchall())
             return
