@@ -187,7 +187,10 @@ begin
             min(min(coalesce(n.own_place, k.run_at)) filter (where n.own_lane is null
                 and n.hold is null)) over (
                 partition by coalesce(n.queue, 'default'), coalesce(n.priority, 0)
-            ) as first_place
+            ) as first_place,
+            count(*) over (partition by coalesce(n.queue, 'default'), n.limit_key) > 1
+                as shares_key,
+            count(*) over (partition by n.job_type) > 1 as shares_type
         from unnest(_give_places.jobs) with ordinality as n
         cross join lateral (
             select _give_places.job_ids[n.ordinality] as id,
@@ -254,21 +257,25 @@ begin
         v_names := '{}';
         for v_limit in
             select v_bound.limit_name, v_bound.max_running,
+                v_kind.shares_key as is_shared,
                 concat_ws(' ', v_bound.limit_name, v_lane, v_queue) as name
             where num_nonnulls(v_bound.max_running, v_bound.max_starts) > 0
             union all
-            select l.limit_name, l.max_running, l.limit_name from rota.limits as l
-            where l.job_type = v_kind.job_type
+            select l.limit_name, l.max_running, v_kind.shares_type, l.limit_name
+            from rota.limits as l where l.job_type = v_kind.job_type
         loop
             exit when v_room = 0;
             -- Another kind of these may have taken some of the room.
-            if not v_rooms ? v_limit.name then
-                v_rooms := v_rooms || jsonb_build_object(v_limit.name,
-                    rota._room_in_lane(v_limit.limit_name, v_limit.max_running, v_queue,
-                        v_kind.job_type, v_kind.limit_key, v_lane, v_first, v_ids));
-            end if;
-            v_names := v_names || v_limit.name;
             v_free := (v_rooms ->> v_limit.name)::integer;
+            if v_free is null then
+                v_free := rota._room_in_lane(v_limit.limit_name, v_limit.max_running, v_queue,
+                    v_kind.job_type, v_kind.limit_key, v_lane, v_first, v_ids);
+            end if;
+            -- Only then are they noted: with ten thousand keys it takes seconds to note each.
+            if v_limit.is_shared then
+                v_rooms := v_rooms || jsonb_build_object(v_limit.name, v_free);
+                v_names := v_names || v_limit.name;
+            end if;
             continue when v_free >= v_room;
             for v_n in v_free + 1..v_room loop
                 jobs[v_kind.numbers[v_n]].hold := v_limit.limit_name;

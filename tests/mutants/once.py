@@ -1646,7 +1646,7 @@ any(array['access producer', enqueue.queue])
         "kinds-of-a-batch-past-each-other",
         "Each kind of the jobs of a batch has all that a limit of theirs leaves.",
         "sql/waiting/test_fairness.py",
-        sql("waiting/hooks", "if not v_rooms ? v_limit.name then", "if true then"),
+        sql("waiting/hooks", "if v_free is null then", "if true then"),
     ),
     mutant(
         "found-job-in-the-place-of-a-new-one",
