@@ -495,13 +495,13 @@ def test_starts_at_a_rate_come_at_that_rate_and_not_at_the_polls(
 
 
 @pytest.mark.parametrize("bound", [{"job_type": "t"}, {"limit_key": "k"}])
-def test_starts_at_a_rate_wait_for_no_interval_of_ticks(
+def test_starts_at_a_rate_of_a_type_or_key_follow_each_other(
     client: Client, db: Db, background: Background, bound: dict[str, Any]
 ) -> None:
     client.set_limit(**bound, max_starts=20)
     client.tick()
     starts = Starts()
-    background(starts.registry, tick_interval=NEVER)
+    background(starts.registry)
     wait_for_sleepers(db, 1)
 
     client.enqueue_many([{"job_type": "t", "limit_key": "k"}] * 10)
