@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -534,28 +534,33 @@ def test_a_worker_is_not_ready_while_its_database_is_away(dsn: str) -> None:
         assert not worker.is_ready
 
 
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Where systemd would hear of the workers that are started."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.settimeout(30)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        yield listening
+
+
 @pytest.mark.parametrize("options", [[], ["--processes", "2"]])
 def test_systemd_hears_that_a_worker_is_ready_and_that_it_stops(
     db: psycopg.Connection[Any],
     start_worker: Start,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    service: socket.socket,
     options: list[str],
 ) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
-        service.bind(str(tmp_path / "notify"))
-        service.settimeout(30)
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        worker = start_worker(*options)
-        assert service.recv(100) == b"READY=1"
-        assert _value(db, PIDS)
-        _pids(db, 2 if options else 1)
-        worker.signal(signal.SIGTERM)
-        assert service.recv(100) == b"STOPPING=1"
-        assert worker.wait() == 0
-        service.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            service.recv(100)
+    worker = start_worker(*options)
+    assert service.recv(100) == b"READY=1"
+    assert _value(db, PIDS)
+    _pids(db, 2 if options else 1)
+    worker.signal(signal.SIGTERM)
+    assert service.recv(100) == b"STOPPING=1"
+    assert worker.wait() == 0
+    service.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        service.recv(100)
 
 
 @pytest.mark.parametrize("options", [[], ["--processes", "2"]])
@@ -563,33 +568,29 @@ def test_a_watchdog_hears_of_a_worker_as_long_as_its_loop_turns(
     client: Client,
     db: psycopg.Connection[Any],
     start_worker: Start,
-    tmp_path: Path,
+    service: socket.socket,
     monkeypatch: pytest.MonkeyPatch,
     options: list[str],
 ) -> None:
     """systemd would end a silent worker; of several the parent ends only that which hangs."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
-        service.bind(str(tmp_path / "notify"))
-        service.settimeout(30)
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        monkeypatch.setenv("WATCHDOG_USEC", "4000000")
-        worker = start_worker(*options)
-        pids = _pids(db, 2 if options else 1)
-        heard = [service.recv(100) for _ in range(4)]
-        assert sorted(heard) == [b"READY=1"] + [b"WATCHDOG=1"] * 3
+    monkeypatch.setenv("WATCHDOG_USEC", "4000000")
+    worker = start_worker(*options)
+    pids = _pids(db, 2 if options else 1)
+    heard = [service.recv(100) for _ in range(4)]
+    assert sorted(heard) == [b"READY=1"] + [b"WATCHDOG=1"] * 3
 
-        client.enqueue("block_loop", {"seconds": 60}, max_attempts=1)
-        if options:
-            assert "-6, SIGABRT" in worker.wait_for_line("ended with")
-            assert "nothing for 4 s" in worker.wait_for_line("killing")
-            wait_until(lambda: set(_value(db, PIDS)) - set(pids), "a successor")
-            worker.signal(signal.SIGTERM)
-            assert worker.wait() == 0
-        else:
-            wait_until(lambda: _value(db, LEASED) == 1, "the job at work")
-            service.settimeout(4)
-            with pytest.raises(TimeoutError):
-                list(iter(lambda: service.recv(100), b""))
+    client.enqueue("block_loop", {"seconds": 60}, max_attempts=1)
+    if options:
+        assert "-6, SIGABRT" in worker.wait_for_line("ended with")
+        assert "nothing for 4 s" in worker.wait_for_line("killing")
+        wait_until(lambda: set(_value(db, PIDS)) - set(pids), "a successor")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    else:
+        wait_until(lambda: _value(db, LEASED) == 1, "the job at work")
+        service.settimeout(4)
+        with pytest.raises(TimeoutError):
+            list(iter(lambda: service.recv(100), b""))
 
 
 def test_systemd_hears_nothing_of_a_worker_that_fails(
