@@ -243,13 +243,13 @@ def _given_back(history: History, stay: Stay) -> Iterator[int]:
     """Give the places that the call's own jobs had when they were claimed.
 
     A job that was claimed before its queue had places stood at its run_at, and is given back
-    there.
+    there, or by retry_job(), which lets it be at the head of its lane.
     """
     for step in history.steps_by_call[stay.since.name]:
         row = step.before or {}
         if "own_place" in row and (row["queue"], row["priority"]) == stay.lane:
             place = row["own_place"]
-            if not place and stay.since.function == "release_jobs":
+            if not place and stay.since.function in ("release_jobs", "retry_job"):
                 place = row["run_at"]
             if place:
                 yield _micros(place)
