@@ -9,7 +9,8 @@
  * scans take at most a twentieth of the time.  The cost of a scan is the number of index
  * entries that it walked, which PostgreSQL counts, and not a clock, which continues while a
  * busy machine does something else.  Only speed depends on what is remembered: it may be lost,
- * wrong, or another session's, as behind a pooler.
+ * wrong, or another session's, as behind a pooler.  A long full scan of lanes is made by one
+ * session, which tells the others that claim alike what it found (_lock_lanes()).
  *
  * The first word of a name says what is scanned and has sixteen settings of its own, so that
  * one kind of scan never drives out the memory of another.

@@ -468,6 +468,9 @@ end $$;
  * A full scan that walks very many entries is made by one session for all that ask alike, and
  * told to them by a row of lane_starts.  Who makes it holds a lock, but may forget to commit:
  * 5 seconds after it was due every session makes its own.
+ *
+ * A start is two times, until when the next claim may begin there at once and when the next
+ * full scan is due (0 if the last one walked few), and lane, place and id of each lane.
  */
 create or replace function rota._lock_lanes(
     call text, start bigint[], queues text[], ends timestamptz[], max_jobs integer,

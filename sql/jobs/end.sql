@@ -45,8 +45,7 @@ comment on function rota.end_jobs is
 /* The answers to endings, of which none keeps another from being stored. */
 create or replace function rota._end_each(
     endings jsonb, until timestamptz default rota.now() + interval '200 ms'
-)
-    returns table (
+) returns table (
         job_id bigint, lease_token bigint, answer text, run_at timestamptz, error_code text,
         message text
     ) language plpgsql as $$
