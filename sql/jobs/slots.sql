@@ -345,23 +345,23 @@ begin
           and s.cell between v_now - v_rate.cells + 1 and v_now group by s.cell
     ) as c;
     return 'epoch'::timestamptz + v_rate.length
-        * (v_now + (v_used >= coalesce(bound.burst, 1))::integer) * interval '1 microsecond';
+        * (v_now + (v_used >= v_rate.burst)::integer) * interval '1 microsecond';
 end $$;
 
 /* How a rate is counted: the time from one start to the next and the length of a cell, in whole
- * microseconds, how many may start in one, and how many cells back a start may come from; of
- * the last one only what is left of the burst. */
+ * microseconds, how many may start at once and in one cell, and how many cells back a start may
+ * come from; of the last one only what is left of the burst.  The burst that nobody has set is
+ * what the rate starts in a tenth of a second: workers do not look more often than that. */
 create or replace function rota._cells(
-    bound rota.limits, out gap bigint, out length bigint, out starts integer, out cells integer,
-    out oldest_starts integer
+    bound rota.limits, out gap bigint, out length bigint, out burst integer, out starts integer,
+    out cells integer, out oldest_starts integer
 ) language plpgsql immutable as $$
-declare
-    c_burst constant integer := coalesce(bound.burst, 1);
 begin
     gap := ceil(extract(epoch from coalesce(bound.per, '1 second')) * 1000000
         / bound.max_starts)::bigint;
-    starts := (c_burst + 15) / 16;
+    burst := coalesce(bound.burst, greatest(1, least(10000, 100000 / gap))::integer);
+    starts := (burst + 15) / 16;
     length := gap * starts;
-    cells := (c_burst + starts - 1) / starts;
-    oldest_starts := c_burst - (cells - 1) * starts;
+    cells := (burst + starts - 1) / starts;
+    oldest_starts := burst - (cells - 1) * starts;
 end $$;

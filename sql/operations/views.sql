@@ -219,7 +219,7 @@ create or replace view rota.limit_stats with (security_barrier = true) as
 select n.limit_name, l.max_running, coalesce(w.running, r.running, 0) as running,
     coalesce(w.waiting, h.waiting, 0) as waiting, l.max_starts,
     coalesce(l.per, '1 second') as per,
-    coalesce(l.burst, 1) as burst,
+    coalesce(s.burst, l.burst, 1) as burst,
     s.next_start_at
 from (
     select l.limit_name from rota.limits as l
@@ -240,8 +240,7 @@ cross join lateral (
 ) as l
 -- As _next_start_at() has it, in cells.
 left join lateral (
-    select
-        case
+    select c.burst, case
             when sum(least(coalesce(k.starts, 0), case
                     when k.cell = c.cell - c.cells + 1 then c.burst - (c.cells - 1) * c.starts
                     else c.starts
@@ -253,11 +252,17 @@ left join lateral (
         select r.burst, r.starts, r.length, (r.burst + r.starts - 1) / r.starts as cells,
             floor(extract(epoch from rota.now()) * 1000000 / r.length)::bigint as cell
         from (
-            select coalesce(l.burst, 1) as burst, (coalesce(l.burst, 1) + 15) / 16 as starts,
-                (coalesce(l.burst, 1) + 15) / 16 * ceil(
-                    extract(epoch from coalesce(l.per, '1 second')) * 1000000
-                    / l.max_starts)::bigint as length
-            where l.max_starts is not null
+            select b.burst, (b.burst + 15) / 16 as starts,
+                (b.burst + 15) / 16 * g.gap as length
+            from (
+                select ceil(extract(epoch from coalesce(l.per, '1 second')) * 1000000
+                    / l.max_starts)::bigint as gap
+                where l.max_starts is not null
+            ) as g
+            cross join lateral (
+                select coalesce(l.burst, greatest(1, least(10000, 100000 / g.gap)))::integer
+                    as burst
+            ) as b
         ) as r
     ) as c
     left join lateral (

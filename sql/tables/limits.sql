@@ -45,7 +45,8 @@ comment on column rota.limits.limit_key is
 comment on column rota.limits.max_running is 'Null means no limit.';
 comment on column rota.limits.max_starts is 'Starts in the time per; null means no limit.';
 comment on column rota.limits.per is 'Null means 1 second.';
-comment on column rota.limits.burst is 'How many may start at once after a rest; null means 1.';
+comment on column rota.limits.burst is
+    'How many may start at once after a rest; null means what the rate starts in 100 ms, or 1.';
 comment on column rota.limits.weight is
     'The share of the key among the keys of its queue; null means 1.';
 comment on column rota.limits.is_backfilled is 'Whether what ran before is counted.';

@@ -416,7 +416,7 @@ begin
 
     if v_free > 0 and v_next <= rota.now() then
         v_opened := rota._open_held(limit_name, case when v_bound.max_starts is null then v_free
-            else least(v_free, coalesce(v_bound.burst, 1)) end);
+            else least(v_free, (select c.burst from rota._cells(v_bound) as c)) end);
     end if;
     if not exists (select from rota._held_kinds(limit_name, 1)) then
         return v_is_backfilled;

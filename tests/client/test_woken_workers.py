@@ -482,7 +482,7 @@ def test_starts_at_a_rate_come_at_that_rate_and_not_at_the_polls(
     client: Client, db: Db, background: Background, bound: str, rate: int
 ) -> None:
     names: dict[str, Any] = {"queue": "default", "job_type": "t", "limit_key": "k"}
-    client.set_limit(**{bound: names[bound]}, max_starts=rate)
+    client.set_limit(**{bound: names[bound]}, max_starts=rate, burst=1)
     starts = Starts()
     for _ in range(2):
         background(starts.registry, poll_interval=NEVER)

@@ -96,7 +96,8 @@ class Limit:
 
     @property
     def most(self) -> int:
-        return self.burst or 1
+        tenth = SECOND // 10
+        return self.burst or max(1, min(10000, tenth // self.gap))
 
 
 @dataclass

@@ -417,6 +417,22 @@ def test_rate_spreads_starts_evenly(db, clock):
     assert found == [1, 0, 0, 0, 0] * 4
 
 
+@pytest.mark.parametrize("bound", [{"job_type": "x"}, {"queue": "default"}])
+@pytest.mark.parametrize(("rate", "most"), [(20, 2), (100, 10)])
+def test_rate_without_a_burst_is_reached_by_ten_ticks_a_second(db, clock, bound, rate, most):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, **bound, max_starts=rate)
+    scalar(db, "select count(*) from rota.enqueue_many(%s)", Jsonb([{"job_type": "x"}] * 300))
+
+    found = []
+    for _ in range(20):
+        found.append(len(take(db, max_jobs=1000)))
+        clock.advance("100 ms")
+
+    assert found == [most] * 20
+    assert rows(db, "select burst from rota.limit_stats") == [(most,)]
+
+
 def test_rate_lets_a_burst_start_after_a_rest(db, clock):
     clock.set("2026-01-12 10:00+00")
     limit(db, limit_key="k", max_starts=2, per="1 s", burst=4)
