@@ -172,7 +172,7 @@ def test_an_install_that_a_prepared_transaction_holds_up_says_so(
     assert "End it, or wait for it, then install again" in done.stderr
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def exhausted() -> Iterator[tuple[Server, dict[str, int]]]:
     """A server without transaction ids, as a prepared transaction keeps it, and a job of it."""
     if not (find_binaries(os.environ.get("ROTA_PG_BINDIR"))[0] / "pg_resetwal").exists():
@@ -192,28 +192,6 @@ def exhausted() -> Iterator[tuple[Server, dict[str, int]]]:
         yield server, job
     finally:
         server.destroy()
-
-
-def test_a_server_that_is_out_of_transaction_ids_is_told(
-    exhausted: tuple[Server, dict[str, int]],
-) -> None:
-    def told() -> list[Any]:
-        return db.execute(
-            "select severity, evidence, remedy from rota.doctor() where finding = 'vacuum'"
-            " and evidence like 'database jobs %'"
-        ).fetchall()
-
-    with psycopg.connect(exhausted[0].url(), autocommit=True) as db:
-        with pytest.raises(psycopg.errors.ProgramLimitExceeded):
-            db.execute("select rota.enqueue('x')")
-
-        ((severity, evidence, remedy),) = told()
-
-        assert severity == "critical"
-        assert " transactions behind: " in evidence
-        db.execute("rollback prepared 'old'")
-        db.execute(remedy)
-        assert told() == []
 
 
 @pytest.mark.parametrize("call", ["end_jobs", "receive_jobs"])
@@ -236,6 +214,30 @@ def test_a_server_that_is_out_of_transaction_ids_refuses_nothing_for_good(
         pytest.raises(psycopg.errors.ProgramLimitExceeded),
     ):
         db.execute(text, (Jsonb([each] * 2),))
+
+
+def test_a_server_that_is_out_of_transaction_ids_is_told(
+    exhausted: tuple[Server, dict[str, int]],
+) -> None:
+    """It comes last, since it gives the server ids again."""
+
+    def told() -> list[Any]:
+        return db.execute(
+            "select severity, evidence, remedy from rota.doctor() where finding = 'vacuum'"
+            " and evidence like 'database jobs %'"
+        ).fetchall()
+
+    with psycopg.connect(exhausted[0].url(), autocommit=True) as db:
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+            db.execute("select rota.enqueue('x')")
+
+        ((severity, evidence, remedy),) = told()
+
+        assert severity == "critical"
+        assert " transactions behind: " in evidence
+        db.execute("rollback prepared 'old'")
+        db.execute(remedy)
+        assert told() == []
 
 
 def test_autovacuum_that_is_off_is_put_on_by_two_statements(primary: Server, db: Db) -> None:
