@@ -851,7 +851,8 @@ create or replace function rota._examine_vacuum()
     -- Of any database.  From here on vacuum hurries (vacuum_failsafe_age).
     (select 'critical', format('database %s is %s %s behind: vacuum has not frozen its rows, '
             'and near 2^31 the server refuses whatever writes. End what horizon tells of, and '
-            'what keeps vacuum in other databases; then a superuser vacuums all of %1$s',
+            'what else is as old in pg_prepared_xacts or pg_replication_slots, there also as '
+            'catalog_xmin; then a superuser vacuums all of %1$s',
             d.datname, a.age, a.what),
         case when d.datname = current_database() then 'vacuum;' end
     from pg_database as d

@@ -174,18 +174,22 @@ def test_an_install_that_a_prepared_transaction_holds_up_says_so(
 
 @pytest.fixture(scope="module")
 def exhausted() -> Iterator[tuple[Server, dict[str, int]]]:
-    """A server without transaction ids, as a prepared transaction keeps it, and a job of it."""
+    """A server without transaction ids, as a slot that nobody reads keeps it, and a job of it.
+
+    A slot of logical decoding, since the server starts at once with it.  With a transaction
+    that is as old it first writes eight gigabytes.
+    """
     if not (find_binaries(os.environ.get("ROTA_PG_BINDIR"))[0] / "pg_resetwal").exists():
         pytest.skip("these PostgreSQL programs have no pg_resetwal")
     folder = Path(tempfile.mkdtemp(dir=memory()))
     folder.chmod(0o755)
-    server = Server.create(folder, SETTINGS)
+    server = Server.create(folder, (*SETTINGS, "wal_level=logical"))
     try:
         with psycopg.connect(server.url(), autocommit=True, row_factory=dict_row) as db:
             db.execute("select rota.set_database_number(3)")
             db.execute("select rota.enqueue('x')")
             (job,) = db.execute("select job_id, lease_token from rota.claim_jobs('w')")
-            db.execute("begin; select rota.enqueue('x'); prepare transaction 'old'")
+            db.execute("select pg_create_logical_replication_slot('old', 'pgoutput')")
         server.stop()
         server.age(2_145_500_000)
         server.start()
@@ -235,7 +239,8 @@ def test_a_server_that_is_out_of_transaction_ids_is_told(
 
         assert severity == "critical"
         assert " transactions behind: " in evidence
-        db.execute("rollback prepared 'old'")
+        assert "pg_replication_slots, there also as catalog_xmin; then" in evidence
+        db.execute("select pg_drop_replication_slot('old')")
         db.execute(remedy)
         assert told() == []
 
