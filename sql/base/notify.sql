@@ -15,6 +15,7 @@
  *
  * The queue without a name stands for all of them: a pending check notifies any worker.
  * A session that waits for the result of a job holds two more, of all such and of the job.
+ * What an operator does to a running job is rare, and told to all who listen to one channel.
  *
  * Correctness does not depend on these locks.  A lock held by mistake costs one NOTIFY too
  * many; if a lock is lost, a job waits for the next poll.  maintenance/wakeups.sql is the
@@ -101,6 +102,19 @@ begin
           and pg_advisory_unlock(1919907971, hashint8(v_job_id));
         perform pg_notify(rota._result_channel(v_job_id), '');
     end loop;
+end $$;
+
+/* Let the workers of these running jobs send their heartbeats at once: a cancel was requested,
+ * or the lease is taken away. */
+create or replace function rota._notify_holders(job_ids bigint[])
+    returns void language plpgsql as $$
+begin
+    if pg_notification_queue_usage() > 0.5 or current_setting('rota.wakeups', true) = 'off' then
+        return;
+    end if;
+    -- A message has less than 8000 bytes.
+    perform pg_notify('rota_running_jobs', string_agg(n.id::text, ' '))
+    from unnest(job_ids) with ordinality as n (id, ordinal) group by n.ordinal / 300;
 end $$;
 
 create or replace function rota._result_channel(job_id bigint)

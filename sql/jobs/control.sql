@@ -6,7 +6,8 @@
  * between jobs and finished_jobs meanwhile is looked for again.
  *
  * The database cannot stop a worker from outside.  cancel_job() therefore ends a waiting job at
- * once, but of a running one it only asks; the worker learns of it at its next heartbeat.
+ * once, but of a running one it only asks; the worker learns of it at its next heartbeat, which
+ * one that listens sends at once.
  */
 
 create or replace function rota.retry_job(job_id bigint, force boolean default false)
@@ -53,10 +54,12 @@ comment on function rota.retry_job is
 create or replace function rota._requeue(job_id bigint)
     returns text language plpgsql as $$
 declare
-    v_held_limits constant text[] := (
-        select j.held_limits from rota.jobs as j where j.id = _requeue.job_id);
+    v_held_limits text[];
     v_status text;
 begin
+    select j.held_limits, j.status into v_held_limits, v_status from rota.jobs as j
+    where j.id = _requeue.job_id;
+    perform rota._notify_holders(array[job_id]) where v_status = 'running';
     perform rota._begin_rerun(array[job_id], keeps_run_at => true);
     update rota.jobs as j
     set status = case when j.status = 'blocked' then 'blocked' else 'queued' end,
@@ -215,6 +218,8 @@ begin
         error_type = case when _cancel_jobs.have_expired then 'expired' else j.error_type end,
         updated_at = case when j.status = 'running' then j.updated_at else rota.now() end
     where j.id = any(_cancel_jobs.job_ids);
+    perform rota._notify_holders(array_agg(j.id)) from rota.jobs as j
+    where j.id = any(_cancel_jobs.job_ids) and j.status = 'running' having count(*) > 0;
     -- What was asked for before the cancel is cancelled with it, but has not expired with it.
     if not have_expired then perform from rota._take_reruns(_cancel_jobs.job_ids); end if;
     perform rota._end_jobs(s.ids, s.lease_tokens, s.status, 'cancelled')

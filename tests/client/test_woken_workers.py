@@ -24,6 +24,7 @@ from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota.worker import notifier
 from rota.worker.connection import Connection, ConnectionState
 from rota.worker.fetcher import Poller
+from rota.worker.heartbeat import Heartbeat
 from rota.worker.notifier import Notifier, Place
 from support.pooler import find_pgbouncer
 from support.started_workers import BackgroundWorker
@@ -31,6 +32,7 @@ from support.waiting import wait_until
 
 Background = Callable[..., BackgroundWorker]
 Db = psycopg.Connection[Any]
+Status = Callable[[int], str]
 
 NEVER = 3600.0
 """A poll interval: what runs before was woken."""
@@ -73,6 +75,78 @@ def test_worker_is_woken_by_a_job(client: Client, db: Db, background: Background
     for count in range(1, 4):
         client.enqueue("t")
         wait_until(lambda: len(starts.at) == count, "the start")  # noqa: B023
+
+
+ALWAYS = timedelta(hours=20)
+"""A lease without a heartbeat during the test."""
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("act", ["cancel", "retry"])
+def test_a_handler_ends_as_soon_as_an_operator_cancels_or_takes_its_job(
+    client: Client, db: Db, status: Status, background: Background, act: str, concurrency: int
+) -> None:
+    """Also in a worker that waits for no job, since all of its places are taken."""
+    attempts: list[AsyncJob] = []
+
+    async def wait(job: AsyncJob) -> None:
+        attempts.append(job)
+        if len(attempts) == 1:
+            await asyncio.Event().wait()
+
+    registry = Registry()
+    registry.add("t", wait)
+    background(registry, concurrency=concurrency)
+    wait_for_sleepers(db, 1)
+    job_id = client.enqueue("t", lease=ALWAYS).job_id
+    wait_until(lambda: len(attempts) == 1, "the start")
+
+    if act == "cancel":
+        assert client.cancel_job(job_id) == "running"
+        ended = "cancelled"
+    else:
+        client.retry_job(job_id, force=True)
+        ended = "succeeded"
+
+    wait_until(lambda: status(job_id) == ended, f"the job to be {ended}")
+    assert [job.is_cancel_requested for job in attempts][:1] == [act == "cancel"]
+    assert attempts[0].is_lost is (act == "retry")
+
+
+def test_a_message_that_comes_during_a_heartbeat_is_followed_by_another(
+    client: Client,
+    db: Db,
+    status: Status,
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, beats = threading.Event(), 0
+    ask, beat = Heartbeat.ask, AsyncClient.heartbeat_jobs
+
+    def ask_and_tell(self: Heartbeat, job_ids: frozenset[int]) -> None:
+        ask(self, job_ids)
+        asked.set()
+
+    async def beat_and_cancel(self: AsyncClient, *args: Any, **options: Any) -> Any:
+        nonlocal beats
+        rows = await beat(self, *args, **options)
+        beats += 1
+        if beats == 1:  # its answer knows nothing of this
+            asked.clear()
+            await asyncio.to_thread(client.cancel_job, job_id)
+            await asyncio.to_thread(asked.wait, 30)
+        return rows
+
+    monkeypatch.setattr(Heartbeat, "ask", ask_and_tell)
+    monkeypatch.setattr(AsyncClient, "heartbeat_jobs", beat_and_cancel)
+    background(Starts(seconds=100).registry)
+    wait_for_sleepers(db, 1)
+    job_id = client.enqueue("t", lease=ALWAYS).job_id
+    wait_until(lambda: status(job_id) == "running", "the start")
+    db.execute("select pg_notify('rota_running_jobs', %s)", (f"x {job_id} " + "9" * 7000,))
+
+    wait_until(lambda: status(job_id) == "cancelled", "the cancel")
+    assert beats == 2
 
 
 def test_worker_is_woken_while_it_has_a_free_place(

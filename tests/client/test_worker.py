@@ -463,7 +463,7 @@ def test_cancel_reaches_an_async_handler(
         await asyncio.sleep(60)
 
     job_id = client.enqueue("waits", lease=timedelta(seconds=1.5)).job_id
-    background(registry)
+    background(registry, listen=False)
     assert started.wait(10)
 
     assert client.cancel_job(job_id) == "running"
@@ -485,7 +485,7 @@ def test_cancel_reaches_a_thread_that_checks(
             time.sleep(0.02)
 
     job_id = client.enqueue("checks", lease=timedelta(seconds=1.5)).job_id
-    background(registry)
+    background(registry, listen=False)
     assert started.wait(10)
 
     client.cancel_job(job_id)

@@ -883,6 +883,26 @@ MAINTENANCE = (
         sql("jobs/fail", "perform rota._notify_for(v_soon_ids);", "null;"),
     ),
     mutant(
+        "cancel-notifies-nobody",
+        "The worker of a running job hears of its cancel by the next heartbeat only.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "jobs/control",
+            "perform rota._notify_holders(array_agg(j.id)) from",
+            "perform array_agg(j.id) from",
+        ),
+    ),
+    mutant(
+        "forced-retry-notifies-nobody",
+        "The worker of a running job goes on beside the next that an operator lets run it.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "jobs/control",
+            "perform rota._notify_holders(array[job_id]) where v_status = 'running';",
+            "null;",
+        ),
+    ),
+    mutant(
         "next-time-without-checks",
         "When a line may go on is not told to who asks for the next time.",
         "sql/maintenance/test_wakeups.py client/test_woken_workers.py",

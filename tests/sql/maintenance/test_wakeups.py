@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from rota.testing import EmbeddedPostgres, find_binaries
 from sql.helpers import (
@@ -755,6 +756,50 @@ def test_enqueue_says_nothing_where_wakeups_are_off(db, connect):
         enqueue(db)
 
     assert sleeper.heard() == []
+
+
+ENDED_BY_AN_OPERATOR = {
+    "cancel": "select rota.cancel_job({id})",
+    "cancel many": "select from rota.act_on_jobs('cancel', '{{\"ids\": [{id}, {waiting}]}}')",
+    "retry": "select rota.retry_job({id}, force => true)",
+    "retry many": """select from rota.act_on_jobs(
+        'retry', '{{"status": ["running", "queued"]}}', '{{"force": true}}')""",
+}
+
+
+@pytest.mark.parametrize("act", ENDED_BY_AN_OPERATOR)
+def test_the_worker_of_a_running_job_is_told_what_an_operator_does(db, connect, act):
+    listener, heard = connect(), []
+    listener.add_notify_handler(lambda notify: heard.append(notify.payload))
+    listener.execute("listen rota_running_jobs")
+    job, waiting = running(db), enqueue(db)
+    db.execute(f"select rota.cancel_job({enqueue(db)})")
+    db.execute(f"select rota.retry_job({enqueue(db, delay='1 h')})")
+
+    with db.transaction():
+        db.execute("set local rota.wakeups = off")
+        db.execute(f"select rota.cancel_job({job.job_id})")
+    db.execute(ENDED_BY_AN_OPERATOR[act].format(id=job.job_id, waiting=waiting))
+
+    for _ in range(2):
+        listener.execute("select")
+    assert heard == [str(job.job_id)]
+
+
+def test_very_many_running_jobs_are_told_in_messages_that_are_short_enough(db, connect):
+    listener, heard = connect(), []
+    listener.add_notify_handler(lambda notify: heard.append(notify.payload))
+    listener.execute("listen rota_running_jobs")
+    db.execute("alter sequence rota.jobs_id_seq restart with 9000000000000000000")
+    rows(db, "select from rota.enqueue_many(%s)", Jsonb([{"job_type": "x"}] * 1000))
+    ids = [job.job_id for job in claim(db, max_jobs=1000)]
+
+    db.execute("select from rota.act_on_jobs('cancel', '{\"status\": \"running\"}')")
+
+    for _ in range(2):
+        listener.execute("select")
+    assert sorted(int(n) for text in heard for n in text.split()) == ids
+    assert max(map(len, heard)) < 8000
 
 
 def test_wait_for_jobs_refuses_every_bad_argument_by_name(db):

@@ -78,6 +78,14 @@ class Heartbeat(threading.Thread):
                 # Without a time limit nothing is over before a heartbeat is due.
                 self._heed(due if job.time_limit is None else min(due, job.over_at))
 
+    def ask(self, job_ids: frozenset[int]) -> None:
+        """Beat at once for those that are in hand: somebody may not want them any more."""
+        with self._lock:
+            for job in self._due:
+                if job.job_id in job_ids:
+                    self._due[job] = time.monotonic()
+                    self._heed(self._due[job])
+
     def remove(self, jobs: Iterable[BaseJob]) -> None:
         """Let go of jobs."""
         with self._lock:
@@ -181,19 +189,22 @@ class Heartbeat(threading.Thread):
         job_ids = [job.job_id for job in jobs]
         lease_tokens = [job.lease_token for job in jobs]
         limit = min(max(_interval(jobs[0]), SHORTEST_LIMIT), CALL_TIMEOUT)
+        with self._lock:
+            due = [self._due.get(job) for job in jobs]
         beats = await self._connection.call(
             lambda client: client.heartbeat_jobs(job_ids, lease_tokens, lease=jobs[0].lease),
             timeout=limit,
         )
         # Not by their ids: an old and a new lease may be of one job.
-        for job, beat in zip(jobs, beats, strict=True):
+        for job, beat, was_due in zip(jobs, beats, due, strict=True):
             # Another session has the row locked: ask again before long.
             is_locked = beat.locked_until is None and not beat.is_lost
             pause = min(_interval(job), BUSY_PAUSE) if is_locked else _interval(job)
             with self._lock:
                 if job not in self._due:
                     continue  # it has ended meanwhile
-                self._due[job] = sent_at + pause
+                if self._due[job] == was_due:  # else it was asked for meanwhile
+                    self._due[job] = sent_at + pause
             # The next look tells of what is stored here.
             if beat.is_lost:
                 if not job.may_be_finished:  # else it is gone because it has just been finished

@@ -13,6 +13,9 @@ it is active: then the forwarder looks by itself.  It calls *on_other* with true
 have come, and with false when the forwarder has to look, because some may be there or the
 notifier does not wait for them any more.
 
+Whatever it is, it hears of running jobs that an operator cancels or takes away, and calls
+*on_running* with their ids.
+
 Behind a pooler in transaction mode no notification would arrive and the locks would stay with
 a connection of others.  So first of all it sends itself a message by way of another
 connection; only a notifier that receives it is on.
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +64,8 @@ FORWARD = "rota.forward"
 """The type of the jobs that travel."""
 MAINTENANCE = "rota_maintenance_"
 """How the channel begins on which any worker is notified of a check to be done."""
+RUNNING = "rota_running_jobs"
+"""The channel of running jobs that are cancelled or taken away, by their ids."""
 
 
 class Place(Enum):
@@ -102,6 +108,7 @@ class Notifier:
         self.on_other: Callable[[bool], None] = lambda has_come: None
         self.on_notify: Callable[[], None] = lambda: None
         self.on_maintenance: Callable[[], None] = lambda: None
+        self.on_running: Callable[[frozenset[int]], None] = lambda job_ids: None
         self.on_answer: Callable[[float], None] = lambda seconds: None
         self.on_change: Callable[[], None] = lambda: None
         self.is_on = False
@@ -167,6 +174,8 @@ class Notifier:
         return self._is_probed.is_set()
 
     async def _serve(self, session: AsyncConnection[Any]) -> None:
+        async with time_limit(PATIENCE):
+            await session.execute(sql.SQL("listen {}").format(sql.Identifier(RUNNING)))
         self.is_on = True
         self._asked.set()
         self.on_change()
@@ -253,6 +262,8 @@ class Notifier:
     def _receive(self, notify: Notify) -> None:
         if notify.channel == self._probe:
             self._is_probed.set()
+        elif notify.channel == RUNNING:
+            self.on_running(frozenset(map(int, re.findall(r"\d{1,19}", notify.payload))))
         elif notify.channel not in self._channels:
             return
         elif notify.channel.startswith(MAINTENANCE):

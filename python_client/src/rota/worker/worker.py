@@ -159,6 +159,7 @@ class Worker:
         )  # fmt: skip
         state.on_back(partial(self._call, self._fetcher.hurry))
         self._heartbeat.on_recovery = partial(self._call, self._fetcher.wake)
+        self._notifier.on_running = self._heartbeat.ask
         self._executor = Executor(
             self._context,
             registry,
