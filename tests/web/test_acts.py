@@ -875,6 +875,7 @@ def test_acts_of_a_whole_screen_have_their_buttons(http: httpx.Client, db_of_pag
     )
     form = fields_of(http.get(html.unescape(edit)).text)
     assert (form["max_starts"], form["per"]) == ("7", "00:01:00")
+    assert not form.get("burst")  # one that nobody has set goes with the rate
 
 
 @pytest.mark.parametrize(

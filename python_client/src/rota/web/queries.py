@@ -254,8 +254,8 @@ OCCURRENCES: LiteralString = """
     """
 
 LIMITS: LiteralString = """
-    select s.limit_name, s.max_running, s.running, s.waiting, s.max_starts, s.per, s.burst,
-        s.next_start_at, l.queue, l.job_type, l.limit_key, l.per::text as per_text
+    select s.limit_name, s.max_running, s.running, s.waiting, s.max_starts, s.per,
+        s.next_start_at, l.queue, l.job_type, l.limit_key, l.per::text as per_text, l.burst
     from rota.limit_stats as s left join rota.limits as l on l.limit_name = s.limit_name
     order by s.waiting desc, s.running desc, s.limit_name limit 200
     """
