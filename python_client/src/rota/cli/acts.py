@@ -113,7 +113,7 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
     if arguments.json:
         print_json({"job_id": job_id, "status": status, "dependants": dependants})
     elif status == "running":
-        print(f"job {job_id} is running: its worker learns of it at the next heartbeat")
+        print(f"job {job_id} is running: its worker is told now, or by its next heartbeat")
     else:
         more = f", and {_jobs(dependants)} cancelled because of it" if dependants else ""
         print(f"job {job_id} is {status}{more}")
