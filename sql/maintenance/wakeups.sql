@@ -268,8 +268,8 @@ begin
     return false;
 end $$;
 
-/* When something comes due between these times that no session notifies of: the time of a job,
- * a start at a rate, or a check that may let a job in. */
+/* When something comes due between these times that no session notifies of: the time of a job
+ * or of a schedule, a start at a rate, or a check that may let a job in. */
 create or replace function rota._next_due_at(
     queues text[], since timestamptz, until timestamptz
 ) returns timestamptz language plpgsql stable as $$
@@ -286,6 +286,12 @@ declare
             order by j.run_at limit 100
         ) as l
         where l.queue = any(_next_due_at.queues)),
+        (select min(s.next_run_at)
+        from (
+            select d.next_run_at, d.queue from rota.job_definitions as d
+            where d.next_run_at > _next_due_at.since order by d.next_run_at limit 100
+        ) as s
+        where s.queue = any(_next_due_at.queues)),
         (select min(f.run_at) from rota.retry_budgets as b
         cross join lateral rota._held_lanes('retries ' || b.queue, b.queue) as k
         cross join lateral (

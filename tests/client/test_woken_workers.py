@@ -77,6 +77,19 @@ def test_worker_is_woken_by_a_job(client: Client, db: Db, background: Background
         wait_until(lambda: len(starts.at) == count, "the start")  # noqa: B023
 
 
+def test_worker_is_woken_by_the_time_of_a_schedule(
+    client: Client, db: Db, background: Background
+) -> None:
+    starts = Starts()
+    background(starts.registry, poll_interval=NEVER, tick_interval=NEVER)
+    wait_for_sleepers(db, 1)
+
+    client.schedule_job("s", "every 1 second", "t")
+    client.enqueue("t")  # as nobody is notified of a schedule
+
+    wait_until(lambda: len(starts.at) == 4, "the job and three runs of the schedule")
+
+
 ALWAYS = timedelta(hours=20)
 """A lease without a heartbeat during the test."""
 

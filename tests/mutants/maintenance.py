@@ -903,6 +903,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "next-time-without-schedules",
+        "An idle worker makes the job of a schedule up to a second late.",
+        "sql/maintenance/test_wakeups.py client/test_woken_workers.py",
+        sql(
+            "maintenance/wakeups",
+            "where d.next_run_at > _next_due_at.since order",
+            "where false order",
+        ),
+    ),
+    mutant(
         "next-time-without-checks",
         "When a line may go on is not told to who asks for the next time.",
         "sql/maintenance/test_wakeups.py client/test_woken_workers.py",

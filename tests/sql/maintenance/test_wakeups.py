@@ -876,6 +876,14 @@ def test_a_later_job_of_a_line_is_due_next_in_its_queue(db):
     assert look(db, "other") > 2000
 
 
+def test_the_time_of_a_schedule_is_due_next_in_its_queue(db):
+    call(db, "schedule_job", name="s", schedule="every 1 day", job_type="x")
+    call(db, "schedule_job", name="t", schedule="every 20 seconds", job_type="x")
+
+    assert look(db) == pytest.approx(20, abs=5)
+    assert look(db, "other") > 2000
+
+
 @pytest.mark.parametrize("bound", [None, {"queue": "default"}, {"limit_key": "k"}])
 def test_what_came_due_since_the_call_before_is_told_once(db, clock, bound):
     clock.set("2026-01-12 10:00+00")
