@@ -55,7 +55,7 @@ end $$;
 
 /* Whether that time has come; one too far ahead is of a clock that went back. */
 create or replace function rota._is_full_scan_due(
-    full_scan_at bigint, moment timestamptz, max_pause interval default '1 minute'
+    full_scan_at bigint, moment timestamptz, max_pause interval default '3 seconds'
 ) returns boolean language plpgsql immutable as $$
 declare
     c_moment constant bigint := (extract(epoch from moment) * 1000000)::bigint;
@@ -78,7 +78,7 @@ $$;
 /* Where a scan begins that remembers one number beside the time of its next full scan: an id, a
  * version, a time by _micros().  Null if that has come, or nothing is remembered. */
 create or replace function rota._scan_from(
-    name text, moment timestamptz, max_pause interval default '1 minute'
+    name text, moment timestamptz, max_pause interval default '3 seconds'
 ) returns bigint language plpgsql stable as $$
 declare
     c_start constant bigint[] := string_to_array(rota._scan_start(name), ' ')::bigint[];

@@ -207,7 +207,7 @@ declare
     v_rows tid[];
     v_has_expired boolean;
 begin
-    if (start[1] > due_micros and start[1] <= due_micros + 60000000 and cardinality(start) >= 5
+    if (start[1] > due_micros and start[1] <= due_micros + 3000000 and cardinality(start) >= 5
         and cardinality(queues) = 1 and max_jobs between 1 and 1000
         and walk_until is not null
         and current_setting('transaction_isolation') = 'read committed') is not true then
@@ -265,6 +265,7 @@ declare
     v_queues text[];
     v_ends timestamptz[];
     v_full_queues text[] := '{}'::text[];
+    v_call text := call;
     v_start bigint[] := start;
     v_head bigint[];
     v_found bigint[];
@@ -294,9 +295,14 @@ begin
 
     loop
         exit when v_queues = '{}';
+        if cardinality(v_queues) < cardinality(queues) then
+            -- The others have jobs in front of where those of these begin.
+            v_call := concat('some ', call, ' ', v_queues);
+            v_start := string_to_array(rota._scan_start(v_call), ' ')::bigint[];
+        end if;
         v_wanted := least(max_jobs - cardinality(v_ids), v_may_leave);
-        v_found := coalesce(v_head, rota._lock_lanes(call, v_start, v_queues, v_ends, v_wanted,
-            job_types, due, v_ids));
+        v_found := coalesce(v_head, rota._lock_lanes(v_call, v_start, v_queues, v_ends,
+            v_wanted, job_types, due, v_ids));
         exit when cardinality(v_found) = 0;
         v_is_end := cardinality(v_found) < v_wanted;
         if v_has_pauses or 0 > any(v_found) then
@@ -328,6 +334,7 @@ begin
         exit when v_is_end or cardinality(v_ids) >= max_jobs or v_may_leave <= 0;
 
         v_head := null;
+        v_call := call;
         v_start := string_to_array(rota._scan_start(call), ' ')::bigint[];
         select coalesce(array_agg(q.queue), '{}'), coalesce(array_agg(q.until), '{}')
         into v_queues, v_ends
@@ -462,8 +469,9 @@ end $$;
 
 /*
  * Walk the lanes from the lowest number up, until there are enough.  The place of the first job
- * of each is remembered or, where none was found, a tenth of a second ago; but not where that
- * is only some 30 entries further on: most that commit late are before those.
+ * of each is remembered, but not where that is only some 30 entries further on: most that
+ * commit late are before those.  Where there is none it is a tenth of a second ago after a scan
+ * from the start of the lane, and else stays: jobs that waited for others come in behind it.
  *
  * A full scan that walks very many entries is made by one session for all that ask alike, and
  * told to them by a row of lane_starts.  Who makes it holds a lock, but may forget to commit:
@@ -497,8 +505,9 @@ begin
         v_call := hashtextextended(format('%s %s', queues, job_types), 0);
         select s.start into v_told from rota.lane_starts as s
         where s.call = v_call order by s.call desc, s.id desc limit 1;
-        if not rota._is_full_scan_due(v_told[2], due) or v_told[2] > c_due - 5000000
-          and not rota._try_lock(concat('rota.scan ', v_call)) then
+        -- One that is farther ahead is of a clock that went back.
+        if v_told[2] between c_due - 5000000 and c_due + 3000000
+          and (v_told[2] > c_due or not rota._try_lock(concat('rota.scan ', v_call))) then
             v_start := v_told;
             v_is_full := false;
         end if;
@@ -513,19 +522,19 @@ begin
 
         v_taken := rota._lock_lane(queues, ends, v_from, max_jobs - cardinality(v_ids),
             job_types, due, locked_ids);
-        v_place := c_due - 100000;
+        v_place := case v_from[2] when 0 then c_due - 100000 else v_from[2] end;
         if cardinality(v_taken) > 1 then
             v_place := v_taken[1];
             v_ids := v_ids || v_taken[2:];
             v_used := v_used || array[v_from[1], 0, 0];
         end if;
-        if not v_is_full then
+        if v_from[2] <> 0 then
             -- Nor nearer to now than the last 30 entries of those walked reach back, evenly.
             v_place := least(v_place, c_due - 30 * (c_due - v_from[2])
                 / greatest(30, pg_stat_get_xact_tuples_returned(c_index) - v_walked
                     - cardinality(v_ids)));
         end if;
-        if v_is_full or v_from[2] <> 0 and v_place > v_from[2] then
+        if v_from[2] = 0 or v_place > v_from[2] then
             v_from := array[v_from[1], v_place, case v_place when v_taken[1] then v_taken[2]
                 else 0 end];
         end if;
@@ -543,7 +552,9 @@ begin
             v_start[1:2] := array[c_due + 1000000, 0];
         end if;
     end if;
-    v_start := v_start[:2] || v_seen[:24] || v_start[v_next:26];
+    -- A lane to which a full scan does not come is looked at from its start when one does.
+    v_start := v_start[:2] || v_seen[:24]
+        || case when not v_is_full then v_start[v_next:26] end;
     perform rota._keep_scan_start(call, array_to_string(v_start, ' '));
     if v_is_full and v_call is not null and v_walked >= 10000 then
         insert into rota.lane_starts (call, start) values (v_call, v_start)

@@ -72,7 +72,8 @@ create or replace function rota._lock_late(kind text, max_jobs integer)
 -- @plpgsql_check_options: performance_warnings = off
 declare
     v_now constant timestamptz := rota.now();
-    v_since constant timestamptz := rota._from_micros(rota._scan_from(kind, v_now));
+    v_since constant timestamptz := rota._from_micros(rota._scan_from(kind, v_now,
+        case kind when 'sweep' then interval '1 minute' else '3 seconds' end));
 begin
     if kind = 'sweep' then
         return array(
@@ -103,7 +104,8 @@ create or replace function rota._has_late(kind text)
     returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_from constant bigint := rota._scan_from(kind, v_now);
+    v_from constant bigint := rota._scan_from(kind, v_now,
+        case kind when 'sweep' then interval '1 minute' else '3 seconds' end);
     v_since constant timestamptz := rota._from_micros(v_from);
     c_index constant oid := case kind when 'later' then 'rota.jobs_later_idx'::regclass::oid
         else 'rota.jobs_deadline_idx'::regclass::oid end;

@@ -136,7 +136,8 @@ begin
     ) then
         return true;
     end if;
-    if patient and not rota._is_full_scan_due(rota._scan_start('patient')::bigint, v_now) then
+    if patient
+      and not rota._is_full_scan_due(rota._scan_start('patient')::bigint, v_now, '6 s') then
         return false;
     elsif rota._has_uncounted() or rota._has_count_due() or rota._is_tick_due(true, false)
       or rota._kept_limits('ask') <> '{}'

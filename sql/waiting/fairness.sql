@@ -94,7 +94,7 @@ create or replace function rota._had_held(limit_name text)
 declare
     c_scan constant text := 'waiting ' || limit_name;
     v_now constant timestamptz := rota.now();
-    v_known constant bigint := rota._scan_from(c_scan, v_now);
+    v_known constant bigint := rota._scan_from(c_scan, v_now, '1 minute');
     c_index constant oid := 'rota.jobs_hold_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_has_held boolean;
@@ -160,7 +160,7 @@ create or replace function rota._first_place(queue text, lane integer)
 declare
     c_scan constant text := format('lane %s %s', lane, queue);
     v_now constant timestamptz := rota.now();
-    v_start constant bigint := rota._scan_from(c_scan, v_now);
+    v_start constant bigint := rota._scan_from(c_scan, v_now, '1 minute');
     c_index constant oid := 'rota.jobs_ready_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_place timestamptz;

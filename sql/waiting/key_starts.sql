@@ -92,7 +92,7 @@ declare
     v_job_id bigint;
 begin
     if v_start = 0 then return true; end if;
-    if rota._scan_from(c_scan, v_now) is not null then return false; end if;
+    if rota._scan_from(c_scan, v_now, '1 minute') is not null then return false; end if;
     v_job_id := rota._first_blocked(ordering_key, 0);
     perform rota._keep_scan_from(c_scan, v_now, true, c_index, c_walked, v_start, '1 minute');
     if coalesce(v_job_id >= v_start, true) then return true; end if;

@@ -370,7 +370,45 @@ CLAIMS = (
         "full-scan-left-to-a-stranger",
         "A forgotten claim that has made a full scan keeps all others from making one.",
         "sql/jobs/test_scan_start.py",
-        sql("jobs/claim", "or v_told[2] > c_due - 5000000\n", "or v_told[2] is not null\n"),
+        sql(
+            "jobs/claim",
+            "if v_told[2] between c_due - 5000000 and c_due + 3000000\n",
+            "if v_told[2] <= c_due + 3000000\n",
+        ),
+    ),
+    mutant(
+        "full-scan-of-a-clock-that-went-back",
+        "A full scan that was made before the clock went back keeps others from theirs.",
+        "sql/jobs/test_scan_start.py",
+        sql("jobs/claim", "and c_due + 3000000\n", "and 9e18\n"),
+    ),
+    mutant(
+        "lane-that-no-full-scan-comes-to",
+        "A full scan that has enough before a lane keeps it from being looked at.",
+        "sql/jobs/test_scan_start.py",
+        sql(
+            "jobs/claim",
+            "case when not v_is_full then v_start[v_next:26] end",
+            "v_start[v_next:26]",
+        ),
+    ),
+    mutant(
+        "start-of-other-queues",
+        "Where the jobs of open queues begin is taken for where those of full ones do.",
+        "sql/jobs/test_scan_start.py",
+        sql(
+            "jobs/claim", "if cardinality(v_queues) < cardinality(queues) then", "if false then"
+        ),
+    ),
+    mutant(
+        "place-moves-on-without-jobs",
+        "What comes in behind the last job of a lane waits for a full scan.",
+        "sql/jobs/test_scan_start.py",
+        sql(
+            "jobs/claim",
+            "case v_from[2] when 0 then c_due - 100000 else v_from[2] end",
+            "c_due - 100000",
+        ),
     ),
     mutant(
         "place-close-behind-what-is-late",
@@ -394,7 +432,7 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "and _lock_head.start[1] <= _lock_head.due_micros + 60000000",
+            "and _lock_head.start[1] <= _lock_head.due_micros + 3000000",
             "and true",
         ),
     ),

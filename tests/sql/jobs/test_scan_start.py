@@ -294,6 +294,85 @@ def test_a_session_that_has_walked_far_and_does_not_commit_keeps_no_job_from_oth
         assert walk(db)[0] == late
 
 
+def test_what_is_let_in_behind_the_last_job_is_found_after_a_look_that_found_none(db, clock):
+    """Jobs that waited for others, or a limit, come one by one into a lane that was empty."""
+    now = clock.set("2026-01-01 00:00+00")
+    enqueue_many(db, 12_000, "y")
+    enqueue(db, "x")
+    assert walk(db)[0]
+    clock.advance("200 ms")
+    enqueue_many(db, 200, "y")
+    assert walk(db) == (None, pytest.approx(200, abs=50))
+
+    let_in = enqueue(db, "x", run_at=now + timedelta(milliseconds=1))
+
+    assert walk(db) == (let_in, pytest.approx(0, abs=50))
+
+
+@pytest.mark.parametrize("back", [10, 50])
+def test_a_clock_that_was_set_back_keeps_no_job_waiting(db, scanned, clock, back):
+    other, _ = scanned
+    clock.advance(-back * SECOND)
+    new = [enqueue(db, "x") for _ in range(2)]
+
+    assert [walk(other, "other")[0], walk(db)[0]] == new
+
+
+def test_a_forgotten_claim_keeps_no_job_waiting_for_a_clock_that_was_set_back(
+    db, scanned, connect, clock
+):
+    other, _ = scanned
+    clock.advance(-3600 * SECOND)
+    new = [enqueue(db, "x") for _ in range(3)]
+    with other.transaction():
+        assert walk(other, "other")[0] == new[0]
+
+        assert walk(db)[0] == new[1]
+        assert walk(connect(), "third")[0] == new[2]
+
+
+@pytest.mark.parametrize("behind", ["jobs of another type", "told jobs of another type"])
+def test_what_came_late_is_found_though_full_scans_end_in_a_lower_lane(db, clock, behind):
+    """Each full scan finds enough in the first lane, and never looks at the second."""
+    clock.set("2026-01-01 00:00+00")
+    enqueue_many(db, 12_000 if "told" in behind else 3_000, "y")
+    enqueue(db, "x", priority=5)
+    assert walk(db)[0]
+    late = enqueue(db, "x", priority=5, run_at=clock.now() - SECOND)
+
+    found = []
+    for _ in range(3):
+        clock.advance(2 * SECOND)
+        urgent = enqueue(db, "x")
+        assert walk(db)[0] == urgent
+        enqueue(db, "x", priority=5)
+        found.append(walk(db)[0])
+
+    assert late in found
+
+
+def test_a_queue_that_was_full_is_claimed_from_where_its_jobs_are(db, clock):
+    """While queue a is full, claims from a and b find where the jobs of b begin."""
+    clock.set("2026-01-01 00:00+00")
+    call(db, "set_limit", queue="a", max_running=1)
+    call(db, "tick")
+    enqueue_many(db, 3000, "y")
+    db.execute("update rota.jobs set queue = 'b'")
+    job_ids = [enqueue(db, "x", queue="a", run_at=clock.now() - SECOND) for _ in range(6)]
+    for _ in range(20):
+        enqueue(db, "x", queue="b")
+
+    found = []
+    for _ in range(6):
+        clock.advance("1 ms")
+        jobs = claim(db, queues=["a", "b"], job_types=["x"], max_jobs=2)
+        jobs += claim(db, queues=["a", "b"], job_types=["x"])
+        found += [job.job_id for job in jobs if job.queue == "a"]
+        call(db, "finish_jobs", **owners(*jobs))
+
+    assert found == job_ids
+
+
 def test_what_is_committed_a_moment_late_is_found_at_once(db, scanned, connect, clock):
     late = connect()
     late.execute("begin")
