@@ -165,6 +165,7 @@ declare
     v_next_lane integer;
     v_first timestamptz;
     v_bound rota.limits;
+    v_key text;
     v_last timestamptz;
     v_before integer;
     v_job record;
@@ -201,7 +202,10 @@ begin
         ) as k
         where coalesce(n.status, case when n.ordering_key is null then 'queued' end)
             in ('queued', 'failed')
-        group by 1, 2, 3, 4 order by 1, 4, min(n.ordinality)
+        -- All of a key together: they follow each other, of whatever type.
+        group by 1, 2, 3, 4 order by 1, 4, min(min(n.ordinality)) over (
+            partition by coalesce(n.queue, 'default'), coalesce(n.priority, 0), n.limit_key
+        ), min(n.ordinality)
     loop
         if v_queue is distinct from v_kind.queue then
             v_queue := v_kind.queue;
@@ -228,7 +232,9 @@ begin
                 perform rota._note_fair_queue(v_queue);
                 v_is_fair := true;
             end if;
-            if v_kind.due > v_kind.kept then
+            if v_kind.due > v_kind.kept
+              and v_key is distinct from concat_ws(' ', v_queue, v_lane, v_kind.limit_key) then
+                v_key := concat_ws(' ', v_queue, v_lane, v_kind.limit_key);
                 select l.place, l.jobs into v_last, v_before
                 from rota._last_of_key(v_queue, v_kind.limit_key, v_lane, v_first,
                     coalesce(v_bound.weight, 1), v_ids) as l;
@@ -251,6 +257,7 @@ begin
             end if;
             jobs[v_kind.numbers[v_n]] := v_job;
         end loop;
+        v_before := v_before + v_kind.due - v_kind.kept;
         continue when not v_has_limits or v_has_moved;
 
         v_room := v_kind.due;

@@ -1855,6 +1855,24 @@ any(array['access producer', enqueue.queue])
         ),
     ),
     mutant(
+        "share-for-each-type-of-a-batch",
+        "A key of a batch has as many shares as job types.",
+        "sql/waiting/test_fairness.py",
+        sql("waiting/hooks", "and v_key is distinct from concat_ws", "and '' <> concat_ws"),
+    ),
+    mutant(
+        "keys-of-a-batch-apart",
+        "The types of a key stand apart in a batch, and each begins anew.",
+        "sql/waiting/test_fairness.py",
+        sql(
+            "waiting/hooks",
+            "order by 1, 4, min(min(n.ordinality)) over (\n"
+            "            partition by coalesce(n.queue, 'default'), coalesce(n.priority, 0),"
+            " n.limit_key\n        ), min(n.ordinality)",
+            "order by 1, 4, min(n.ordinality)",
+        ),
+    ),
+    mutant(
         "given-back-to-another-lane",
         "A job whose priority changed while it ran has the place of its old lane.",
         "sql/waiting/test_fairness.py",

@@ -287,6 +287,20 @@ def test_a_job_of_a_batch_that_is_there_takes_the_place_of_no_other(db):
     assert held == []
 
 
+@pytest.mark.parametrize("key", ["a", None])
+def test_a_key_of_a_batch_has_one_share_for_all_its_types(db, key):
+    enqueue(db, limit_key="z", priority=9)
+    many = [{"job_type": f"t{n % 3}", "limit_key": key} for n in range(9)]
+    few = [{"job_type": "x", "limit_key": "b"}] * 9
+    batch = [job for pair in zip(many, few, strict=True) for job in pair]
+
+    call(db, "enqueue_many", jobs=json.dumps(batch))
+    call(db, "enqueue_many", jobs=json.dumps(batch))
+
+    taken = [job.job_type for job in claim(db, max_jobs=24)]
+    assert taken.count("x") == 12
+
+
 def test_the_kinds_of_a_batch_share_what_their_limit_leaves(db):
     value(db, "set_limit", job_type="few", max_running=3)
     settle(db)
