@@ -126,9 +126,9 @@ create or replace function rota._check_interval(
 ) returns void language plpgsql as $$
 begin
     -- By their seconds: as an interval a year has 360 days.  An infinite one has no seconds.
-    if (value >= shortest and value <= 2 * longest
+    if (value is null and may_be_null or value >= shortest and value <= 2 * longest
         and rota._exact(value) between rota._exact(shortest) and rota._exact(longest)
-        or value is null and may_be_null) is not true then
+      ) is not true then
         perform rota._refuse(argument, format('must be %s to %s, got %s', shortest, longest,
             coalesce(value::text, 'null')));
     end if;
@@ -161,14 +161,6 @@ begin
             message = format('%s needs the isolation level read committed, not %s', name,
                 current_setting('transaction_isolation')),
             hint = 'Begin the transaction with "isolation level read committed".';
-    end if;
-end $$;
-
-create or replace function rota._check_lease(argument text, lease interval)
-    returns void language plpgsql as $$
-begin
-    if lease is not null then
-        perform rota._check_interval(argument, lease, '1 millisecond', '30 days');
     end if;
 end $$;
 

@@ -692,13 +692,7 @@ begin
     perform rota._check_text('worker', worker, 255);
     perform rota._check_number('max_jobs', max_jobs, 1, 1000);
     perform rota._check_names('queues', queues);
-    perform rota._check_lease('lease', lease);
+    perform rota._check_interval('lease', lease, '1 millisecond', '30 days', true);
     if job_types is not null then perform rota._check_names('job_types', job_types); end if;
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'RT009',
-            message = format('claim_jobs needs the isolation level read committed, not %s',
-                current_setting('transaction_isolation')),
-            hint = 'Begin the transaction with "isolation level read committed"; at a higher '
-                'level half of all claims would fail.';
-    end if;
+    perform rota._check_isolation('claim_jobs');
 end $$;

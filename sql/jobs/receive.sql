@@ -34,6 +34,7 @@ begin
     end if;
     perform rota._refuse('job_ids', 'must not hold one twice')
     from unnest(receive_jobs.job_ids) as i (id) having count(distinct i.id) < count(*);
+    perform rota._check_isolation('receive_jobs');
 
     return query select r.ordinal, r.job_id, r.error_code, r.message
     from rota._receive_each(null, receive_jobs.job_ids, receive_jobs.enqueue_times,
@@ -45,7 +46,7 @@ comment on function rota.receive_jobs is
     'is sent, and return by ordinal the job here or why it was refused, RT016 if it has a key '
     'and its queue is still coming here, 42501 if a right to its queue is missing, 55P03 if '
     'another transaction has its key; one behind a refused one of its ordering key has no row; '
-    'raises 22023 if database is not the number of this one.';
+    'raises 22023 if database is not the number of this one, RT009.';
 
 create or replace function rota.receive_moves(
     move_id bigint, from_database integer, queue text, jobs jsonb,

@@ -45,7 +45,7 @@ begin
     if ends_at <= starts_at then
         perform rota._refuse('ends_at', 'must be later than starts_at');
     end if;
-    perform rota._check_lease('time_limit', time_limit);
+    perform rota._check_interval('time_limit', time_limit, '1 millisecond', '30 days', true);
     perform rota._check_headers('headers', headers);
     perform rota._check_queues('operator', array[queue]);
     if source is not null then perform rota._check_name('source', source); end if;

@@ -304,6 +304,12 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "received-into-an-older-snapshot",
+        "A job that has arrived already is in its own way, by an error that nobody documents.",
+        "sql/jobs/test_forward.py",
+        sql("jobs/receive", "perform rota._check_isolation('receive_jobs');", ""),
+    ),
+    mutant(
         "moved-into-an-older-snapshot",
         "A job of a queue that moves is dead here because it has arrived there already.",
         "sql/maintenance/test_moves.py",

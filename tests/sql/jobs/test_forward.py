@@ -445,6 +445,18 @@ def test_two_that_receive_the_same_job_enqueue_it_once(connect, db):
     assert scalar(db, "select count(*) from rota.jobs") == 2
 
 
+@pytest.mark.own_session
+def test_receive_jobs_refuses_a_snapshot_that_may_lack_receipts(connect, db):
+    """What another session has just taken would be in the way of its own receipt."""
+    old = connect()
+    old.execute("set default_transaction_isolation = 'repeatable read'")
+
+    with raises("RT009"), old.transaction():
+        old.execute("select 1 from rota.jobs")
+        receive(db, {"job_type": "x"})
+        receive(old, {"job_type": "x"})
+
+
 def test_a_receiver_reads_no_receipts_of_others(db):
     """The plan was made when there were none."""
     receive(db, {"job_type": "x"})
