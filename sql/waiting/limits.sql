@@ -51,9 +51,19 @@ begin
     perform rota._check_given('reset', reset is not null);
     perform rota._check_interval('per', per, '1 millisecond', '366 days', true);
     perform rota._check_queues('operator', array[coalesce(queue, '*')]);
-    if num_nonnulls(set_limit.max_running, set_limit.max_starts, set_limit.weight) = 0
-      and not exists (select from rota.limits as l where l.limit_name = v_limit_name) then
-        if reset then return; end if;
+    if num_nonnulls(set_limit.max_running, set_limit.max_starts, set_limit.weight) > 0 then
+        null;
+    elsif reset then
+        delete from rota.limits as l where l.limit_name = v_limit_name;
+        if found then
+            -- What runs counts for the class of the key from now on.
+            update rota.limits as l
+            set is_backfilled = false
+            where l.limit_name = any(rota._key_limits(set_limit.limit_key));
+            perform rota._add_checks('limit', v_limit_name || rota._key_limits(limit_key));
+        end if;
+        return;
+    elsif not exists (select from rota.limits as l where l.limit_name = v_limit_name) then
         perform rota._refuse('max_running', 'or max_starts or weight must be given');
     end if;
 
@@ -91,17 +101,6 @@ begin
     where v_limit.max_running is not null and v_limit.is_backfilled and not exists (
         select from rota.limit_parts as p where p.limit_name = v_limit_name
     );
-
-    delete from rota.limits as l
-    where l.limit_name = v_limit_name
-      and num_nonnulls(l.max_running, l.max_starts, l.weight) = 0;
-    if found and limit_key is not null then
-        -- What runs counts for the class of the key from now on.
-        update rota.limits as l
-        set is_backfilled = false
-        where l.limit_name = any(rota._key_limits(set_limit.limit_key));
-        perform rota._add_checks('limit', rota._key_limits(limit_key));
-    end if;
     perform rota._add_checks('limit', array[v_limit_name]);
 end $$;
 

@@ -716,6 +716,16 @@ def test_singles_pauses_settings_and_schedules_are_in_the_log(db):
     assert found[7].after is None
 
 
+def test_the_reset_of_a_limit_is_one_act(db):
+    value(db, "set_limit", limit_key="c:1", max_running=3, weight=2)
+    value(db, "set_limit", limit_key="c:1", reset=True)
+
+    assert [
+        (row.act, (row.before or {}).get("max_running"), (row.after or {}).get("weight"))
+        for row in log(db)
+    ] == [("set_limit", None, 2), ("set_limit", 3, None)]
+
+
 def test_what_is_done_is_logged_only_if_it_is_committed(db):
     job_id = enqueue(db)
     db.execute("begin")
