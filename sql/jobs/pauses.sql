@@ -23,8 +23,8 @@ end $$;
 
 comment on function rota.pause_queue is
     'Stop claims from a queue until this time, or until resume_queue(), recording who paused '
-    'it and why; raises RT004 if it has no settings, jobs or workers, RT016 if it moves to '
-    'another database, 22023.';
+    'it and why; raises RT004 if it is unknown, RT016 if it moves to another database, '
+    '22023.';
 
 create or replace function rota.resume_queue(queue text)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -35,8 +35,8 @@ begin
 end $$;
 
 comment on function rota.resume_queue is
-    'Let jobs of a queue be claimed again; raises RT004 if it has no settings, jobs or '
-    'workers, RT016 if it moves to another database, 22023.';
+    'Let jobs of a queue be claimed again; raises RT004 if it is unknown, RT016 if it '
+    'moves to another database, 22023.';
 
 create or replace function rota.pause_type(
     job_type text, queue text default null, reason text default null,
@@ -51,8 +51,8 @@ end $$;
 
 comment on function rota.pause_type is
     'Stop claims of a job type, in one queue or in all, until this time or until '
-    'resume_type(), recording who paused it and why; raises RT004 for a queue without '
-    'settings, jobs and workers, 22023.';
+    'resume_type(), recording who paused it and why; raises RT004 for an unknown queue, '
+    '22023.';
 
 create or replace function rota.resume_type(job_type text, queue text default null)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -65,7 +65,7 @@ end $$;
 
 comment on function rota.resume_type is
     'Let jobs of a type be claimed again that was paused in this queue, or in all if that is '
-    'null; raises RT004 for a queue without settings, jobs and workers, 22023.';
+    'null; raises RT004 for an unknown queue, 22023.';
 
 create or replace function rota.pause_all(
     reason text default null, until timestamptz default null
@@ -235,16 +235,18 @@ create or replace function rota._check_known_queue(queue text)
     returns void language plpgsql as $$
 begin
     perform rota._check_name('queue', queue);
-    if exists (select from rota.queues as q where q.queue = _check_known_queue.queue)
+    if exists (select from rota.configured_names as c where c.name = _check_known_queue.queue)
       or exists (select from rota.jobs as j where j.queue = _check_known_queue.queue)
-      or exists (select from rota.pauses as p where p.queue = _check_known_queue.queue)
       or exists (select from rota.workers as w where _check_known_queue.queue = any(w.queues))
+      or exists (select from rota.job_definitions as d where d.queue = _check_known_queue.queue)
+      or exists (select from rota.pipeline_stages as g where g.queue = _check_known_queue.queue)
       or exists (select from rota.finished_jobs as f where f.queue = _check_known_queue.queue)
-    then
+      or exists (select from rota.job_stats as s where s.queue = _check_known_queue.queue) then
         return;
     end if;
 
     raise exception using errcode = 'RT004',
-        message = format('queue %s is unknown: it has no settings, jobs or workers', queue),
+        message = format('queue %s is unknown: it has no settings, schedules, jobs or workers',
+            queue),
         hint = 'Check its name in rota.queue_stats, or make it known with set_queue().';
 end $$;

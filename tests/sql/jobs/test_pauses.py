@@ -84,6 +84,29 @@ def test_a_queue_that_is_empty_at_the_moment_can_be_paused(db):
     assert claim(db) == []
 
 
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("set_limit", {"queue": "q", "max_running": 1}),
+        ("schedule_job", {"name": "s", "schedule": "@daily", "job_type": "x", "queue": "q"}),
+        ("define_pipeline", {"pipeline": "p", "stages": '[{"stage": "a", "queue": "q"}]'}),
+    ],
+)
+def test_a_queue_can_be_paused_before_its_first_job(db, function, arguments):
+    call(db, function, **arguments)
+
+    value(db, "pause_queue", queue="q")
+
+
+def test_a_queue_whose_jobs_have_all_been_purged_can_be_paused(db):
+    job_id = enqueue(db, queue="q")
+    value(db, "cancel_job", job_id=job_id)
+    settle(db)
+    db.execute("delete from rota.finished_jobs")
+
+    value(db, "pause_queue", queue="q")
+
+
 def test_a_queue_whose_jobs_have_all_ended_can_be_paused(db):
     value(db, "cancel_job", job_id=enqueue(db))
 
