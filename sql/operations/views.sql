@@ -217,7 +217,7 @@ comment on view rota.hourly_stats is
 
 create or replace view rota.limit_stats with (security_barrier = true) as
 select n.limit_name, l.max_running, coalesce(w.running, r.running, 0) as running,
-    coalesce(w.waiting, h.waiting, 0) as waiting, l.max_starts,
+    coalesce(w.waiting, h.waiting) as waiting, l.max_starts,
     coalesce(l.per, '1 second') as per,
     coalesce(s.burst, l.burst, 1) as burst,
     s.next_start_at
@@ -286,25 +286,14 @@ left join (
     where j.status = 'running' and j.locked_until is not null and j.limit_key is not null
     group by 1
 ) as r on r.limit_name = n.limit_name
-left join (
-    with recursive held (hold) as (
-        select 'key ' collate "C"
-        union all
-        select (
-            select j.hold from rota.jobs as j
-            where j.hold > h.hold and j.hold < 'key!' and j.hold <> 'time'
-            order by j.hold limit 1
-        )
-        from held as h where h.hold is not null
-    )
-    select h.hold as limit_name, (
-            select count(*)
-            from (
-                select from rota.jobs as j where j.hold = h.hold and j.hold <> 'time' limit 1000
-            ) as i
-        ) as waiting
-    from held as h where h.hold > 'key '
-) as h on h.limit_name = n.limit_name
+cross join lateral (
+    select count(*) as waiting
+    from (
+        select from rota.jobs as j where j.hold = n.limit_name and j.hold <> 'time'
+        -- By the index, also if one key is known to have held most jobs.
+        order by j.queue limit 1000
+    ) as i
+) as h
 -- Not before the row is chosen: a key with a weight of its own has no other limit.
 where num_nonnulls(l.max_running, l.max_starts) > 0
   and ((select rota.visible_queues()) is null
