@@ -387,12 +387,14 @@ UNDOABLE: LiteralString = """
         ) as is_changed_since,
         array(
             select r.id from rota.job_runs as r
-            where r.id = any(a.job_ids)
+            -- Later acts are read once: no index finds them for who is not the owner.
+            where r.id = any(array(
+                select unnest(a.job_ids)
+                except select unnest(l.job_ids) from rota.audit_log as l
+                where l.id > a.id and a.job_ids is not null
+              ))
               and case when a.act = 'cancel' then r.status = 'cancelled'
                 else r.finished_at is null end
-              and not exists (
-                select from rota.audit_log as l where l.job_ids @> array[r.id] and l.id > a.id
-              )
             order by r.id limit 1000
         ) as left_ids
     from rota.audit_log as a where a.id = any(%(ids)s) order by a.id desc limit %(limit)s
