@@ -77,6 +77,7 @@ begin
         select d.done, act_on_jobs.conflicts || d.conflicts, d.before
         into v_done, conflicts, v_before from rota._act(act, v_ids, v_arguments) as d;
     exception when others then
+        if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;
         foreach v_id in array v_ids loop
             begin
                 select d.done, d.conflicts, d.before into v_one

@@ -402,8 +402,11 @@ begin
               or invalid_parameter_value then null;
             when others then
                 if c_chunk = 1 then raise; end if;
-                perform rota._add_checks('retry',
-                    array[format('%s %s one', c_id, v_child_id - 1)]);
+                -- That may have been a wait, and the others would wait as long.
+                perform rota._add_checks('retry', array[
+                    format('%s %s one', c_id, v_child_id - 1), format('%s %s', c_id, v_child_id)
+                ]);
+                return true;
         end;
     end loop;
     if c_chunk > 1 and cardinality(v_seen) = c_chunk then

@@ -1320,6 +1320,24 @@ any(array['access producer', enqueue.queue])
         sql("waiting/dependencies", "if c_chunk = 1 then raise; end if;", "raise;"),
     ),
     mutant(
+        "waits-for-each-dependant",
+        "A tick waits for the keys of two hundred dependants, one after the other.",
+        "sql/waiting/test_dependencies.py",
+        sql(
+            "waiting/dependencies", "                return true;\n        end;", "        end;"
+        ),
+    ),
+    mutant(
+        "act-tried-on-a-full-disk",
+        "A full disk is said to be a conflict of each of a thousand jobs.",
+        "sql/operations/test_acts.py",
+        sql(
+            "operations/acts",
+            "        if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;\n",
+            "",
+        ),
+    ),
+    mutant(
         "limit-left-to-who-rolls-back",
         "Nothing starts under a class any more whose change was rolled back.",
         "sql/waiting/test_limits.py",

@@ -512,6 +512,21 @@ def test_what_was_replaced_is_kept_where_the_jobs_are_done_one_by_one(db):
     assert log(db)[-1].before == {"dead": 1, "queued": 1, "max_attempts": {"1": 1, "3": 1}}
 
 
+def test_an_act_fails_as_a_whole_where_the_server_fails(db):
+    """A disk that is full is no conflict of a job, and all the others find it full, too."""
+    ids = [enqueue(db), enqueue(db)]
+    db.execute(
+        "create function public.no() returns trigger language plpgsql as $$ begin raise"
+        " disk_full; end $$; create trigger no before update on rota.jobs for each row "
+        f"when (new.id = {ids[1]}) execute function public.no()"
+    )
+
+    with raises("53100"):
+        act(db, "set_priority", {"ids": ids}, {"priority": 5})
+
+    assert {run(db, job_id).priority for job_id in ids} == {0}
+
+
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_job_on_its_way_to_another_database_does_not_move(db, dry_run):
     value(db, "set_database_number", number=5)

@@ -233,6 +233,28 @@ def test_a_dependant_that_cannot_come_back_keeps_no_other(db, connect):
     assert (status(db, erased), pending(db)) == ("cancelled", [])
 
 
+def test_a_check_of_dependants_waits_for_one_of_them(db, connect):
+    """Others have the keys of all, and have not committed: the tick may not wait for each."""
+    keys = [{"job_type": "x", "idempotency_key": f"k{n}"} for n in range(10)]
+    parent = enqueue(db)
+    children = [enqueue(db, depends_on=[parent], **key) for key in keys]
+    end(db, parent, "fail")
+    settle(db)
+    producer = connect(autocommit=False)
+    for key in keys:
+        enqueue(producer, **key)
+    db.execute("set lock_timeout = '10ms'")
+
+    assert scalar(db, f"select rota._check_retry('{parent} 0')")
+
+    subjects = rows(db, "select subject from rota.pending_checks where kind = 'retry'")
+    first = children[0]
+    assert subjects == [(f"{parent} {first - 1} one",), (f"{parent} {first}",)]
+    producer.rollback()
+    settle(db)
+    assert {status(db, job_id) for job_id in children} == {"blocked"}
+
+
 def test_retry_job_leaves_what_was_cancelled_with_it(db):
     parent = enqueue(db)
     child = enqueue(db, depends_on=[parent])
