@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rota.client.values import clean, clean_text, dump_clean, dump_result, to_array
+from rota.client.values import clean, clean_text, dump_clean, dump_result, join_results
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_dump_result_leaves_characters_beyond_the_first_plane() -> None:
     assert json.loads(text) == "\U0001f600"
 
 
-def test_to_array_keeps_the_place_of_what_is_missing() -> None:
-    array = to_array(['{"a": 1}', None, "2"])
+def test_join_results_keeps_the_place_of_what_is_missing() -> None:
+    array = join_results(['{"a": 1}', None, "2"])
 
     assert array.dumps is not None
     assert json.loads(array.dumps(array.obj)) == [{"a": 1}, None, 2]

@@ -36,6 +36,7 @@ from .values import (
     check_durations,
     clean_text,
     of_one_job,
+    to_array,
     to_endings,
     to_job,
     to_job_array,
@@ -214,8 +215,8 @@ class AsyncClient:
         """End taken jobs as they were received."""
         await self._value(
             "end_forwards",
-            job_ids=_array(job_ids),
-            lease_tokens=_array(lease_tokens),
+            job_ids=to_array(job_ids),
+            lease_tokens=to_array(lease_tokens),
             endings=endings if isinstance(endings, Jsonb) else Jsonb(list(endings)),
         )
 
@@ -234,7 +235,7 @@ class AsyncClient:
             rows.ReceivedJob,
             "receive_jobs",
             database=database,
-            job_ids=_array(job_ids),
+            job_ids=to_array(job_ids),
             enqueue_times=list(enqueue_times),
             jobs=to_job_array(jobs),
         )
@@ -318,7 +319,7 @@ class AsyncClient:
         await self._value(
             "end_moves",
             move_id=move_id,
-            job_ids=_array(job_ids),
+            job_ids=to_array(job_ids),
             endings=Jsonb(list(endings)),
         )
 
@@ -366,7 +367,7 @@ class AsyncClient:
                 unique_for=unique_for,
                 ordering_key=ordering_key,
                 skip_dead=skip_dead,
-                depends_on=_array(depends_on),
+                depends_on=to_array(depends_on),
                 blocks=blocks,
                 if_parent_dead=if_parent_dead,
                 limit_key=limit_key,
@@ -392,10 +393,10 @@ class AsyncClient:
             rows.ClaimedJob,
             "claim_jobs",
             worker=worker,
-            queues=_array(queues),
+            queues=to_array(queues),
             max_jobs=max_jobs,
             lease=lease,
-            job_types=_array(job_types),
+            job_types=to_array(job_types),
         )
 
     async def finish_job(
@@ -426,10 +427,10 @@ class AsyncClient:
         return await self._rows(
             rows.FinishedJob,
             "finish_jobs",
-            job_ids=_array(job_ids),
-            lease_tokens=_array(lease_tokens),
+            job_ids=to_array(job_ids),
+            lease_tokens=to_array(lease_tokens),
             results=results if results is UNSET else to_result(results),
-            next_stages=_array(next_stages),
+            next_stages=to_array(next_stages),
         )
 
     async def finish_and_claim(
@@ -455,17 +456,17 @@ class AsyncClient:
             rows.NextJob,
             "finish_and_claim",
             worker=worker,
-            job_ids=_array(job_ids),
-            lease_tokens=_array(lease_tokens),
+            job_ids=to_array(job_ids),
+            lease_tokens=to_array(lease_tokens),
             results=results if results is UNSET else to_result(results),
-            next_stages=_array(next_stages),
+            next_stages=to_array(next_stages),
             endings=to_endings(endings),
-            kept_job_ids=_array(kept_job_ids),
-            kept_lease_tokens=_array(kept_lease_tokens),
-            queues=_array(queues),
+            kept_job_ids=to_array(kept_job_ids),
+            kept_lease_tokens=to_array(kept_lease_tokens),
+            queues=to_array(queues),
             max_jobs=max_jobs,
             lease=lease,
-            job_types=_array(job_types),
+            job_types=to_array(job_types),
         )
 
     async def end_jobs(
@@ -513,8 +514,8 @@ class AsyncClient:
         return await self._rows(
             rows.ReleasedJob,
             "release_jobs",
-            job_ids=_array(job_ids),
-            lease_tokens=_array(lease_tokens),
+            job_ids=to_array(job_ids),
+            lease_tokens=to_array(lease_tokens),
         )
 
     async def heartbeat(
@@ -535,8 +536,8 @@ class AsyncClient:
         return await self._rows(
             rows.JobHeartbeat,
             "heartbeat_jobs",
-            job_ids=_array(job_ids),
-            lease_tokens=_array(lease_tokens),
+            job_ids=to_array(job_ids),
+            lease_tokens=to_array(lease_tokens),
             lease=lease,
         )
 
@@ -745,8 +746,8 @@ class AsyncClient:
         return await self._row(
             rows.Waiting,
             "wait_for_jobs",
-            queues=_array(queues),
-            job_types=_array(job_types),
+            queues=to_array(queues),
+            job_types=to_array(job_types),
             poll_interval=poll_interval,
             active=active,
             claimed=claimed,
@@ -777,8 +778,8 @@ class AsyncClient:
             host=host,
             pid=pid,
             version=version,
-            queues=_array(queues),
-            job_types=_array(job_types),
+            queues=to_array(queues),
+            job_types=to_array(job_types),
             concurrency=concurrency,
             backend_pid=backend_pid,
         )
@@ -857,9 +858,9 @@ class AsyncClient:
             since=since,
             until=until,
             step=step,
-            queues=_array(queues),
-            job_types=_array(job_types),
-            group_by=_array(group_by),
+            queues=to_array(queues),
+            job_types=to_array(job_types),
+            group_by=to_array(group_by),
         )
 
     async def job_counts(self) -> list[rows.JobCount]:
@@ -1259,12 +1260,6 @@ async def _fetch(
             return await cursor.fetchall()
         except Exception:  # whatever a value did to its loader
             return read_forgiving(cursor, row_factory(cursor))
-
-
-def _array(value: Sequence[Any] | Unset | None) -> list[Any] | Unset | None:
-    if isinstance(value, str):
-        raise TypeError(f"a list is needed, not the text {value!r}")
-    return list(value) if isinstance(value, Sequence) else value
 
 
 def _text(value: str | Unset | None) -> str | Unset | None:

@@ -19,6 +19,9 @@ from decimal import Decimal
 from math import inf, isfinite
 from typing import Any
 
+from psycopg import adapters
+from psycopg.abc import Buffer
+from psycopg.adapt import Dumper
 from psycopg.types.json import Jsonb
 
 from ..exceptions import InvalidArgumentError, text_of
@@ -295,9 +298,32 @@ def storable(value: Any, job_id: int) -> Jsonb | None:
     return None if text is None else Jsonb(text, dumps=str)
 
 
-def to_array(texts: Sequence[str | None]) -> Jsonb:
+def join_results(texts: Sequence[str | None]) -> Jsonb:
     """Wrap what `dump_result` returned for many jobs."""
     return Jsonb([text or "null" for text in texts], dumps=_join)
+
+
+class Numbers(list[int]):
+    """Whole numbers for a bigint[]: of a plain list psycopg looks at each for its size."""
+
+
+class _NumbersDumper(Dumper):
+    oid = adapters.types["int8"].array_oid
+
+    def dump(self, obj: Numbers) -> Buffer:
+        return f"{{{','.join(map(str, obj))}}}".encode()
+
+
+adapters.register_dumper(Numbers, _NumbersDumper)
+
+
+def to_array(value: Any) -> Any:
+    """Return a list for a sequence; raise TypeError for a text, which is one, too."""
+    if isinstance(value, str):
+        raise TypeError(f"a list is needed, not the text {value!r}")
+    if not isinstance(value, Sequence):
+        return value
+    return (Numbers if set(map(type, value)) == {int} else list)(value)
 
 
 def to_endings(endings: Any) -> Any:

@@ -23,7 +23,7 @@ import psycopg
 from psycopg.errors import QueryCanceled
 
 from ..client.statement import UNSET
-from ..client.values import check_stage, dump_result, join_endings, to_array
+from ..client.values import check_stage, dump_result, join_endings, join_results
 from ..exceptions import InvalidArgumentError, RotaError
 from ..job import BaseJob, State
 from ..rows import EndedJob
@@ -269,7 +269,7 @@ class Completer:
                 lambda client: client.finish_jobs(
                     ids,
                     tokens,
-                    to_array(results) if any(results) else UNSET,
+                    join_results(results) if any(results) else UNSET,
                     stages if any(stage is not None for stage in stages) else UNSET,
                 )
             )
