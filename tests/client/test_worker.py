@@ -7,11 +7,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.types.json import JsonbBinaryLoader, set_json_loads
 
 import rota
 from rota import AsyncJob, Client, Job, JsonFormatter, Registry, Worker
@@ -972,3 +975,34 @@ def test_a_handler_sees_that_the_worker_leaves_and_gives_its_job_back(
 
     assert time.monotonic() - began < 1
     assert db.execute("select status, attempts from rota.jobs").fetchone() == ("queued", 0)
+
+
+class AsText(JsonbBinaryLoader):
+    def load(self, data: Any) -> Any:
+        return bytes(data[1:]).decode()
+
+
+def test_a_worker_reads_payloads_as_psycopg_was_told_to(
+    client: Client, drain: Callable[..., None]
+) -> None:
+    registry, read = Registry(), []
+
+    @registry.handler("read")
+    def handler(job: Job) -> None:
+        read.append(job.payload)
+
+    def read_one() -> None:
+        client.enqueue("read", {"price": 1.1})
+        drain(registry)
+
+    read_one()
+    try:
+        set_json_loads(partial(json.loads, parse_float=Decimal))
+        read_one()
+        psycopg.adapters.register_loader("jsonb", AsText)
+        read_one()
+    finally:
+        set_json_loads(json.loads)
+        psycopg.adapters.register_loader("jsonb", JsonbBinaryLoader)
+
+    assert read == [{"price": 1.1}, {"price": Decimal("1.1")}, '{"price": 1.1}']

@@ -160,7 +160,7 @@ def json_columns(row: Any) -> frozenset[str]:
 Row = TypeVar("Row")
 AnyCursor = AsyncCursor[Any] | Cursor[Any]
 
-_JSONB = adapters.types["jsonb"].oid
+JSONB = adapters.types["jsonb"].oid
 _TIMESTAMPTZ = adapters.types["timestamptz"].oid
 
 
@@ -186,7 +186,7 @@ def read_forgiving(cursor: AnyCursor, make: RowMaker[Row]) -> list[Row]:
     """
     result = cursor.pgresult
     assert result is not None  # noqa: S101 - for the type checker
-    for oid, forgiving in ((_JSONB, _forgiving_jsonb), (_TIMESTAMPTZ, _forgiving_moment)):
+    for oid, forgiving in ((JSONB, _forgiving_jsonb), (_TIMESTAMPTZ, _forgiving_moment)):
         loader = cursor.adapters.get_loader(oid, Format.BINARY)
         assert loader is not None  # noqa: S101 - for the type checker
         cursor.adapters.register_loader(oid, forgiving(loader))

@@ -58,6 +58,11 @@ transaction open."""
 UNTRANSLATABLE = "22P05"
 """A text has characters that the encoding of the database lacks."""
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
+ANSWERS = {
+    answer: EndedJob(None, None, answer, None, None, None)
+    for answer in (*EVENTS, "lost", "busy")
+}
+"""What `finish_jobs` answers, as `end_jobs` would."""
 
 
 NOT_COMMITTED = Outcome(
@@ -277,10 +282,7 @@ class Completer:
             if is_lost(error) or isinstance(error, NoAnswerError):
                 raise
             return None
-        return [
-            EndedJob(row.job_id, token, row.outcome, None, None, None)
-            for row, token in zip(rows, tokens, strict=True)
-        ]
+        return [ANSWERS[row.outcome] for row in rows]
 
     async def _end_jobs(self, part: list[_Report]) -> list[EndedJob]:
         """Report endings of any kind; what cannot even be sent is found one by one."""

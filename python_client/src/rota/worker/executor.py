@@ -237,9 +237,10 @@ class Executor:
             jobs = [self._take() for _ in range(min(self._places, len(self._held)))]
             if jobs:
                 self._at_rest.clear()
+        loop = asyncio.get_running_loop()
         for job in jobs:
-            if isinstance(job, AsyncJob):
-                asyncio.create_task(self._run(job), context=Context())  # noqa: RUF006 - see _run
+            if isinstance(job, AsyncJob):  # whose task is kept by _run
+                loop.create_task(self._run(job, loop), context=Context())  # noqa: RUF006
             else:
                 self._hand_over(cast(Job, job))
 
@@ -253,10 +254,10 @@ class Executor:
     def _places(self) -> int:
         return 0 if self._completer.is_full else self._share.room()
 
-    async def _run(self, job: AsyncJob) -> None:
+    async def _run(self, job: AsyncJob, loop: asyncio.AbstractEventLoop) -> None:
         if job not in self._running:
             return  # given back
-        self._running[job] = asyncio.current_task()  # until here the loop has kept it
+        self._running[job] = asyncio.current_task(loop)  # until here the loop has kept it
         process = os.getpid()
         handler = cast(AsyncHandler, self._registry[job.job_type])
         outcome = await run_async(handler, job)
