@@ -397,8 +397,7 @@ def test_prefetch_holds_what_starts_within_its_time(monkeypatch: pytest.MonkeyPa
 
     for _ in range(20):  # a thousand a second
         now += WINDOW
-        for _ in range(int(1000 * WINDOW)):
-            pace.count()
+        pace.ended += int(1000 * WINDOW)
         pace.wanted(4, 0)
     wanted = pace.wanted(0, 0)
     assert 0.9 * 1000 * AHEAD <= wanted <= 1000 * AHEAD

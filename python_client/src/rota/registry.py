@@ -324,9 +324,9 @@ class Registry:
         return job_type in self._async_types
 
     def __getitem__(self, job_type: str) -> Handler:
-        handler: Any = self._handlers[job_type]
         if not self._middlewares:
-            return cast(Handler, handler)
+            return self._handlers[job_type]
+        handler: Any = self._handlers[job_type]
 
         def run(job: Job) -> object:
             with self._around(job):

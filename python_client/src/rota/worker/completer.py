@@ -158,8 +158,9 @@ class Completer:
         """Whether the database could not be told of ends, and so may take jobs for stale."""
         return self._retry.failures > 0
 
-    def put(self, job: BaseJob, duration: float, outcome: Outcome) -> None:
+    def put(self, job: BaseJob, outcome: Outcome) -> None:
         """Report how a job ended, if it has not said so in its own transaction."""
+        duration = time.monotonic() - job.began_at
         if job.is_finished or outcome.kind == "lost":
             if job.is_finished:
                 _warn_of_what_came_after(job, outcome)

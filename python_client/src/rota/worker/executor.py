@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from contextlib import suppress
 from contextvars import Context
 from queue import SimpleQueue
@@ -33,8 +33,6 @@ from .process import LAST_WORDS
 
 logger = logging.getLogger("rota")
 
-AsyncHandler = Callable[[AsyncJob], Awaitable[object]]
-PlainHandler = Callable[[Job], object]
 CUT_PAUSE = 0.05
 """Seconds that a handler has to end by itself when what it uses of the database is cut off."""
 MAX_BATCH = 1000
@@ -259,7 +257,7 @@ class Executor:
             return  # given back
         self._running[job] = asyncio.current_task(loop)  # until here the loop has kept it
         process = os.getpid()
-        handler = cast(AsyncHandler, self._registry[job.job_type])
+        handler: Any = self._registry[job.job_type]
         outcome = await run_async(handler, job)
         _leave_if_forked(process, outcome)
         self._end(job, outcome)
@@ -289,7 +287,7 @@ class Executor:
         """Run a plain handler; return the job with which its thread goes on."""
         process = os.getpid()
         try:
-            handler = cast(PlainHandler, self._registry[job.job_type])
+            handler: Any = self._registry[job.job_type]
             outcome = Context().run(run_sync, handler, job)
         except BaseException as error:  # whatever it is, the job has to end
             outcome = outcome_of(job, error)
@@ -343,9 +341,9 @@ class Executor:
         if job not in self._running:
             return  # given back
         del self._running[job]
-        self._prefetch.count()
+        self._prefetch.ended += 1
         try:
-            self._completer.put(job, time.monotonic() - job.began_at, outcome)
+            self._completer.put(job, outcome)
         except Exception:  # no lease may be kept for a job that nobody ends
             logger.exception("job %s cannot be ended; its lease will expire", job.job_id)
             self._heartbeat.remove([job])
@@ -455,17 +453,14 @@ class Prefetch:
         self.max_wait = MAX_WAIT if batch is None else MAX_WAIT_IN_BATCH
         """How long a job may wait to be started, unless it is one that `keeps` says to keep."""
         self._batch = batch
+        self.ended = 0
+        """How many handlers have ended since it looked at the rate."""
         self._rate = 0.0
-        self._ended = 0
         self._since = time.monotonic()
 
     def keeps(self, job: BaseJob) -> bool:
         """Whether a job waits however long that takes, by the user's choice."""
         return self._batch is not None and job.time_limit is None
-
-    def count(self) -> None:
-        """Record that a handler has ended."""
-        self._ended += 1
 
     def wanted(self, free: int, waiting: int) -> int:
         """Return how many jobs to claim, with so many free places and jobs that wait."""
@@ -479,7 +474,7 @@ class Prefetch:
         if elapsed >= WINDOW:
             # What is long ago says nothing, so after a pause it begins with few again.
             weight = min(elapsed, 0.5) + 0.5
-            self._rate = weight * self._ended / elapsed + (1.0 - weight) * self._rate
-            self._ended = 0
+            self._rate = weight * self.ended / elapsed + (1.0 - weight) * self._rate
+            self.ended = 0
             self._since += elapsed
         return int(self._rate * AHEAD)
