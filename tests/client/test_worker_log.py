@@ -15,6 +15,7 @@ from psycopg import sql
 
 import rota
 from rota import Client, Job, JsonFormatter, Registry, Worker
+from rota.cli.output import TextFormatter
 from rota.forwarding.carrier import Database
 from rota.worker.connection import ConnectionState, Retry
 from rota.worker.worker import run_together
@@ -326,3 +327,10 @@ def _succeeded(
         logging.getLogger("rota").removeHandler(log)
     done = "select from rota.finished_jobs where status = 'succeeded'"
     return db.execute(done).rowcount
+
+
+def test_the_log_tells_moments_as_logging_does() -> None:
+    record = logging.makeLogRecord({})
+    for record.created in (0.0, 0.5, 1.0, 1e9):
+        record.msecs = record.created % 1 * 1000
+        assert TextFormatter().formatTime(record) == logging.Formatter().formatTime(record)
