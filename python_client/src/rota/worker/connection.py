@@ -78,7 +78,7 @@ class JsonLoader(JsonbBinaryLoader):
         """Return the value."""
         if self.loads is not json.loads:
             return super().load(data)
-        return _DECODER.raw_decode(str(memoryview(data)[1:], "utf-8"))[0]
+        return _DECODER.raw_decode(str(data, "utf-8"), 1)[0]  # after the version
 
 
 _DECODER = json.JSONDecoder()
