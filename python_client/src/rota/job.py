@@ -212,10 +212,6 @@ class BaseJob:
         """Whether it makes sense to go on."""
         return self._reason_to_stop() is None
 
-    def start(self) -> None:
-        """Record that its handler starts."""
-        self.began_at = time.monotonic()
-
     def confirm(self, sent_at: float, *, is_cancel_requested: bool) -> None:
         """Record that a heartbeat that was sent then has extended the lease."""
         self.confirmed_at = sent_at

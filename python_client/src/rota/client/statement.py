@@ -28,7 +28,7 @@ from psycopg.adapt import Loader as BaseLoader
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import Format
 from psycopg.rows import RowMaker, class_row
-from psycopg.types.json import Jsonb
+from psycopg.types.json import Jsonb, JsonbBinaryLoader
 
 from .values import check_is_job, check_json, check_known, check_size, check_zone
 
@@ -160,7 +160,7 @@ def json_columns(row: Any) -> frozenset[str]:
 Row = TypeVar("Row")
 AnyCursor = AsyncCursor[Any] | Cursor[Any]
 
-JSONB = adapters.types["jsonb"].oid
+_JSONB = adapters.types["jsonb"].oid
 _TIMESTAMPTZ = adapters.types["timestamptz"].oid
 
 
@@ -186,7 +186,7 @@ def read_forgiving(cursor: AnyCursor, make: RowMaker[Row]) -> list[Row]:
     """
     result = cursor.pgresult
     assert result is not None  # noqa: S101 - for the type checker
-    for oid, forgiving in ((JSONB, _forgiving_jsonb), (_TIMESTAMPTZ, _forgiving_moment)):
+    for oid, forgiving in ((_JSONB, _forgiving_jsonb), (_TIMESTAMPTZ, _forgiving_moment)):
         loader = cursor.adapters.get_loader(oid, Format.BINARY)
         assert loader is not None  # noqa: S101 - for the type checker
         cursor.adapters.register_loader(oid, forgiving(loader))
@@ -222,6 +222,24 @@ def _forgiving_moment(loader: type[Loader]) -> type[Loader]:
                 return (datetime.min if is_before else datetime.max).replace(tzinfo=UTC)
 
     return ForgivingMoment
+
+
+class _JsonLoader(JsonbBinaryLoader):
+    """Reads what Postgres has written, in a third of the time, unless other `loads` are set."""
+
+    def load(self, data: Buffer) -> Any:
+        if self.loads is not json.loads:
+            return super().load(data)
+        return _DECODER.raw_decode(str(data, "utf-8"), 1)[0]  # after the version
+
+
+_DECODER = json.JSONDecoder()
+
+
+def read_quickly(connection: AsyncConnection[Any]) -> None:
+    """Let a connection of ours read JSON by that, where psycopg has its own loader."""
+    if connection.adapters.get_loader(_JSONB, Format.BINARY) is JsonbBinaryLoader:
+        connection.adapters.register_loader("jsonb", _JsonLoader)
 
 
 class Outgoing:

@@ -460,7 +460,7 @@ def _job_of(registry: Registry, claim: ClaimedJob, context: JobContext) -> BaseJ
     kind = AsyncJob if registry.is_async(claim.job_type) else Job
     job = kind(claim, context, time.monotonic())
     job.confirmed_at = math.inf  # nobody else is there, however long a debugger stops it
-    job.start()
+    job.began_at = time.monotonic()
     return job
 
 

@@ -9,7 +9,6 @@ their next try are woken when the database is back.  What handlers are lent is i
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import select
@@ -22,13 +21,10 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, IsolationLevel
-from psycopg.abc import Buffer
-from psycopg.pq import Format
-from psycopg.types.json import JsonbBinaryLoader
 
 from ..client.async_client import AsyncClient
 from ..client.connecting import connect_async, one_line
-from ..client.statement import JSONB
+from ..client.statement import read_quickly
 from ..exceptions import IsolationLevelError
 
 logger = logging.getLogger("rota")
@@ -69,19 +65,6 @@ PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 
 FULL_POOL = "behind a pooler, its pool may be too small: a worker needs four connections"
 """What may be the reason where a server does not answer to a new connection."""
-
-
-class JsonLoader(JsonbBinaryLoader):
-    """Reads what Postgres has written, in a third of the time, unless other `loads` are set."""
-
-    def load(self, data: Buffer) -> Any:
-        """Return the value."""
-        if self.loads is not json.loads:
-            return super().load(data)
-        return _DECODER.raw_decode(str(data, "utf-8"), 1)[0]  # after the version
-
-
-_DECODER = json.JSONDecoder()
 
 
 class NoAnswerError(psycopg.OperationalError):
@@ -372,9 +355,7 @@ class Connection:
             self._opened_at, self._is_open = time.monotonic(), False
             # Ours from here on: the questions below may fail or be cancelled.
             self._connection = await connect_async(self.conninfo, self._name, CALL_TIMEOUT)
-            adapters = self._connection.adapters
-            if adapters.get_loader(JSONB, Format.BINARY) is JsonbBinaryLoader:
-                adapters.register_loader("jsonb", JsonLoader)
+            read_quickly(self._connection)
             await self._connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             self.database = self._connection.info.dbname
             row = await (await self._connection.execute(QUESTION)).fetchone()

@@ -244,7 +244,7 @@ class Executor:
 
     def _take(self) -> BaseJob:
         job = self._held.popleft()
-        job.start()
+        job.began_at = time.monotonic()
         self._running[job] = None
         return job
 
