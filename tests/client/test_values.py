@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from rota.client.values import clean, clean_text, dump_clean, dump_result, join_results
+from rota.client.values import (
+    Numbers,
+    clean,
+    clean_text,
+    dump_clean,
+    dump_result,
+    join_results,
+    to_array,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +65,13 @@ def test_dump_result_leaves_characters_beyond_the_first_plane() -> None:
 
     assert text is not None
     assert json.loads(text) == "\U0001f600"
+
+
+def test_to_array_keeps_a_list_of_what_are_no_whole_numbers() -> None:
+    lists: list[list[Any]] = [[], [True], [1, None], ["1"], [1.0]]
+
+    assert type(to_array((1, 2**63))) is Numbers
+    assert [type(to_array(each)) for each in lists] == [list] * len(lists)
 
 
 def test_join_results_keeps_the_place_of_what_is_missing() -> None:
