@@ -241,7 +241,7 @@ begin
       or exists (select from rota.job_definitions as d where d.queue = _check_known_queue.queue)
       or exists (select from rota.pipeline_stages as g where g.queue = _check_known_queue.queue)
       or exists (select from rota.finished_jobs as f where f.queue = _check_known_queue.queue)
-      or exists (select from rota.job_stats as s where s.queue = _check_known_queue.queue) then
+    then
         return;
     end if;
 

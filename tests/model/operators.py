@@ -110,7 +110,9 @@ class Operated(Limits):
         return [[None]]
 
     def _check_known(self, queue: str) -> None:
-        if not self.queues.keys() | self.pauses.keys() >= {queue} and not any(
-            job.queue == queue for job in self.jobs.values()
-        ):
+        known = {*self.queues, *self.pauses, *(job.queue for job in self.jobs.values())}
+        known |= {name.removeprefix("queue ") for name in self.limits}
+        known |= {stage.queue for its in self.pipelines.values() for stage in its.values()}
+        known |= {"default" for _ in self.schedules}
+        if queue not in known:
             raise Refused("RT004")

@@ -98,15 +98,6 @@ def test_a_queue_can_be_paused_before_its_first_job(db, function, arguments):
     value(db, "pause_queue", queue="q")
 
 
-def test_a_queue_whose_jobs_have_all_been_purged_can_be_paused(db):
-    job_id = enqueue(db, queue="q")
-    value(db, "cancel_job", job_id=job_id)
-    settle(db)
-    db.execute("delete from rota.finished_jobs")
-
-    value(db, "pause_queue", queue="q")
-
-
 def test_a_queue_whose_jobs_have_all_ended_can_be_paused(db):
     value(db, "cancel_job", job_id=enqueue(db))
 
