@@ -566,6 +566,11 @@ NOT_DUE = """
         started_at, failed_at, message)
     select 1, n, 1, 'q', 'x', 'w', d.day, d.day, 'm'
     from generate_series(1, 3000) as n, (select rota.now() - interval '2 days' as day) as d;
+    select rota.define_pipeline('p', '[{"stage": "s", "queue": "q"}]');
+    insert into rota.restored_ends (queue, job_type, status, finished_at, ended_by)
+    select 'q', 'x', 'dead', rota.now() + interval '1 hour', pg_current_xact_id()::xid
+    from generate_series(1, 3000);
+    update rota.stats_progress set is_behind = true;
     insert into rota.stage_runs (job_id, lease_token, pipeline, stage, status, queue, job_type,
         attempts, queued_at, finished_at)
     select n, 1, 'p', 's', 'succeeded', 'q', 'x', 1, d.day, d.day
@@ -609,3 +614,84 @@ def test_a_dependant_of_live_jobs_reads_no_history(own: Session) -> None:
     for node in own.nodes():
         if node.get("Relation Name", "").startswith("finished_jobs"):
             assert node["Shared Hit Blocks"] + node["Shared Read Blocks"] == 0, node
+
+
+def read(own: Session, *relations: str) -> int:
+    """Return how many rows of these tables the last call has read."""
+    return sum(
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in own.nodes()
+        if node.get("Relation Name") in relations
+    )
+
+
+def test_the_place_of_a_key_is_found_without_the_jobs_of_others(own: Session) -> None:
+    own.call("select rota.set_limit(limit_key => 'small', weight => 2)")
+    few = "select rota.enqueue('x', limit_key => 'small') from generate_series(1, 3)"
+    own.call(few)
+    own.call("select rota.enqueue('x', limit_key => 'big') from generate_series(1, 3000)")
+    own.connection.execute("analyze rota.jobs")
+    for _ in range(own.rounds):
+        own.call(few)
+
+    assert 0 < read(own, "jobs") <= 300
+
+
+def test_a_check_for_later_is_left_without_a_look_at_those_of_other_limits(
+    own: Session,
+) -> None:
+    own.connection.execute(
+        "insert into rota.pending_checks (kind, subject, due_at)"
+        " select 'limit', 'key k' || n, rota.now() + interval '1 minute'"
+        " from generate_series(1, 3000) as n"
+    )
+
+    for _ in range(2):
+        own.call("select rota._check_later('type x', rota.now() + interval '1 hour')")
+
+    assert own.call("select count(*) from rota.pending_checks") == [(3001,)]
+    own.call("select rota._check_later('type x', rota.now() + interval '1 hour')")
+    assert read(own, "pending_checks") <= 10
+
+
+def test_a_claim_reads_few_parts_of_a_large_limit(own: Session) -> None:
+    own.call("select rota.set_limit(job_type => 'x', max_running => 1000000)")
+    own.call("select rota.enqueue('x') from generate_series(1, 10)")
+    while own.call("select has_more from rota.tick()") == [(True,)]:
+        pass
+    own.connection.execute(
+        "insert into rota.limit_slots (limit_name)"
+        " select 'type x' from generate_series(1, 100);"
+        "insert into rota.limit_parts (limit_name, part, max_running, slots)"
+        " select 'type x', n, 1000000, 256 from generate_series(0, 3000) as n"
+    )
+
+    jobs = own.call(CLAIM, ["default"], 10, None)
+
+    assert len(jobs) == 10
+    assert read(own, "limit_parts") <= 10
+
+
+def test_effects_of_unknown_outcome_are_found_without_the_others(own: Session) -> None:
+    own.connection.execute(
+        "insert into rota.effects (scope, key, job_id, lease_token, expires_at, completed_at)"
+        " select 's', n::text, 1, 1, rota.now() + interval '1 day',"
+        " case when n > 1 then rota.now() end"
+        " from generate_series(1, 3000) as n"
+    )
+
+    found = own.call("select * from rota.unknown_effects")
+
+    assert [row.key for row in found] == ["1"]
+    assert read(own, "effects") <= 10
+
+
+def test_a_run_that_follows_is_compared_with_no_other_that_waits(own: Session) -> None:
+    call = "select rota.enqueue('x', idempotency_key => 'k', on_conflict => 'rerun')"
+    own.call(call)
+    ((job,),) = own.call("select array[job_id, lease_token] from rota.claim_jobs('w')")
+    own.call(f"{call} from generate_series(1, 300)")
+
+    own.call("select rota.finish_job(%s, %s)", *job)
+
+    assert read(own, "reruns") <= 3000
