@@ -286,8 +286,8 @@ uninstall() {
     live=$(ask 'select count(*) from rota.jobs') || exit 3
     kept=$(ask 'select count(*) from rota.finished_jobs') || exit 3
     if [ -z "$confirmed" ]; then
-        say "This removes rota from $place, with its $live live jobs,"
-        say "its history of $kept finished jobs, and all settings of queues."
+        say "This removes rota from $place, with all settings of queues;"
+        say "live jobs: $live, finished jobs: $kept."
         [ -t 0 ] || fail 1 "no terminal to ask on; add --yes if you are sure"
         printf 'Remove it? [y/N] '
         read -r answer || answer=
@@ -297,7 +297,7 @@ uninstall() {
         esac
     fi
     run_psql -f "$here/sql/uninstall.sql" || fail 3 "nothing was removed"
-    say "rota is removed from $place: $live live jobs, $kept finished jobs."
+    say "rota is removed from $place; live jobs: $live, finished jobs: $kept."
 }
 
 install() {

@@ -29,7 +29,9 @@ def test_name_of_a_good_form_is_taken(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 64, " a", "a b", "-a", "é", "a\n"])
 def test_name_of_another_form_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"^job_type must be 1 to 63 of the characters"):
+    with pytest.raises(
+        rota.InvalidArgumentError, match=r"^job_type must be 1 to 63 of the characters"
+    ):
         Registry().add(name, lambda job: None)
 
 

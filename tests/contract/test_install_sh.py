@@ -298,7 +298,7 @@ def test_uninstall_refuses_when_nobody_can_confirm(empty: str, install_sh: Run) 
     confirmed = install_sh("-d", empty, "--uninstall", "--yes")
 
     assert refused.returncode == 1
-    assert "3 live jobs" in refused.stdout
+    assert "live jobs: 3, finished jobs: 0" in refused.stdout
     assert "--yes" in refused.stderr
     assert kept
     assert confirmed.returncode == 0, confirmed.stderr

@@ -70,11 +70,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}")
 
 
 def check_name(argument: str, name: str) -> None:
-    """Raise ValueError unless *name* has the form of names of queues and job types."""
+    """Raise InvalidArgumentError unless *name* has the form of names of queues and types."""
     if not isinstance(name, str):
         raise TypeError(f"{argument} must be a text, got {name!r}")
     if not _NAME.fullmatch(name):
-        raise ValueError(
+        raise InvalidArgumentError(
             f"{argument} must be 1 to 63 of the characters A-Z a-z 0-9 _ . : / - and begin "
             f"with a letter or digit, got {name[:80]!r}"
         )
