@@ -77,4 +77,17 @@ exception when lock_not_available then
         )),
         hint = 'Nothing was removed.  Stop the workers, and end these or wait for them.';
 end $$;
+
+-- Nothing depends on what stands in the body of a function.
+do $$
+declare
+    v_callers constant text := (
+        select string_agg(p.oid::regprocedure::text, ', ' order by p.oid) from pg_proc as p
+        where p.prosrc ~ '\mrota\.\w' and p.pronamespace <> 'pg_catalog'::regnamespace
+    );
+begin
+    if v_callers is not null then
+        raise warning 'rota is removed, and these functions still name it: %', v_callers;
+    end if;
+end $$;
 commit;

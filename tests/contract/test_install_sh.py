@@ -306,6 +306,23 @@ def test_uninstall_refuses_when_nobody_can_confirm(empty: str, install_sh: Run) 
 
 
 @pytest.mark.slow
+def test_uninstall_names_the_functions_that_would_fail(empty: str, install_sh: Run) -> None:
+    install_sh("-d", empty)
+    with psycopg.connect(empty, autocommit=True) as connection:
+        connection.execute("""
+            create schema shop;
+            create function shop.mine() returns trigger language plpgsql as
+            $$ begin perform rota.enqueue('x'); return new; end $$;
+            create function shop.other() returns text language sql as $$ select 'rota' $$
+        """)
+
+    removed = install_sh("-d", empty, "--uninstall", "--yes")
+
+    assert removed.returncode == 0
+    assert "functions still name it: shop.mine()\n" in removed.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
 def test_uninstall_asks_at_a_terminal(
     empty: str, install_sh: Run, answer: str, code: int
