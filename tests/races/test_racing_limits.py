@@ -136,6 +136,8 @@ class Worker:
             lambda: self.let_go("release_jobs"),
             lambda: self.let_go("snooze_job", delay="0.01"),
             self.die,
+            # A claim may give a slot back, and leave it to a check who gets it.
+            lambda: self.fetch("tick"),
             lambda: set_limits(self.connection) if self.random.random() < 0.1 else None,
         ]
         while time.monotonic() < until:
@@ -219,7 +221,7 @@ def test_limits_hold_and_nothing_is_left_waiting(connect: Connect) -> None:
         assert 1 <= most_at_once(held) <= most, (column, value)
     assert tops[:2] == [3, 4]
     did = sum((worker.did for worker in workers), Counter())
-    assert min(did[name] for name in ("finish_job", "fail_job", "release_jobs", "died")) > 10
+    assert min(did[name] for name in ("finish_job", "fail_job", "release_jobs", "died")) > 3
 
     db.execute(*call("sweep_stale_leases"))
     until = time.monotonic() + 20
