@@ -40,7 +40,7 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
 
 @pytest.mark.slow
 def test_pauses_leave_what_the_operations_do_as_it_was(connect: Connect) -> None:
-    states = list(STATES)[::4]  # to make one takes longer than to play in it
+    states = list(STATES)[::12]  # to make one takes longer than to play in it
     with closing(Bench(connect, KEYS)) as bench:
         before = [bench.play_in_turn(s, ("a", name)) for s in states for name in OPERATIONS]
         instrument(connect())
