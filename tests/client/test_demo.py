@@ -123,6 +123,7 @@ def test_demo_proves_what_it_tells_on_a_server_of_its_own(demo: Callable[..., De
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_demo_installs_into_an_empty_database_and_removes_it_again(
     demo: Callable[..., Demo], empty: str
 ) -> None:

@@ -32,6 +32,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.long
 def test_nothing_is_lost_or_doubled_whatever_fails(folder: Path) -> None:
     together, problems = play(folder, 2000, 7, faults=len(FAULTS), pause=0.2, **SMALL)
 

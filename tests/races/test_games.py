@@ -65,6 +65,7 @@ def test_no_two_operations_at_once_break_anything(connect: Connect, name: str) -
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_each_operation_of_the_world_succeeds_in_one_of_its_states(connect: Connect) -> None:
     refused = set()
     instrument(connect())

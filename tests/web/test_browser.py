@@ -621,6 +621,7 @@ def test_a_remedy_is_a_button(wide: Page) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_every_act_is_done_in_a_browser_beside_a_worker(
     browser: Browser, page: str, web_url: str
 ) -> None:
