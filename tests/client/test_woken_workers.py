@@ -99,7 +99,7 @@ ALWAYS = timedelta(hours=20)
 def test_a_handler_ends_as_soon_as_an_operator_cancels_or_takes_its_job(
     client: Client, db: Db, status: Status, background: Background, act: str, concurrency: int
 ) -> None:
-    """Also in a worker that waits for no job, since all of its places are taken."""
+    """Also in a worker that waits for no job any more, since all of its places are taken."""
     attempts: list[AsyncJob] = []
 
     async def wait(job: AsyncJob) -> None:
@@ -124,6 +124,25 @@ def test_a_handler_ends_as_soon_as_an_operator_cancels_or_takes_its_job(
     wait_until(lambda: status(job_id) == ended, f"the job to be {ended}")
     assert [job.is_cancel_requested for job in attempts][:1] == [act == "cancel"]
     assert attempts[0].is_lost is (act == "retry")
+
+
+@pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
+def test_one_that_has_no_slot_to_listen_to_listens_to_nothing(
+    db: Db, background: Background, connect: Callable[[], Db], queues: list[str]
+) -> None:
+    """Else each notification would wake all workers, of which there may be hundreds."""
+    others = [connect() for _ in range(16)]
+    for other in others:
+        other.execute("select from rota.wait_for_jobs(%s)", (queues,))
+
+    late = background(Starts().registry, queues=queues)
+    wait_until(lambda: late.worker._notifier.place is Place.IDLE, "a worker without a slot")
+    assert late.worker._notifier._channels == set()
+
+    others[0].execute("select rota.stop_waiting()")
+    running, own = "rota_running_jobs", len(queues) + 1  # and that of all queues
+    wait_until(lambda: len(late.worker._notifier._channels) == own + 1, "its channels")
+    assert running in late.worker._notifier._channels
 
 
 def test_a_message_that_comes_during_a_heartbeat_is_followed_by_another(
