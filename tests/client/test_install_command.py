@@ -45,9 +45,15 @@ def _empty(empty_database: Callable[[str], str], request: pytest.FixtureRequest)
 
 
 @pytest.fixture
-def by_psql(dsn: str, psql: Callable[..., Any], sql_dir: Path) -> str:
+def by_psql(
+    empty_database: Callable[[str], str],
+    psql: Callable[..., Any],
+    sql_dir: Path,
+    request: pytest.FixtureRequest,
+) -> str:
     """A database that psql has installed just now: roles made by other tests get grants."""
-    psql(make_conninfo(dsn, options="-c role=rota_installer"), "-f", sql_dir / "install.sql")
+    dsn = empty_database("psql_" + request.node.name[5:50])
+    psql(dsn, "-f", sql_dir / "install.sql")
     return dsn
 
 

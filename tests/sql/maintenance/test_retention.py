@@ -322,9 +322,10 @@ def test_retain_makes_no_partition_for_a_day_that_is_about_to_begin(db, clock):
 
 
 def test_a_new_installation_has_a_partition_for_today_and_a_week(db):
+    """That of this test may be of yesterday."""
     today = scalar(db, "select now() at time zone 'UTC'")
 
-    assert partitions(db) == names(today, range(8))
+    assert partitions(db) in (names(today, range(8)), names(today, range(-1, 7)))
 
 
 def test_retain_never_refuses_a_job_whose_partition_is_missing(db, clock):
