@@ -23,10 +23,11 @@ create or replace function rota.tick()
         jobs_deleted integer, keys_deleted integer, effects_deleted integer,
         errors_deleted integer, occurrences_deleted integer, others_deleted integer,
         partitions_created integer, partitions_dropped integer, was_skipped boolean,
-        has_more boolean
+        has_more boolean, look_again_in interval
     ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_is_alone constant boolean := rota._is_alone();
+    v_now constant timestamptz := rota.now();
     v_part text; v_deleted jsonb; v_rows_counted bigint; v_has_uncounted boolean;
 begin
     -- Each part would fail by itself, and who ticks here would take that for done.
@@ -42,7 +43,8 @@ begin
               and u.done_at between rota.now() - interval '10 seconds' and rota.now()
         );
     if was_skipped or not rota._has_maintenance() then
-        return query select 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, was_skipped, false;
+        return query select 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, was_skipped, false,
+            null::interval;
         return;
     end if;
     -- What a table of a user refers to must fail here, and not at the commit.
@@ -98,14 +100,20 @@ begin
         or greatest(jobs_swept, jobs_expired, jobs_enqueued, checks_done) > 0
         and rota._has_checks(),
         false);
+    -- To one of those that tick: it has let jobs in, the others look again when they would.
+    if greatest(jobs_enqueued, checks_done) > 0 then
+        look_again_in := nullif(
+            rota._next_let_in_at(null, v_now, v_now + interval '1 minute'),
+            v_now + interval '1 minute') - v_now;
+    end if;
     return next;
 end $$;
 
 comment on function rota.tick is
     'Sweep leases that ended, end jobs that expired, enqueue the jobs of schedules, do pending '
     'checks, create partitions ahead and purge what has expired, a bounded amount per call, '
-    'and return what was done and whether there is more; does nothing while another tick runs; '
-    'raises 25006.';
+    'and return what was done and whether there is more; look_again_in is when a tick lets the '
+    'next job in, told if this one has; does nothing while another tick runs; raises 25006.';
 
 /* Try to lock out other ticks until the end of the transaction.  It writes nothing, and only
  * vacuum and changes of the table want the same lock. */
@@ -152,6 +160,53 @@ begin
     return false;
 end $$;
 
+/* When a tick lets a job of these queues in, or of all for null, between these times. */
+create or replace function rota._next_let_in_at(
+    queues text[], since timestamptz, until timestamptz
+) returns timestamptz language plpgsql stable set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
+    set enable_sort = off as $$
+begin
+    return least(until,
+        (select min(l.run_at)
+        from (
+            select j.run_at, j.queue from rota.jobs as j where j.hold = 'time'
+              and j.status in ('queued', 'failed') and j.run_at > _next_let_in_at.since
+            order by j.run_at limit 100
+        ) as l
+        where coalesce(l.queue = any(_next_let_in_at.queues), true)),
+        (select min(s.next_run_at)
+        from (
+            select d.next_run_at, d.queue from rota.job_definitions as d
+            where d.next_run_at > _next_let_in_at.since order by d.next_run_at limit 100
+        ) as s
+        where coalesce(s.queue = any(_next_let_in_at.queues), true)),
+        (select min(f.run_at) from rota.retry_budgets as b
+        cross join lateral rota._held_lanes('retries ' || b.queue, b.queue) as k
+        cross join lateral (
+            select j.run_at from rota.jobs as j
+            where j.hold = 'retries ' || b.queue and j.hold <> 'time'
+              and j.queue = b.queue and j.job_type = k.job_type
+              and coalesce(j.own_lane, j.priority) = k.lane
+              and j.status in ('queued', 'failed')
+              and coalesce(j.own_place, j.run_at) > _next_let_in_at.since
+            order by coalesce(j.own_place, j.run_at) limit 1
+        ) as f
+        where coalesce(b.queue = any(_next_let_in_at.queues), true)),
+        (select min(c.due_at)
+        from (
+            select p.due_at, p.subject from rota.pending_checks as p where p.kind = 'limit'
+              and p.due_at > '-infinity' and p.due_at > _next_let_in_at.since
+              and p.deferrals = 0
+            order by p.due_at limit 100
+        ) as c
+        where exists (
+            select from rota.jobs as j where j.hold = c.subject
+              and j.hold <> 'time' and j.status in ('queued', 'failed')
+              and coalesce(j.queue = any(_next_let_in_at.queues), true)
+        )));
+end $$;
+
 /* A function or procedure with a setting of its own cannot commit, so this one runs as its
  * caller and on the caller's search_path, which must decide nothing: each transaction begins by
  * setting it.  Each sleeps first and then ticks, so that no lock is held asleep. */
@@ -164,7 +219,7 @@ declare
     v_began_at pg_catalog.timestamptz;
     v_due numeric := 0.0;
     v_passed numeric := 0.0;
-    v_has_more boolean;
+    v_has_more boolean; v_next interval;
 begin
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     v_seconds := extract(epoch from tick_loop.duration);
@@ -186,9 +241,13 @@ begin
         perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
         -- Not longer than that, should the clock step back.
         perform pg_sleep(least(v_due - v_passed, v_every));
-        v_has_more := (select t.has_more from rota.tick() as t);
+        select t.has_more, t.look_again_in into v_has_more, v_next from rota.tick() as t;
         v_passed := extract(epoch from clock_timestamp() - v_began_at);
-        if not v_has_more then v_due := (floor(v_passed / v_every) + 1) * v_every; end if;
+        if not v_has_more then
+            v_next := case when v_next < '100 ms' then '100 ms' else v_next end;
+            v_due := least((floor(v_passed / v_every) + 1) * v_every,
+                v_passed + extract(epoch from v_next));
+        end if;
         exit when greatest(v_due, v_passed) >= v_seconds;
     end loop;
 end $$;

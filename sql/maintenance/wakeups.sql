@@ -274,47 +274,11 @@ create or replace function rota._next_due_at(
     queues text[], since timestamptz, until timestamptz
 ) returns timestamptz language plpgsql stable as $$
 declare
-    v_next timestamptz := least(until,
+    v_next timestamptz := least(rota._next_let_in_at(queues, since, until),
         (select min(n.start_at) from rota.limits as l
         cross join lateral rota._next_start_at(l) as n (start_at)
         where l.queue = any(_next_due_at.queues)
-          and l.max_starts is not null and n.start_at > _next_due_at.since),
-        (select min(l.run_at)
-        from (
-            select j.run_at, j.queue from rota.jobs as j where j.hold = 'time'
-              and j.status in ('queued', 'failed') and j.run_at > _next_due_at.since
-            order by j.run_at limit 100
-        ) as l
-        where l.queue = any(_next_due_at.queues)),
-        (select min(s.next_run_at)
-        from (
-            select d.next_run_at, d.queue from rota.job_definitions as d
-            where d.next_run_at > _next_due_at.since order by d.next_run_at limit 100
-        ) as s
-        where s.queue = any(_next_due_at.queues)),
-        (select min(f.run_at) from rota.retry_budgets as b
-        cross join lateral rota._held_lanes('retries ' || b.queue, b.queue) as k
-        cross join lateral (
-            select j.run_at from rota.jobs as j
-            where j.hold = 'retries ' || b.queue and j.hold <> 'time'
-              and j.queue = b.queue and j.job_type = k.job_type
-              and coalesce(j.own_lane, j.priority) = k.lane
-              and j.status in ('queued', 'failed')
-              and coalesce(j.own_place, j.run_at) > _next_due_at.since
-            order by coalesce(j.own_place, j.run_at) limit 1
-        ) as f
-        where b.queue = any(_next_due_at.queues)),
-        (select min(c.due_at)
-        from (
-            select p.due_at, p.subject from rota.pending_checks as p where p.kind = 'limit'
-              and p.due_at > '-infinity' and p.due_at > _next_due_at.since and p.deferrals = 0
-            order by p.due_at limit 100
-        ) as c
-        where exists (
-            select from rota.jobs as j where j.hold = c.subject
-              and j.hold <> 'time' and j.status in ('queued', 'failed')
-              and j.queue = any(_next_due_at.queues)
-        )));
+          and l.max_starts is not null and n.start_at > _next_due_at.since));
 begin
     return least(v_next, (
         select min(rota._next_run_at(c.queue, since, v_next))

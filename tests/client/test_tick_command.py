@@ -61,6 +61,20 @@ def test_loop_says_what_it_did_and_is_quiet_otherwise(
 
 
 @pytest.mark.slow
+def test_loop_ticks_sooner_where_a_job_may_start(start: Start, client: Client) -> None:
+    """As a worker does whose places are all taken: at a rate it would let in one a second."""
+    client.set_limit(job_type="mail", max_starts=10, burst=1)
+    started = [client.enqueue("mail") and client.claim_jobs("w", max_jobs=9) for _ in range(5)]
+
+    start("--every", "3600")
+
+    wait_until(
+        lambda: started.append(client.claim_jobs("w")) or sum(map(len, started)) == 5,
+        "all to have started",
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_loop_ends_by_a_signal(
     start: Start, db: psycopg.Connection[Any], number: signal.Signals

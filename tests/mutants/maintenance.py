@@ -821,6 +821,12 @@ MAINTENANCE = (
         sql("maintenance/retention", "has_more := has_more or v_rows > c_max_rows;", "null;"),
     ),
     mutant(
+        "tick-tells-no-next-time",
+        "Where all workers are busy, jobs start at a rate once a second.",
+        "sql/maintenance/test_tick.py",
+        sql("maintenance/tick", "greatest(jobs_enqueued, checks_done) > 0 then", "false then"),
+    ),
+    mutant(
         "purge-never-starts-over",
         "A row that was locked when a purge passed it stays for ever.",
         "sql/maintenance/test_retention.py",
@@ -907,8 +913,8 @@ MAINTENANCE = (
         "An idle worker makes the job of a schedule up to a second late.",
         "sql/maintenance/test_wakeups.py client/test_woken_workers.py",
         sql(
-            "maintenance/wakeups",
-            "where d.next_run_at > _next_due_at.since order",
+            "maintenance/tick",
+            "where d.next_run_at > _next_let_in_at.since order",
             "where false order",
         ),
     ),
@@ -917,7 +923,7 @@ MAINTENANCE = (
         "When a line may go on is not told to who asks for the next time.",
         "sql/maintenance/test_wakeups.py client/test_woken_workers.py",
         sql(
-            "maintenance/wakeups",
+            "maintenance/tick",
             "                where j.hold = 'time'\n",
             "                where false\n",
         ),

@@ -246,7 +246,8 @@ class TickReport:
     """What one tick did; None for parts that failed and will be retried.
 
     *was_skipped* says that another tick was running, and *has_more* that there is more to do
-    now: tick again at once.
+    now: tick again at once.  *look_again_in* is when the next tick lets a job in, as at a rate
+    or of a schedule; None if this one has let none in, or in none within a minute.
     """
 
     jobs_enqueued: int | None
@@ -263,6 +264,7 @@ class TickReport:
     partitions_dropped: int | None
     was_skipped: bool
     has_more: bool
+    look_again_in: timedelta | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ import logging
 import time
 from dataclasses import asdict
 
-from ..client.async_client import AsyncClient
 from ..client.sync_client import Client
 from ..client.values import check_range
 from ..rows import TickReport
@@ -90,11 +89,10 @@ def run_ticker(database: str, every: float) -> None:
     async def tick_until(stopping: asyncio.Event) -> None:
         connection = Connection(database, "rota tick", ConnectionState())
         try:
-            report: TickReport | None
-            report = await connection.call(AsyncClient.tick)
+            ticker, log = Ticker(connection, every), TickLog()
+            report = await ticker.tick(is_patient=False)
             name = connection.database
             logger.info("ticker started database=%s every=%s", name, every)
-            ticker, log = Ticker(connection, every), TickLog()
             while True:
                 if report is not None:
                     log.add(report)
@@ -116,11 +114,15 @@ class TickLog:
 
     def add(self, report: TickReport) -> None:
         """Log what is worth it."""
-        did = {name: value for name, value in asdict(report).items() if type(value) is int}
+        did = {
+            name: value
+            for name, value in asdict(report).items()
+            if name != "look_again_in" and type(value) is not bool
+        }
         if any(did.values()):
             counts = " ".join(f"{name}={value}" for name, value in did.items() if value)
             logger.info("tick %s", counts)
-        broken = [name for name, value in asdict(report).items() if value is None]
+        broken = [name for name, value in did.items() if value is None]
         if broken != self._broken:
             self._broken = broken
             names = ", ".join(broken) or "none"

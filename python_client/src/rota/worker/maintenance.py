@@ -35,6 +35,8 @@ all of them first get the longest pause between two of their tries to connect.""
 class Ticker:
     """Calls ``tick()`` every so many seconds, or never, and later after failures.
 
+    Sooner if a tick says so: where all workers are busy none asks when a job may start.
+
     With *jitter* many workers do not all tick at once.
     """
 
@@ -53,12 +55,14 @@ class Ticker:
         """When to tick next, on the monotonic clock; after an outage others come first."""
         return max(self._due_at, self._connection.state.back_at + OUTAGE_PAUSE)
 
-    async def tick(self) -> TickReport | None:
-        """Tick once; a failure is logged, and tried again later and later."""
+    async def tick(self, *, is_patient: bool = True) -> TickReport | None:
+        """Tick once; a failure is logged, and tried again later and later, or raised."""
         began_at = self._ticked_at = time.monotonic()
         try:
             report = await self._connection.call(AsyncClient.tick)
         except (psycopg.Error, RotaError) as error:
+            if not is_patient:
+                raise
             pause = self._retry.fail(error)
             self._due_at = time.monotonic() + max(self._every, pause)
             return None
@@ -66,6 +70,10 @@ class Ticker:
         pause = self._every * random.uniform(1.0 - self._jitter, 1.0 + self._jitter)  # noqa: S311
         # When there is more, claims get their turn between two ticks.
         self._due_at = 0.0 if report.has_more else began_at + pause
+        if report.look_again_in is not None:
+            # From now on: one that comes too early finds nothing, and is told nothing.
+            pause = max(report.look_again_in.total_seconds(), HURRY_INTERVAL)
+            self._due_at = min(self._due_at, time.monotonic() + pause)
         return report
 
     def hurry(self) -> None:
