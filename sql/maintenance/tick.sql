@@ -195,12 +195,11 @@ begin
         where coalesce(b.queue = any(_next_let_in_at.queues), true)),
         (select min(c.due_at)
         from (
-            select p.due_at, p.subject from rota.pending_checks as p where p.kind = 'limit'
-              and p.due_at > '-infinity' and p.due_at > _next_let_in_at.since
-              and p.deferrals = 0
+            select p.due_at, p.kind, p.subject, p.deferrals from rota.pending_checks as p
+            where p.due_at > '-infinity' and p.due_at > _next_let_in_at.since
             order by p.due_at limit 100
         ) as c
-        where exists (
+        where c.kind = 'limit' and c.deferrals = 0 and exists (
             select from rota.jobs as j where j.hold = c.subject
               and j.hold <> 'time' and j.status in ('queued', 'failed')
               and coalesce(j.queue = any(_next_let_in_at.queues), true)

@@ -169,6 +169,7 @@ declare
     v_refused bigint[];
     v_ids bigint[];
     v_opened bigint[] := '{}'::bigint[];
+    v_place timestamptz;
 begin
     for v_kind in
         select k.* from jsonb_to_recordset(v_start -> 'kinds') as k (queue text, job_type text,
@@ -203,9 +204,14 @@ begin
             v_room := least(100, greatest(20, coalesce(slots_given, 100)),
                 v_free - v_open.jobs);
             v_step := v_room;
+            -- Where dead entries pile up no claim walks from their old places any more.
+            if v_start is not null and v_room > 0 then
+                v_place := rota._first_place(v_kind.queue, v_first.lane);
+            end if;
             v_ids := case when not c_has_triggers
                 then rota._open_for(limit_name, rota._lock_held(limit_name, v_kind.queue,
-                    v_kind.job_type, v_first.lane, v_first.place, v_room))
+                    v_kind.job_type, v_first.lane, v_first.place, v_room), v_first.lane,
+                    v_place)
                 else '{}'::bigint[] end;
             v_refused := '{}'::bigint[];
             while c_has_triggers and cardinality(v_ids) < v_room
@@ -214,7 +220,8 @@ begin
                     -- In one subtransaction with the update, or the marks of the locks stay.
                     v_found := rota._lock_held(limit_name, v_kind.queue, v_kind.job_type,
                         v_first.lane, v_first.place, v_step, v_refused);
-                    v_ids := v_ids || rota._open_for(limit_name, v_found);
+                    v_ids := v_ids || rota._open_for(limit_name, v_found, v_first.lane,
+                        v_place);
                 exception when others then
                     if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;
                     if v_step > 1 then
@@ -274,14 +281,22 @@ begin
     );
 end $$;
 
-/* Let held jobs into their lanes to take free slots of a limit; returns which went in. */
-create or replace function rota._open_for(limit_name text, job_ids bigint[])
-    returns bigint[] language plpgsql as $$
+/* Let held jobs into their lanes to take free slots of a limit, into this one not before its
+ * first place; returns which went in. */
+create or replace function rota._open_for(
+    limit_name text, job_ids bigint[], lane integer, first_place timestamptz
+) returns bigint[] language plpgsql as $$
 declare
     v_opened bigint[];
 begin
     with opened as (
-        update rota.jobs as j set hold = null, opened_for = _open_for.limit_name
+        update rota.jobs as j
+        set hold = null, opened_for = _open_for.limit_name, own_place = case
+                when coalesce(j.own_lane, j.priority) = _open_for.lane
+                    and coalesce(j.own_place, j.run_at) < _open_for.first_place
+                    then _open_for.first_place
+                else j.own_place
+            end
         where j.id = any(_open_for.job_ids) returning j.id
     )
     select coalesce(array_agg(o.id), '{}') into v_opened from opened as o;

@@ -407,6 +407,12 @@ CLAIMS = (
         ),
     ),
     mutant(
+        "let-in-behind-where-claims-begin",
+        "What a limit lets in beside younger jobs waits for a full scan.",
+        "sql/jobs/test_scan_start.py",
+        sql("waiting/limits", "if v_start is not null and v_room > 0 then", "if false then"),
+    ),
+    mutant(
         "place-close-behind-what-is-late",
         "What is committed a moment late waits for a full scan.",
         "sql/jobs/test_scan_start.py",

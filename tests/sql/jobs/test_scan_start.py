@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from datetime import timedelta
 
@@ -307,6 +308,25 @@ def test_what_is_let_in_behind_the_last_job_is_found_after_a_look_that_found_non
     let_in = enqueue(db, "x", run_at=now + timedelta(milliseconds=1))
 
     assert walk(db) == (let_in, pytest.approx(0, abs=50))
+
+
+def test_what_a_limit_lets_in_is_found_where_claims_begin(db, clock):
+    """Under a held snapshot, with others behind it that are claimed all the time."""
+    now = clock.set("2026-01-01 00:00+00")
+    call(db, "set_limit", job_type="x", max_running=1)
+    call(db, "tick")
+    plain = enqueue(db, job_type="p", run_at=now - SECOND)
+    jobs = [enqueue(db, run_at=now - 9 * SECOND) for _ in range(3)]
+    (job,) = claim(db)
+    hint(db, (0, now - SECOND, plain), until=now + 2 * SECOND, full=now + 2 * SECOND)
+    kind = {"queue": "default", "job_type": "x", "lane": 0, "place": "-infinity", "open_id": 0}
+    memory = json.dumps({"full_scan_at": micros(now + 2 * SECOND), "kinds": [kind]})
+    db.execute("select rota._keep_scan_start('held type x', %s)", (memory,))
+
+    call(db, "finish_job", job_id=job.job_id, lease_token=job.lease_token)
+
+    assert sorted([job.job_id, *ids(claim(db, max_jobs=5))]) == [plain, *jobs[:2]]
+    assert run(db, jobs[1]).run_at == now - 9 * SECOND
 
 
 @pytest.mark.parametrize("back", [10, 50])
