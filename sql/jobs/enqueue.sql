@@ -381,6 +381,7 @@ begin
         new_jobs := v_read.new_jobs;
         has_keys := v_read.has_keys;
         if v_read.are_sound and not has_rules then return; end if;
+        perform rota._check_durations('jobs[%s].', _read_jobs.jobs);
 
         -- Most jobs need none of these calls, each of which costs more than their questions.
         select bool_or(num_nonnulls(r.delay, r.depends_on, r.expires_after) > 0) as has_more,
@@ -465,6 +466,23 @@ begin
         cross join jsonb_each(e.item) as k
     ) as f
     where f.problem is not null limit 1;
+end $$;
+
+/* Refuse an object or an array as a duration: in {"minutes": 5} Postgres reads 5 seconds. */
+create or replace function rota._check_durations(form text, list jsonb)
+    returns void language plpgsql as $$
+begin
+    perform rota._refuse(format(form, e.ordinal) || k.key,
+        'must be a number of seconds or a text such as "5 minutes", got '
+        || jsonb_typeof(e.item -> k.key))
+    from jsonb_array_elements(_check_durations.list) with ordinality as e (item, ordinal)
+    cross join unnest('{delay,lease,unique_for,max_wait,time_limit,expires_after,'
+        'retry_in}'::text[]) as k (key)
+    -- Most have neither: this costs half as much as to look at each key.
+    where concat(e.item -> 'delay', e.item -> 'lease', e.item -> 'unique_for',
+            e.item -> 'max_wait', e.item -> 'time_limit', e.item -> 'expires_after',
+            e.item -> 'retry_in') ~ '[[{]'
+      and jsonb_typeof(e.item -> k.key) in ('object', 'array') limit 1;
 end $$;
 
 /* What new jobs of a batch, or jobs found by their keys, wait for, and what waits for them. */

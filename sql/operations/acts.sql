@@ -201,6 +201,8 @@ end $$;
 create or replace function rota._check_reads(argument text, value jsonb, must_be text)
     returns void language plpgsql as $$
 begin
+    -- In {"days": 30} Postgres reads an interval of 30 seconds.
+    if jsonb_typeof(value) in ('object', 'array') then raise data_exception; end if;
     case must_be
         when 'a whole number' then perform (value #>> '{}')::integer;
         when 'a time' then perform (value #>> '{}')::timestamptz;

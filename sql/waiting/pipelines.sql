@@ -311,6 +311,7 @@ begin
     end if;
     perform rota._check_keys_of('stages', stages, array['stage', 'job_type', 'queue',
         'priority', 'max_attempts', 'lease', 'time_limit', 'backoff']);
+    perform rota._check_durations('stages[%s].', stages);
     begin
         perform rota._check_name(format('stages[%s].stage', s.ordinal), s.stage),
             case when s.stage = 'end' then rota._refuse(format('stages[%s].stage', s.ordinal),

@@ -425,4 +425,34 @@ begin
             "array_position(_archive_jobs.job_ids, e.id)",
         ),
     ),
+    mutant(
+        "duration-of-an-object",
+        "Five minutes that are given as an object are five seconds.",
+        "sql/jobs/test_enqueue.py sql/jobs/test_end.py sql/waiting/test_pipelines.py",
+        sql(
+            "jobs/enqueue",
+            "      and jsonb_typeof(e.item -> k.key) in ('object', 'array') limit 1;",
+            "      and false;",
+        ),
+    ),
+    mutant(
+        "age-of-an-object",
+        "An operator purges what is older than 30 seconds, and meant 30 days.",
+        "sql/operations/test_acts.py",
+        sql(
+            "operations/acts",
+            "if jsonb_typeof(value) in ('object', 'array') then raise data_exception; end if;",
+            "",
+        ),
+    ),
+    mutant(
+        "null-of-another-outcome",
+        "An ending whose worker writes all keys is refused, and its job runs again.",
+        "sql/jobs/test_end.py",
+        sql(
+            "jobs/end",
+            "elsif jsonb_strip_nulls(ending - v_keys) <> '{}' then",
+            "elsif ending - v_keys <> '{}' then",
+        ),
+    ),
 )

@@ -176,6 +176,7 @@ REFUSED = {
     "no delay": {"outcome": "snoozed"},
     "long delay": {"outcome": "snoozed", "delay": "101 years"},
     "no interval": {"outcome": "snoozed", "delay": "soon"},
+    "object as delay": {"outcome": "snoozed", "delay": {"minutes": 5}},
     "no boolean": {"outcome": "failed", "error": "e", "fatal": "maybe"},
 }
 NOT_READ = {"a text": "job_id", "no interval": "delay", "no boolean": "fatal"}
@@ -294,6 +295,37 @@ def test_end_jobs_takes_a_thousand_and_no_more(db):
     assert {row.answer for row in told} == {"failed"}
     assert scalar(db, "select count(*) from rota.job_errors") == 1000
     assert end(db) == []
+
+
+def test_end_jobs_takes_null_as_a_key_left_out(db):
+    """As most languages write an object of a class that has all keys."""
+    keys = (
+        "result",
+        "next_stage",
+        "error",
+        "error_type",
+        "stack",
+        "retry_in",
+        "fatal",
+        "delay",
+    )
+    given = {
+        "succeeded": {},
+        "failed": {"error": "e"},
+        "snoozed": {"delay": 5},
+        "released": {},
+    }
+    jobs = claimed(db, len(given))
+
+    told = answers(
+        db,
+        *(
+            ending(job, outcome, **{**dict.fromkeys(keys), **more})
+            for job, (outcome, more) in zip(jobs, given.items(), strict=True)
+        ),
+    )
+
+    assert told == ["finished", "failed", "snoozed", "released"]
 
 
 @pytest.mark.parametrize("endings", [None, {}, 5, "x"], ids=repr)

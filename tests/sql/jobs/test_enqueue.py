@@ -443,6 +443,11 @@ def elements():
         ("delay", "999999999999 years"),
         ("delay", []),
         ("lease", {"a": 1}),
+        *(
+            (key, bad)
+            for key in ("delay", "lease", "time_limit", "expires_after")
+            for bad in ({"minutes": 5}, [5])
+        ),
         ("priority", "high"),
         ("priority", 1.5),
         ("priority", 1e10),

@@ -793,6 +793,7 @@ BAD = {
     "filter.older_than": [
         {"filter": {"older_than": "soon"}},
         {"filter": {"older_than": "-1 h"}},
+        {"filter": {"older_than": {"days": 30}}},
     ],
     "arguments": [
         {"arguments": None},
@@ -820,7 +821,9 @@ BAD = {
         {"act": "reschedule", "arguments": arguments}
         for arguments in ({}, {"run_at": "soon"}, {"run_at": "infinity"})
     ],
-    "arguments.delay": [{"act": "reschedule", "arguments": {"delay": "-1 s"}}],
+    "arguments.delay": [
+        {"act": "reschedule", "arguments": {"delay": bad}} for bad in ("-1 s", {"hours": 2})
+    ],
     "max_jobs": [{"max_jobs": bad} for bad in (None, 0, 1001)],
     "after_id": [{"after_id": None}],
     "dry_run": [{"dry_run": None}],

@@ -1186,6 +1186,7 @@ def test_a_job_whose_stage_is_nowhere_ends_its_run(order):
         ("stages[1].max_attempts", [{"stage": "a", "job_type": "a", "max_attempts": 0}]),
         ("stages[1].lease", [{"stage": "a", "job_type": "a", "lease": "long"}]),
         ("stages[1].lease", [{"stage": "a", "job_type": "a", "lease": "-1 s"}]),
+        ("stages[1].lease", [{"stage": "a", "job_type": "a", "lease": {"minutes": 5}}]),
         ("stages[1].backoff", [{"stage": "a", "job_type": "a", "backoff": {"kind": "x"}}]),
         ("stages[1].backoff", [{"stage": "a", "job_type": "a", "backoff": 5}]),
     ],
