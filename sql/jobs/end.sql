@@ -225,11 +225,9 @@ begin
     elsif v_keys is null then
         perform rota._refuse('outcome', 'must be succeeded, failed, snoozed or released, got '
             || coalesce(quote_literal(rota._cut(v_outcome, 80)), 'null'));
-    elsif jsonb_strip_nulls(ending - v_keys) <> '{}' then
-        perform rota._refuse(rota._cut(k.key, 80),
-            format('does not go with outcome %s', v_outcome))
-        from jsonb_object_keys(jsonb_strip_nulls(ending - v_keys)) as k (key) limit 1;
     end if;
+    perform rota._refuse(rota._cut(k.key, 80), format('does not go with outcome %s', v_outcome))
+    from jsonb_object_keys(jsonb_strip_nulls(ending - v_keys)) as k (key) limit 1;
     perform rota._check_durations('', jsonb_build_array(ending));
     perform rota._check_given('job_id', ending ->> 'job_id' is not null);
     perform rota._check_given('lease_token', ending ->> 'lease_token' is not null);

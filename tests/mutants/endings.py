@@ -451,8 +451,8 @@ begin
         "sql/jobs/test_end.py",
         sql(
             "jobs/end",
-            "elsif jsonb_strip_nulls(ending - v_keys) <> '{}' then",
-            "elsif ending - v_keys <> '{}' then",
+            "jsonb_object_keys(jsonb_strip_nulls(ending - v_keys))",
+            "jsonb_object_keys(ending - v_keys)",
         ),
     ),
 )
