@@ -228,7 +228,8 @@ begin
     end if;
     perform rota._refuse(rota._cut(k.key, 80), format('does not go with outcome %s', v_outcome))
     from jsonb_object_keys(jsonb_strip_nulls(ending - v_keys)) as k (key) limit 1;
-    perform rota._check_durations('', jsonb_build_array(ending));
+    perform rota._check_durations('', jsonb_build_array(ending))
+    where ending ?| '{retry_in,delay}';
     perform rota._check_given('job_id', ending ->> 'job_id' is not null);
     perform rota._check_given('lease_token', ending ->> 'lease_token' is not null);
     if v_outcome = 'succeeded' then
