@@ -404,6 +404,10 @@ def test_prefetch_holds_what_starts_within_its_time(monkeypatch: pytest.MonkeyPa
     assert pace.wanted(0, wanted // 2 - 1) == wanted
     assert pace.wanted(0, wanted // 2) == 0
 
+    for took, seconds in ((0.01, AHEAD + 0.04), (9.0, AHEAD + 0.2)):  # far away, or asleep
+        pace.claim_time = took
+        assert 0.9 * 1000 * seconds <= pace.wanted(0, 0) <= 1000 * seconds
+
     now += 3600.0
     assert pace.wanted(4, 0) == 4
 

@@ -455,7 +455,7 @@ def _add_worker(commands: Any) -> None:
     add.add_argument("--queue", action="append", help=what)
     number(int, "--concurrency", 4, "jobs at a time, for queues without their own places")
     number(int, "--processes", 1, "worker processes, each with this concurrency")
-    number(int, "--batch", None, "hold N jobs (default: what starts in 0.2 seconds)")
+    number(int, "--batch", None, "hold N jobs (default: what starts soon)")
     add.add_argument(
         "--lease",
         type=float,

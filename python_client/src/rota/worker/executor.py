@@ -38,8 +38,10 @@ CUT_PAUSE = 0.05
 MAX_BATCH = 1000
 MAX_ENDED = 100
 """So many plain handlers may end unheard before their threads wait for the loop."""
-AHEAD = 0.2
-"""Seconds for which there shall be work at hand."""
+AHEAD = 0.05
+"""Seconds for which there shall be work at hand, beside what starts during four claims."""
+LONGEST_CLAIM = 0.05
+"""Seconds that a claim is taken to last at most."""
 WINDOW = 0.05
 """Seconds after which the rate is looked at again."""
 PAUSE = 0.005
@@ -137,6 +139,7 @@ class Executor:
 
     def accept(self, claims: Iterable[ClaimedJob], claimed_at: float) -> None:
         """Take claimed jobs in hand."""
+        self._prefetch.claim_time = time.monotonic() - claimed_at
         jobs: list[BaseJob] = []
         for claim in claims:
             kind = AsyncJob if self._registry.is_async(claim.job_type) else Job
@@ -444,9 +447,10 @@ class Prefetch:
     """How many claimed jobs a worker holds that cannot start at once.
 
     They are there so that no place is free while the next claim is under way.  But a job that
-    waits here waits for this worker alone, so the worker takes no more than it is likely to
-    start soon, from the rate at which its jobs have ended lately, and gives back what has
-    waited long.  *batch* is a number of jobs that the user wants to hold anyway.
+    waits here waits for this worker alone, and keeps a slot of its limit from others.  So the
+    worker takes no more than it is likely to start soon, from the rate at which its jobs have
+    ended lately and the time that its last claim took, and gives back what has waited long.
+    *batch* is a number of jobs that the user wants to hold anyway.
     """
 
     def __init__(self, batch: int | None) -> None:
@@ -455,6 +459,8 @@ class Prefetch:
         self._batch = batch
         self.ended = 0
         """How many handlers have ended since it looked at the rate."""
+        self.claim_time = 0.0
+        """Seconds that the last claim took."""
         self._rate = 0.0
         self._since = time.monotonic()
 
@@ -477,4 +483,4 @@ class Prefetch:
             self._rate = weight * self.ended / elapsed + (1.0 - weight) * self._rate
             self.ended = 0
             self._since += elapsed
-        return int(self._rate * AHEAD)
+        return int(self._rate * (AHEAD + 4 * min(self.claim_time, LONGEST_CLAIM)))

@@ -57,7 +57,7 @@ class Worker:
     """Runs the jobs that its registry has handlers for; create another one to run again.
 
     *concurrency* handlers run at a time.  It claims *batch* jobs at once, and the next when
-    half of them have started; without it, what is likely to start within 0.2 seconds.
+    half of them have started; without it, what is likely to start soon.
     *lease*, a timedelta or seconds, is for jobs without their own.  After `stop`, running jobs
     have *grace_period* seconds to end.  Without *tick* it leaves the maintenance to others.
     Without *listen* it only polls; *listen_conninfo* bypasses a pooler, through which no
