@@ -252,5 +252,5 @@ begin
 end $$;
 
 comment on procedure rota.tick_loop is
-    'Tick, commit and sleep until the next multiple of every, or not at all while there is '
-    'more to do, for the duration; raises 22023, 2D000.';
+    'Tick, commit and sleep until the next multiple of every, sooner where a job may start, or '
+    'not at all while there is more to do, for the duration; raises 22023, 2D000.';
