@@ -343,7 +343,7 @@ def test_tick_does_the_rest_where_the_log_is_not_ours(shop, hindrance):
     try:
         for _ in range(30):  # on a busy machine a tick leaves some to the next
             shop.execute("update rota.maintenance set done_at = '-infinity'")
-            assert None not in one(shop, "tick")
+            assert None not in one(shop, "tick")[:-1]
             if warnings:
                 break
     finally:
@@ -498,7 +498,7 @@ def test_a_pg_cron_whose_entries_have_no_names_is_too_old(shop, owner, psql, sql
         shop.execute("alter extension pg_cron update")
 
     assert stopped is False
-    assert None not in ticked
+    assert None not in ticked[:-1]
 
 
 def test_where_pg_cron_is_plpgsql_check_finds_nothing(shop: Db) -> None:
