@@ -211,8 +211,9 @@ declare
           and job.hold not like 'retries %' then job.hold
     end;
     c_visible constant text[] := rota._allowed_queues('observer');
+    c_max_room constant integer := 1000;
     v_bound rota.limits; v_free integer; v_next_start_at timestamptz; v_running text[];
-    v_is_full boolean := false;
+    v_is_full boolean := false; v_room integer;
 begin
     for v_bound in
         select l.* from rota._limits_of(job.job_type, job.limit_key, job.queue) as l
@@ -220,22 +221,19 @@ begin
         order by l.limit_name is distinct from c_hold
     loop
         v_free := case when v_bound.max_running is not null and v_bound.is_backfilled
-            then rota._free_slots(v_bound, 1, is_full => true) else 1 end;
+            then rota._free_slots(v_bound, c_max_room, is_full => true) else c_max_room end;
         v_next_start_at := case
             when v_bound.max_starts is not null then rota._next_start_at(v_bound) end;
+        if v_bound.limit_name = c_hold then
+            v_room := least(v_free, case when v_bound.max_starts is not null
+                then (select c.burst from rota._cells(v_bound) as c) end);
+        end if;
 
         if not v_bound.is_backfilled then
             return query
             select 'limit_new', format('limit %s was set %s ago: nothing starts under it until '
                     'maintenance has counted the running jobs', v_bound.limit_name,
                     rota._span(c_now - v_bound.updated_at)),
-                'select * from rota.tick();';
-        elsif v_free = 0 and not rota._is_issued_for(v_bound) then
-            return query
-            select 'needs_tick', format('limit %s was changed %s ago, to %s at once: nothing '
-                    'starts under it until maintenance has issued the free places',
-                    v_bound.limit_name, rota._span(c_now - v_bound.updated_at),
-                    v_bound.max_running),
                 'select * from rota.tick();';
         elsif v_free = 0 then
             v_running := array(
@@ -250,18 +248,33 @@ begin
                         where p.limit_name = v_bound.limit_name and p.part = -2))))
                 order by r.locked_until, r.id limit 1000
             );
-            return query select 'limit_full', format('limit %s is full: %s may run at once%s',
-                    v_bound.limit_name, v_bound.max_running,
-                    coalesce(', running: ' || nullif(rota._list(v_running), ''), '') || case
-                        when cardinality(v_running) = 1000 then ' or more'
-                        when cardinality(v_running) < v_bound.max_running
-                            then '. The others were lost, as when rows are changed by hand: '
-                                'once the limit is set again, a tick finds them'
-                        else ''
-                    end),
-                rota._limit_statement(v_bound, job.limit_key, 'max_running',
-                    v_bound.max_running
-                    + (cardinality(v_running) >= least(v_bound.max_running, 1000))::integer);
+            -- While more run than a limit that was lowered allows, no tick lets another start.
+            if cardinality(v_running) < v_bound.max_running
+              and not rota._is_issued_for(v_bound) then
+                return query
+                select 'needs_tick', format('limit %s was changed %s ago, to %s at once: '
+                        'nothing starts under it until maintenance has issued the free places',
+                        v_bound.limit_name, rota._span(c_now - v_bound.updated_at),
+                        v_bound.max_running),
+                    'select * from rota.tick();';
+            else
+                return query select 'limit_full', format(
+                        'limit %s is full: %s may run at once%s', v_bound.limit_name,
+                        v_bound.max_running,
+                        coalesce(', running: ' || nullif(rota._list(v_running), ''), '') || case
+                            when cardinality(v_running) = 1000 then ' or more'
+                            when cardinality(v_running) < v_bound.max_running
+                                then '. The others were lost, as when rows are changed by '
+                                    'hand: once the limit is set again, a tick finds them'
+                            else ''
+                        end),
+                    rota._limit_statement(v_bound, job.limit_key, 'max_running', case
+                        when cardinality(v_running) < least(v_bound.max_running, 1000)
+                            then v_bound.max_running
+                        else least(1000000,
+                            greatest(v_bound.max_running, cardinality(v_running)) + 1)
+                    end);
+            end if;
         elsif v_next_start_at > c_now then
             return query
             select 'rate', format('limit %s lets %s start per %s: the next is in %s, '
@@ -279,7 +292,11 @@ begin
         return query
         select 'needs_tick', format('it waits for limit %s, which has free capacity: the next '
             'tick, or the end of a job under that limit, makes it ready', c_hold),
-            'select * from rota.tick();';
+            'select * from rota.tick();'
+        -- A tick lets in no more than can start; those it has let in may have no worker.
+        where (select o.jobs from rota._opened(c_hold, job.queue, job.job_type,
+            coalesce(job.own_lane, job.priority), 0, v_room, null) as o) < v_room
+          is not false;
     end if;
 end $$;
 

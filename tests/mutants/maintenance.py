@@ -1868,4 +1868,26 @@ MAINTENANCE = (
             "v_bound.limit_name and false",
         ),
     ),
+    mutant(
+        "lowered-limit-asks-for-ticks",
+        "More run than a lowered limit allows, and the remedy is a tick, which does nothing.",
+        "sql/operations/test_explain.py",
+        sql(
+            "operations/explain",
+            "cardinality(v_running) < v_bound.max_running\n              and not",
+            "not",
+        ),
+    ),
+    mutant(
+        "those-let-in-ask-for-ticks",
+        "Jobs let in for a limit have no worker, and those behind them ask for ticks instead.",
+        "sql/operations/test_explain.py",
+        sql("operations/explain", ") as o) < v_room\n          is not false", ") as o) >= 0"),
+    ),
+    mutant(
+        "rate-lets-in-all-at-once",
+        "Those let in for a rate have no worker, and those behind them ask for ticks instead.",
+        "sql/operations/test_explain.py",
+        sql("operations/explain", "(select c.burst from rota._cells(v_bound) as c)", "1000"),
+    ),
 )

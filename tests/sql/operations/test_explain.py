@@ -305,6 +305,43 @@ def test_a_limit_that_was_raised_is_full_until_a_tick(db):
     assert [job.job_id for job in claim(db)] == [job_id]
 
 
+def test_a_limit_that_was_lowered_is_full_while_more_run(db):
+    """No tick helps before as many have ended, so none is the remedy."""
+    value(db, "set_limit", job_type="x", max_running=3)
+    settle(db)
+    held = [running(db).job_id for _ in range(3)]
+    value(db, "set_limit", job_type="x", max_running=2)
+    settle(db)
+    job_id = enqueue(db)
+
+    row = first(db, job_id)
+
+    assert row.reason == "limit_full"
+    names = ", ".join(f"{holder} (w)" for holder in held)
+    assert row.explanation == f"limit type x is full: 2 may run at once, running: {names}"
+    cure(db, job_id)
+    assert [job.job_id for job in claim(db)] == [job_id]
+
+
+@pytest.mark.parametrize(
+    ("limit", "room"),
+    [({"max_running": 2}, 2), ({"max_starts": 100, "per": "10 s", "burst": 2}, 100)],
+)
+def test_a_job_behind_those_that_were_let_in_needs_no_tick(db, clock, limit, room):
+    """They have no worker: that keeps it waiting, though its limit has room."""
+    clock.set("2026-01-01 00:00+00")
+    value(db, "deregister_worker", worker="w")
+    value(db, "set_limit", job_type="x", **limit)
+    settle(db)
+    job_ids = [enqueue(db) for _ in range(room + 4)]
+    assert first(db, job_ids[-1]).reason == "needs_tick"
+
+    settle(db)
+
+    assert scalar(db, "select count(*) from rota.jobs where hold is null") == room + 2
+    assert reasons(db, job_ids[-1]) == ["no_worker", "behind_in_limit"]
+
+
 def test_a_rate_says_when_the_next_may_start(db, clock):
     clock.set("2026-01-01 00:00:30+00")
     value(db, "set_limit", job_type="x", max_starts=1, per="1 hour")
