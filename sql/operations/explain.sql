@@ -213,7 +213,7 @@ declare
     c_visible constant text[] := rota._allowed_queues('observer');
     c_max_room constant integer := 1000;
     v_bound rota.limits; v_free integer; v_next_start_at timestamptz; v_running text[];
-    v_is_full boolean := false; v_room integer;
+    v_is_full boolean := false; v_room integer; v_opened integer;
 begin
     for v_bound in
         select l.* from rota._limits_of(job.job_type, job.limit_key, job.queue) as l
@@ -227,6 +227,15 @@ begin
         if v_bound.limit_name = c_hold then
             v_room := least(v_free, case when v_bound.max_starts is not null
                 then (select c.burst from rota._cells(v_bound) as c) end);
+            v_opened := (select o.jobs from rota._opened(c_hold, job.queue, job.job_type,
+                coalesce(job.own_lane, job.priority), 0, v_room, null) as o);
+            -- A tick that has let in a burst lets in no more until this time.
+            if v_opened < v_room and v_next_start_at <= c_now then
+                v_next_start_at := coalesce((
+                    select min(c.due_at) from rota.pending_checks as c
+                    where c.kind = 'limit' and c.subject = c_hold and c.due_at > '-infinity'
+                ), c_now);
+            end if;
         end if;
 
         if not v_bound.is_backfilled then
@@ -256,7 +265,10 @@ begin
                         'nothing starts under it until maintenance has issued the free places',
                         v_bound.limit_name, rota._span(c_now - v_bound.updated_at),
                         v_bound.max_running),
-                    'select * from rota.tick();';
+                    'select * from rota.tick();'
+                -- Of a class a tick looks at the keys that have held jobs: a claim comes first.
+                where v_bound.limit_name = c_hold
+                   or (v_bound.limit_key <> job.limit_key) is not true;
             else
                 return query select 'limit_full', format(
                         'limit %s is full: %s may run at once%s', v_bound.limit_name,
@@ -294,9 +306,7 @@ begin
             'tick, or the end of a job under that limit, makes it ready', c_hold),
             'select * from rota.tick();'
         -- A tick lets in no more than can start; those it has let in may have no worker.
-        where (select o.jobs from rota._opened(c_hold, job.queue, job.job_type,
-            coalesce(job.own_lane, job.priority), 0, v_room, null) as o) < v_room
-          is not false;
+        where (v_opened < v_room) is not false;
     end if;
 end $$;
 

@@ -1882,12 +1882,28 @@ MAINTENANCE = (
         "those-let-in-ask-for-ticks",
         "Jobs let in for a limit have no worker, and those behind them ask for ticks instead.",
         "sql/operations/test_explain.py",
-        sql("operations/explain", ") as o) < v_room\n          is not false", ") as o) >= 0"),
+        sql("operations/explain", "where (v_opened < v_room) is not false", ""),
     ),
     mutant(
         "rate-lets-in-all-at-once",
         "Those let in for a rate have no worker, and those behind them ask for ticks instead.",
         "sql/operations/test_explain.py",
         sql("operations/explain", "(select c.burst from rota._cells(v_bound) as c)", "1000"),
+    ),
+    mutant(
+        "class-raised-asks-for-ticks",
+        "A job of a class whose limit was raised asks for ticks, which pass over its key.",
+        "sql/operations/test_explain.py",
+        sql(
+            "operations/explain",
+            "or (v_bound.limit_key <> job.limit_key) is not true",
+            "or true",
+        ),
+    ),
+    mutant(
+        "rate-asks-for-ticks",
+        "A job asks for ticks, though none lets in the next before the span of the rate.",
+        "sql/operations/test_explain.py",
+        sql("operations/explain", "if v_opened < v_room and v_next", "if false and v_next"),
     ),
 )

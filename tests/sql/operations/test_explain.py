@@ -342,6 +342,47 @@ def test_a_job_behind_those_that_were_let_in_needs_no_tick(db, clock, limit, roo
     assert reasons(db, job_ids[-1]) == ["no_worker", "behind_in_limit"]
 
 
+def test_a_raised_limit_of_a_class_needs_no_tick_before_a_claim(db):
+    """A tick issues places for the keys that have held jobs, and a claim holds them."""
+    value(db, "set_limit", limit_key="c:*", max_running=1)
+    settle(db)
+    end_of(db, running(db, limit_key="c:1"))
+    value(db, "set_limit", limit_key="c:*", max_running=2)
+    settle(db)
+    job_id = enqueue(db, limit_key="c:1")
+
+    assert reasons(db, job_id) == ["next"]
+    assert claim(db) == []
+    assert first(db, job_id).reason == "needs_tick"
+    cure(db, job_id)
+    assert [job.job_id for job in claim(db)] == [job_id]
+
+
+def test_a_rate_says_when_ticks_let_in_the_next(db, clock):
+    """That is a whole span after the last was let in, which may be longer than it has to be."""
+    clock.set("2026-01-01 00:00+00")
+    db.execute("set timezone = 'UTC'")
+    value(db, "set_limit", job_type="x", max_starts=1, per="10 s")
+    settle(db)
+    running(db)
+    job_ids = [enqueue(db), enqueue(db)]
+    assert claim(db, max_jobs=10) == []
+    clock.advance("18 s")
+    settle(db)
+    assert [job.job_id for job in claim(db, max_jobs=10)] == job_ids[:1]
+    clock.advance("4 s")
+    settle(db)
+
+    row = first(db, job_ids[1])
+
+    assert row.reason == "rate"
+    assert row.explanation.endswith("the next is in 6 s, at 2026-01-01 00:00:28 UTC")
+    clock.advance("6 s")
+    assert first(db, job_ids[1]).reason == "needs_tick"
+    settle(db)
+    assert [job.job_id for job in claim(db)] == job_ids[1:]
+
+
 def test_a_rate_says_when_the_next_may_start(db, clock):
     clock.set("2026-01-01 00:00:30+00")
     value(db, "set_limit", job_type="x", max_starts=1, per="1 hour")
