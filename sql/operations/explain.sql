@@ -553,8 +553,15 @@ create or replace function rota._explain_ended(ended rota.finished_jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
     c_ago constant text := rota._span(rota.now() - ended.finished_at) || ' ago';
-    -- It keeps the edge to the parent because of which it was cancelled.
-    c_parent_id constant bigint := rota._newest_parent(ended.id);
+    -- Because of which it was cancelled, if so.  One that is live again needs no other call.
+    c_parent_id constant bigint := (
+        select d.parent_id from rota.dependencies as d
+        cross join rota._parent_statuses(array[d.parent_id]) as p
+        where d.job_id = ended.id
+          and d.parent_id = substring(ended.cancel_reason, '^parent ([0-9]{1,18}) ')::bigint
+          and ended.cancel_reason = any(rota._parent_reasons(d.parent_id))
+          and p.status in ('dead', 'cancelled')
+    );
 begin
     return query select ended.status, case ended.status
             when 'succeeded' then format('it succeeded %s in attempt %s of %s, after %s, by %s',
@@ -569,10 +576,7 @@ begin
                     ', without a reason') || coalesce('; ' || rota._key_words(ended.id), ''))
         end,
         case
-            -- A parent that runs again needs no other call.
-            when ended.status = 'cancelled' and not exists (
-                select from rota.jobs as j where j.id = c_parent_id and j.status = 'running'
-            ) and c_parent_id is not null
+            when c_parent_id is not null
                 then rota._retry_statement(c_parent_id, with_dependants => true)
             when ended.status <> 'succeeded' then rota._retry_statement(ended.id)
         end;

@@ -1906,4 +1906,20 @@ MAINTENANCE = (
         "sql/operations/test_explain.py",
         sql("operations/explain", "if v_opened < v_room and v_next", "if false and v_next"),
     ),
+    mutant(
+        "any-parent-is-retried",
+        "What was cancelled by hand is to come back with a parent that did not cancel it.",
+        "sql/operations/test_explain.py",
+        sql(
+            "operations/explain",
+            "          and ended.cancel_reason = any(rota._parent_reasons(d.parent_id))\n",
+            "",
+        ),
+    ),
+    mutant(
+        "live-parent-is-retried",
+        "What was cancelled comes back with its parent, which runs and cannot be retried.",
+        "sql/operations/test_explain.py",
+        sql("operations/explain", "and p.status in ('dead', 'cancelled')\n    );", ");"),
+    ),
 )

@@ -492,6 +492,37 @@ def test_a_job_that_was_cancelled_comes_back_whatever_its_parent_is(db):
     assert reasons(db, third_child) == ["waits_for_job"]
 
 
+def test_a_job_that_was_cancelled_by_itself_comes_back_by_itself(db, clock):
+    """Its parents had nothing to do with it: the one planned for later keeps its time."""
+    clock.set("2026-01-01 00:00+00")
+    parent = enqueue(db, delay="1 hour")
+    by_hand = enqueue(db, depends_on=[parent])
+    value(db, "cancel_job", job_id=by_hand, reason=f"parent {parent} is late")
+    dead = die(db)
+    of_dead = enqueue(db, depends_on=[dead], if_parent_dead="wait")
+    value(db, "cancel_job", job_id=of_dead, reason=f"parent {dead} is wrong")
+    expired = enqueue(db, depends_on=[parent], expires_after="1 s")
+    clock.advance("2 s")
+    settle(db)
+
+    for job_id in (by_hand, of_dead, expired):
+        assert first(db, job_id).remedy == f"select rota.retry_job({job_id});"
+        cure(db, job_id)
+        assert reasons(db, job_id) == ["waits_for_job"]
+    assert reasons(db, parent)[0] == "not_due"
+
+
+def test_of_two_parents_the_one_that_died_is_retried(db):
+    dead, other = running(db), enqueue(db, delay="1 hour")
+    job_id = enqueue(db, depends_on=[dead.job_id, other])
+    one(db, "fail_job", **owner(dead), error="e", fatal=True)
+    settle(db)
+
+    assert first(db, job_id).remedy == f"select rota.retry_with_dependants({dead.job_id});"
+    cure(db, job_id)
+    assert reasons(db, job_id) == ["waits_for_job"] * 2
+
+
 def test_a_halted_key_names_the_dead_job_and_both_ways_on(db):
     dead = die(db, ordering_key="k'1")
     job_id = enqueue(db, ordering_key="k'1")
