@@ -110,8 +110,6 @@ begin
         return query
         select 'needs_tick', format('it has been due for %s, and the next tick makes it ready',
             rota._span(c_now - job.run_at)), 'select * from rota.tick();';
-    elsif job.hold like 'retries %' then
-        return query select b.* from rota._explain_budget(job) as b;
     end if;
     return query
     select case when p.job_type is not null then 'type_paused'
@@ -126,6 +124,10 @@ begin
         return query
         select 'needs_tick', 'the pause that held it has ended: the next tick makes it ready',
             'select * from rota.tick();';
+    -- No tick spends the budget of a queue that is paused.
+    elsif job.hold like 'retries %' and job.run_at <= c_now
+      and (job.expires_at <= c_now) is not true then
+        return query select b.* from rota._explain_budget(job) as b;
     end if;
 end $$;
 

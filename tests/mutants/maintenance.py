@@ -1917,6 +1917,12 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "expired-retry-needs-tick",
+        "A retry that has expired is told to wait for the budget of its queue.",
+        "sql/maintenance/test_budgets.py",
+        sql("operations/explain", "(job.expires_at <= c_now) is not true", "true"),
+    ),
+    mutant(
         "live-parent-is-retried",
         "What was cancelled comes back with its parent, which runs and cannot be retried.",
         "sql/operations/test_explain.py",

@@ -329,6 +329,24 @@ def test_a_tick_looks_at_no_budget_whose_queue_has_no_retries(db):
     assert 0 < made < 20
 
 
+def test_a_pause_is_told_before_the_budget_that_no_tick_spends_meanwhile(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    budget(db, per_minute=6)
+    (job_id,) = fail(db, 1)
+    value(db, "pause_queue", queue="default")
+    clock.advance("10 s")
+    assert let_in(db) == []
+
+    told = [row.reason for row in call(db, "explain_job", job_id=job_id)]
+
+    assert told[:2] == ["queue_paused", "needs_tick"]
+    value(db, "set_queue", queue="default", reset=True)
+    db.execute("update rota.jobs set expires_at = rota.now()")
+    told = [row.reason for row in call(db, "explain_job", job_id=job_id)]
+    assert told[:2] == ["expired", "queue_paused"]
+    assert "needs_tick" not in told
+
+
 def test_explain_doctor_and_the_log_tell_of_a_budget(db, clock):
     clock.set("2026-01-01 00:00+00")
     budget(db, per_minute=6, percent=10)
