@@ -207,6 +207,11 @@ begin
             -- Where dead entries pile up no claim walks from their old places any more.
             if v_start is not null and v_room > 0 then
                 v_place := rota._first_place(v_kind.queue, v_first.lane);
+                -- It remembers where it began if they do.
+                if rota._scan_from(format('lane %s %s', v_first.lane, v_kind.queue), v_now,
+                    '1 minute') is null then
+                    v_place := null;
+                end if;
             end if;
             v_ids := case when not c_has_triggers
                 then rota._open_for(limit_name, rota._lock_held(limit_name, v_kind.queue,
@@ -294,7 +299,9 @@ begin
         set hold = null, opened_for = _open_for.limit_name, own_place = case
                 when coalesce(j.own_lane, j.priority) = _open_for.lane
                     and coalesce(j.own_place, j.run_at) < _open_for.first_place
+                    -- Their order stays.
                     then _open_for.first_place
+                        + array_position(_open_for.job_ids, j.id) * interval '1 microsecond'
                 else j.own_place
             end
         where j.id = any(_open_for.job_ids) returning j.id

@@ -407,6 +407,22 @@ CLAIMS = (
         ),
     ),
     mutant(
+        "let-in-together-by-id",
+        "What a limit lets in at once where dead entries pile up begins in the order of ids.",
+        "sql/jobs/test_scan_start.py",
+        sql(
+            "waiting/limits",
+            "+ array_position(_open_for.job_ids, j.id) * interval",
+            "+ 0 * interval",
+        ),
+    ),
+    mutant(
+        "let-in-at-front-without-need",
+        "What a limit lets in loses its place where no dead entries are.",
+        "sql/jobs/test_scan_start.py",
+        sql("waiting/limits", "'1 minute') is null then", "'1 minute') is null and false then"),
+    ),
+    mutant(
         "let-in-behind-where-claims-begin",
         "What a limit lets in beside younger jobs waits for a full scan.",
         "sql/jobs/test_scan_start.py",

@@ -322,11 +322,36 @@ def test_what_a_limit_lets_in_is_found_where_claims_begin(db, clock):
     kind = {"queue": "default", "job_type": "x", "lane": 0, "place": "-infinity", "open_id": 0}
     memory = json.dumps({"full_scan_at": micros(now + 2 * SECOND), "kinds": [kind]})
     db.execute("select rota._keep_scan_start('held type x', %s)", (memory,))
+    keep(db, "lane 0 default", (micros(now + 2 * SECOND), micros(now - SECOND)))
 
     call(db, "finish_job", job_id=job.job_id, lease_token=job.lease_token)
 
     assert sorted([job.job_id, *ids(claim(db, max_jobs=5))]) == [plain, *jobs[:2]]
     assert run(db, jobs[1]).run_at == now - 9 * SECOND
+
+
+@pytest.mark.parametrize("many_dead", [False, True])
+@pytest.mark.parametrize("ageing", [None, "1 hour"])
+def test_what_limits_let_in_together_begins_in_its_order(db, clock, many_dead, ageing):
+    """It is claimed one by one, after other ends that let some in, in the same session."""
+    now = clock.set("2026-01-01 00:00+00")
+    call(db, "set_queue", queue="default", ageing=ageing)
+    call(db, "set_limit", job_type="x", max_running=3)
+    call(db, "tick")
+    given = [{"priority": -n} if ageing else {"run_at": now - n * SECOND} for n in range(1, 13)]
+    wanted = [enqueue(db, **its) for its in given][::-1]
+    started = []
+    for _ in range(4):
+        clock.advance("1 ms")
+        jobs = [job for _ in range(3) for job in claim(db)]
+        started += ids(jobs)
+        if many_dead:
+            keep(db, "lane 0 default", (micros(now + 2 * SECOND), micros(now)))
+        call(db, "finish_jobs", **owners(*jobs))
+        moved = rows(db, "select own_place from rota.jobs where own_place >= %s", (now,))
+        assert many_dead or moved == []
+
+    assert started[3:] == [job_id for job_id in wanted if job_id not in started[:3]]
 
 
 @pytest.mark.parametrize("back", [10, 50])
