@@ -181,6 +181,19 @@ begin
     return v_place;
 end $$;
 
+/* The same where dead index entries pile up in front of it, which this session then remembers;
+ * else null. */
+create or replace function rota._place_behind_dead(queue text, lane integer)
+    returns timestamptz language plpgsql as $$
+declare
+    v_place constant timestamptz := rota._first_place(queue, lane);
+begin
+    return case
+        when rota._scan_from(format('lane %s %s', lane, queue), rota.now(), '1 minute')
+            is not null then v_place
+    end;
+end $$;
+
 /* Give jobs of a queue their places anew, from one id on, a few thousand at a time; the subject
  * is the queue, the id that the last step has come to, and the pass.  After the first pass it
  * waits until all transactions are over that may not have known the new setting, and begins

@@ -206,12 +206,7 @@ begin
             v_step := v_room;
             -- Where dead entries pile up no claim walks from their old places any more.
             if v_start is not null and v_room > 0 then
-                v_place := rota._first_place(v_kind.queue, v_first.lane);
-                -- It remembers where it began if they do.
-                if rota._scan_from(format('lane %s %s', v_first.lane, v_kind.queue), v_now,
-                    '1 minute') is null then
-                    v_place := null;
-                end if;
+                v_place := rota._place_behind_dead(v_kind.queue, v_first.lane);
             end if;
             v_ids := case when not c_has_triggers
                 then rota._open_for(limit_name, rota._lock_held(limit_name, v_kind.queue,
@@ -286,8 +281,8 @@ begin
     );
 end $$;
 
-/* Let held jobs into their lanes to take free slots of a limit, into this one not before its
- * first place; returns which went in. */
+/* Let held jobs into their lanes to take free slots of a limit, into this one not in front of
+ * that place unless it is null; returns which went in. */
 create or replace function rota._open_for(
     limit_name text, job_ids bigint[], lane integer, first_place timestamptz
 ) returns bigint[] language plpgsql as $$

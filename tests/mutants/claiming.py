@@ -420,7 +420,11 @@ CLAIMS = (
         "let-in-at-front-without-need",
         "What a limit lets in loses its place where no dead entries are.",
         "sql/jobs/test_scan_start.py",
-        sql("waiting/limits", "'1 minute') is null then", "'1 minute') is null and false then"),
+        sql(
+            "waiting/fairness",
+            "            is not null then v_place",
+            "            is null or true then v_place",
+        ),
     ),
     mutant(
         "let-in-behind-where-claims-begin",
