@@ -74,13 +74,25 @@ begin
             max_jobs := 200;
         end if;
     end if;
-    if v_configured = '{fair_queues}' then
+    if v_configured = '{fair_queues}' and cardinality(queues) = 1 then
         v_end := v_now + interval '1 minute';
     elsif v_configured <> '{}' then
         -- One statement, since each costs a claim more than the job does.
         select case
                 when exists (select from rota.queue_grants)
-                  and claim_jobs.queues[1] <> all(rota._allowed_queues('worker')) then null
+                  and not claim_jobs.queues <@ rota._allowed_queues('worker') then null
+                when cardinality(claim_jobs.queues) > 1 then (
+                    select v_now
+                    where not exists (
+                        select from rota.limits as l where l.queue = any(claim_jobs.queues)
+                    ) and not exists (
+                        select from rota.queues as q
+                        where q.queue = any(claim_jobs.queues) and q.ageing is not null
+                    ) and not exists (
+                        select from rota.fair_queues as f
+                        where f.queue = any(claim_jobs.queues)
+                    )
+                )
                 when exists (
                     select from rota.limits as l where l.queue = claim_jobs.queues[1]
                 ) then (select o.ends[1] from rota._open_queues(claim_jobs.queues, v_now) as o)
@@ -107,7 +119,7 @@ begin
         -- Fewer are all that is due if the scan was from the start of the only lane.
         v_may_be_more := (v_start[4] = 0 and cardinality(v_rows) > 0 and not exists (
             select from rota.jobs as j
-            where j.queue = claim_jobs.queues[1]
+            where j.queue = any(claim_jobs.queues)
               and coalesce(j.own_lane, j.priority) > v_start[3]::integer and j.hold is null
               and j.status in ('queued', 'failed')
         )) is not true;
@@ -195,50 +207,66 @@ comment on function rota.claim_jobs is
 
 /* The rows of the first due jobs of the lane that the last claim found them in, locked.  Null
  * if nothing fresh is remembered of this very call, and none or too few where more has to be
- * looked at: another lane, a full queue, one that is paused, a job that has expired.  What is
- * in this one statement is all that most claims need. */
+ * looked at: another lane, a full queue, one that is paused, a job that has expired.  Of one
+ * queue, what is in this one statement is all that most claims need. */
 create or replace function rota._lock_head(
     start bigint[], queues text[], max_jobs integer, job_types text[], due timestamptz,
     due_micros bigint, walk_until timestamptz, has_pauses boolean
 ) returns tid[] language plpgsql as $$
--- It locks rows, which plpgsql_check does not see in a subquery.
--- @plpgsql_check_options: performance_warnings = off
 declare
     v_rows tid[];
+    v_ids bigint[];
     v_has_expired boolean;
 begin
     if (start[1] > due_micros and start[1] <= due_micros + 3000000 and cardinality(start) >= 5
-        and cardinality(queues) = 1 and max_jobs between 1 and 1000
+        and cardinality(queues) > 0 and max_jobs between 1 and 1000
         and walk_until is not null
         and current_setting('transaction_isolation') = 'read committed') is not true then
         return null;
     elsif has_pauses then
-        if rota._is_paused(queues[1], due) then return null; end if;
+        if exists (
+            select from unnest(_lock_head.queues) as c (queue)
+            where rota._is_paused(c.queue, _lock_head.due)
+        ) then
+            return null;
+        end if;
     end if;
 
-    select array_agg(h.ctid), bool_or(h.is_expired) into v_rows, v_has_expired
-    from (
-        select j.ctid, j.expires_at <= _lock_head.due as is_expired
-        from rota.jobs as j
-        where j.queue = _lock_head.queues[1]
-          and coalesce(j.own_lane, j.priority) = _lock_head.start[3]::integer and j.hold is null
-          and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) <= _lock_head.walk_until
-          and j.run_at <= _lock_head.due
-          and (coalesce(j.own_place, j.run_at), j.id) >= (
-            case
-                when _lock_head.start[4] = 0 then timestamptz '-infinity'
-                else 'epoch'::timestamptz + _lock_head.start[4] * interval '1 microsecond'
-            end, _lock_head.start[5])
-          and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))
-          and not exists (
-            select from rota.jobs as u where u.queue = _lock_head.queues[1]
-              and coalesce(u.own_lane, u.priority) < _lock_head.start[3]::integer
-              and u.hold is null and u.status in ('queued', 'failed')
-          )
-        order by coalesce(j.own_place, j.run_at), j.id limit _lock_head.max_jobs
-        for update of j skip locked
-    ) as h;
+    if cardinality(queues) > 1 then
+        if rota._next_lane(queues, -32769, start[3]) < start[3] then return null; end if;
+        select m.ids into v_ids
+        from rota._lock_merged(_lock_head.queues,
+            array_fill(walk_until, array[cardinality(_lock_head.queues)]), start[3]::integer,
+            case when start[4] = 0 then timestamptz '-infinity'
+                else 'epoch'::timestamptz + start[4] * interval '1 microsecond' end,
+            start[5], _lock_head.max_jobs, _lock_head.job_types, _lock_head.due, '{}') as m;
+        if 0 > any(v_ids) then return null; end if;
+        v_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));
+    else
+        select array_agg(h.ctid), bool_or(h.is_expired) into v_rows, v_has_expired
+        from (
+            select j.ctid, j.expires_at <= _lock_head.due as is_expired
+            from rota.jobs as j
+            where j.queue = _lock_head.queues[1]
+              and coalesce(j.own_lane, j.priority) = _lock_head.start[3]::integer
+              and j.hold is null and j.status in ('queued', 'failed')
+              and coalesce(j.own_place, j.run_at) <= _lock_head.walk_until
+              and j.run_at <= _lock_head.due
+              and (coalesce(j.own_place, j.run_at), j.id) >= (
+                case
+                    when _lock_head.start[4] = 0 then timestamptz '-infinity'
+                    else 'epoch'::timestamptz + _lock_head.start[4] * interval '1 microsecond'
+                end, _lock_head.start[5])
+              and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))
+              and not exists (
+                select from rota.jobs as u where u.queue = _lock_head.queues[1]
+                  and coalesce(u.own_lane, u.priority) < _lock_head.start[3]::integer
+                  and u.hold is null and u.status in ('queued', 'failed')
+              )
+            order by coalesce(j.own_place, j.run_at), j.id limit _lock_head.max_jobs
+            for update of j skip locked
+        ) as h;
+    end if;
     if v_has_expired then return null; end if;
     if has_pauses then
         if exists (

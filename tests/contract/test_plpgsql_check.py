@@ -64,7 +64,6 @@ with_and_without_legacy_casts = pytest.mark.parametrize(
 _OVERLOOKED = {
     "_create_partition": "'finished_jobs_done', 'finished_at', '2001-01-01', 1",
     "_lock_beginning": "'q', '{1}'",
-    "_lock_head": "array[1000000, 0, 0, 0, 0], '{default}', 1, null, now(), 1, now(), false",
     "_lock_held": "'key x', 'q', 'x', 0::smallint, '-infinity', 1",
     "_lock_late": "'expiry', 1",
     "_lock_merged": "'{default}', array[now()], 0, '-infinity', 0, 1, null, now(), '{}'",

@@ -204,8 +204,8 @@ CLAIMS = (
         sql(
             "jobs/claim",
             """\
-          and coalesce(j.own_place, j.run_at) <= _lock_head.walk_until
-          and j.run_at <= _lock_head.due
+              and coalesce(j.own_place, j.run_at) <= _lock_head.walk_until
+              and j.run_at <= _lock_head.due
 """,
             "",
         ),
@@ -254,8 +254,8 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py sql/jobs/test_pauses.py",
         sql(
             "jobs/claim",
-            "if rota._is_paused(queues[1], due) then return null; end if;",
-            "",
+            "where rota._is_paused(c.queue, _lock_head.due)",
+            "where false",
         ),
     ),
     mutant(
@@ -477,6 +477,42 @@ CLAIMS = (
             "jobs/claim",
             "and coalesce(u.own_lane, u.priority) < _lock_head.start[3]::integer",
             "and false",
+        ),
+    ),
+    mutant(
+        "hint-of-two-queues-before-the-urgent",
+        "Who has a hint of two queues does not see a more urgent lane.",
+        "sql/jobs/test_scan_start.py",
+        sql(
+            "jobs/claim",
+            "_next_lane(queues, -32769, start[3]) < start[3]",
+            "_next_lane(queues, -32769, start[3]) < -32769",
+        ),
+    ),
+    mutant(
+        "hint-of-two-queues-and-the-expired",
+        "Who has a hint of two queues takes what has expired for the number of another job.",
+        "sql/jobs/test_scan_start.py",
+        sql("jobs/claim", "        if 0 > any(v_ids) then return null; end if;\n", ""),
+    ),
+    mutant(
+        "hint-of-a-paused-second-queue",
+        "Of two queues only the first is asked whether it is paused.",
+        "sql/jobs/test_scan_start.py",
+        sql(
+            "jobs/claim",
+            "from unnest(_lock_head.queues) as c (queue)\n",
+            "from unnest(_lock_head.queues[:1]) as c (queue)\n",
+        ),
+    ),
+    mutant(
+        "hint-of-a-full-second-queue",
+        "Of two queues the limit, the ageing and the shares of the second are not looked at.",
+        "sql/jobs/test_scan_start.py",
+        sql(
+            "jobs/claim",
+            "when cardinality(claim_jobs.queues) > 1 then (",
+            "when cardinality(claim_jobs.queues) > 1 then v_now when false then (",
         ),
     ),
     mutant(

@@ -86,7 +86,7 @@ MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
             (
                 "_lock_head",
                 "and coalesce(j.own_place, j.run_at) <= _lock_head.walk_until\n"
-                f"{' ' * 10}and j.run_at <= _lock_head.due",
+                f"{' ' * 14}and j.run_at <= _lock_head.due",
                 "",
             ),
             (

@@ -127,18 +127,19 @@ def test_a_role_without_grants_works_in_all_queues(db, role, session):
     assert len(claim(session(role()), queues=["a", "b"])) == 1
 
 
+@pytest.mark.parametrize("queues", [["b"], ["a", "b"]], ids=str)
 @pytest.mark.parametrize("max_jobs", [1, 5])
-def test_a_worker_that_has_a_hint_is_confined_at_once(db, role, session, max_jobs):
+def test_a_worker_that_has_a_hint_is_confined_at_once(db, role, session, max_jobs, queues):
     name = role()
     worker = session(name)
     for _ in range(3):
         enqueue(db, queue="b")
-    assert claim(worker, queues=["b"])
+    assert claim(worker, queues=queues)
 
     value(db, "grant_queue", role=name, queue="a")
 
     with raises(FORBIDDEN):
-        claim(worker, queues=["b"], max_jobs=max_jobs)
+        claim(worker, queues=queues, max_jobs=max_jobs)
 
 
 ACTS = {

@@ -101,12 +101,18 @@ def test_claim_jobs_and_sweep_pass_over_a_hint_that_is_none(db, text):
     assert value(db, "sweep_stale_leases") == 3
 
 
+@pytest.mark.parametrize("queues", [["default"], ["default", "other"]], ids=str)
 @pytest.mark.parametrize("seed", range(10))
-def test_claim_jobs_gives_every_job_once_with_any_well_formed_hint(db, clock, seed):
+def test_claim_jobs_gives_every_job_once_with_any_well_formed_hint(db, clock, seed, queues):
     chance = random.Random(seed)
     now = clock.set("2026-01-01 00:00+00")
     job_ids = [
-        enqueue(db, priority=chance.randint(-1, 1), run_at=now - chance.randint(0, 9) * SECOND)
+        enqueue(
+            db,
+            queue=chance.choice(queues),
+            priority=chance.randint(-1, 1),
+            run_at=now - chance.randint(0, 9) * SECOND,
+        )
         for _ in range(30)
     ]
     taken = []
@@ -117,8 +123,8 @@ def test_claim_jobs_gives_every_job_once_with_any_well_formed_hint(db, clock, se
         ]
         until = now + chance.choice([-1, 0, 1, 50]) * SECOND
         full = now + chance.choice([-1, 0, 1, 50]) * SECOND
-        hint(db, *lanes, until=until, full=full)
-        taken += ids(claim(db, max_jobs=chance.choice([1, 2, 7])))
+        hint(db, *lanes, until=until, full=full, queues=f"{{{','.join(queues)}}}")
+        taken += ids(claim(db, queues=queues, max_jobs=chance.choice([1, 2, 7])))
         clock.advance(chance.choice([0, 1, 30]) * SECOND)
         now = clock.now()
 
@@ -202,6 +208,62 @@ def test_claim_jobs_checks_its_arguments_whatever_the_hint_says(db, clock):
         claim(db)
     assert caught.value.sqlstate == "RT009"
     db.execute("rollback")
+
+
+OTHER = {
+    "nothing": "select",
+    "paused": "select rota.pause_queue('other')",
+    "type paused": "select rota.pause_type('x', queue => 'other')",
+    "full": "select rota.set_limit(queue => 'other', max_running => 0)",
+    "ageing": "select rota.set_queue('other', ageing => '1 hour'),"
+    " rota.enqueue('x', queue => 'other', priority => 5)",
+    "fair": "select rota.enqueue('x', queue => 'other', limit_key => 'k')"
+    " from generate_series(1, 3)",
+    "lease": "select rota.set_queue('other', lease => '7 min')",
+    "expired": "update rota.jobs set expires_at = run_at where queue = 'other'",
+    "urgent": "update rota.jobs set priority = -1 where queue = 'other'",
+    "not urgent": "update rota.jobs set priority = 1 where queue = 'other'",
+    "later": "update rota.jobs set run_at = run_at + interval '1 hour' where queue = 'other'",
+    "of another type": "update rota.jobs set job_type = 'y' where queue = 'other'",
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("max_jobs", [1, 2, 5])
+@pytest.mark.parametrize("is_from_start", [False, True])
+def test_a_claim_of_two_queues_gives_the_same_with_a_hint(
+    db, connect, clock, name, max_jobs, is_from_start
+):
+    now = clock.set("2026-01-01 00:00+00")
+    place = 0 if is_from_start else now - 9 * SECOND
+    hint(db, (0, place, 0), until=now + SECOND, full=now + SECOND,
+        queues="{default,other}", job_types="{x}")  # fmt: skip
+    for _ in range(2):
+        enqueue(db, run_at=now)
+    enqueue(db, queue="other", run_at=now - SECOND)
+    if not is_from_start:
+        enqueue(db, queue="other", priority=5, run_at=now - SECOND)
+    db.execute(OTHER[name])
+    without = connect()
+    arguments = {"queues": ["default", "other"], "job_types": ["x"], "max_jobs": max_jobs}
+
+    without.execute("begin")
+    expected = [(job.job_id, job.locked_for) for job in claim(without, **arguments)]
+    without.execute("rollback")
+
+    assert [(job.job_id, job.locked_for) for job in claim(db, **arguments)] == expected
+
+
+def test_a_claim_of_two_queues_begins_where_the_hint_says(db, clock):
+    for max_jobs in (1, 2):
+        db.execute("truncate rota.jobs")
+        first, second = hidden(db, clock, until=2 * SECOND, queues="{default,other}")
+        both = {"queues": ["default", "other"]}
+        third = enqueue(db, queue="other", run_at=clock.now())
+
+        assert ids(claim(db, **both, max_jobs=max_jobs)) == [second, third][:max_jobs]
+        clock.advance(2 * SECOND)
+        assert first in ids(claim(db, **both))
 
 
 @pytest.mark.parametrize("max_jobs", [1, 2, 5])
@@ -540,14 +602,17 @@ def test_claim_jobs_with_fewer_jobs_than_places_returns_them_all(db, clock):
     assert first_lane in both_looks
 
 
+@pytest.mark.parametrize("queues", [["default"], ["default", "other"]], ids=str)
 @pytest.mark.parametrize("priority", [-1, 1])
-def test_claim_jobs_with_fewer_jobs_than_places_looks_into_other_lanes(db, clock, priority):
+def test_claim_jobs_with_fewer_jobs_than_places_looks_into_other_lanes(
+    db, clock, priority, queues
+):
     clock.set("2026-01-01 00:00+00")
     enqueue_many(db, 3)
-    claim(db, max_jobs=2)
-    other = enqueue(db, priority=priority)
+    claim(db, max_jobs=2, queues=queues)
+    other = enqueue(db, priority=priority, queue=queues[-1])
 
-    assert other in ids(claim(db, max_jobs=10))
+    assert other in ids(claim(db, max_jobs=10, queues=queues))
 
 
 def enqueue_many(db, jobs, job_type="x"):
