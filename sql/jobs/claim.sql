@@ -57,6 +57,9 @@ declare
           and rota._may_confine(c.role)
         limit 2
     );
+    -- Of several queues those that are neither paused nor full, and where their walk begins.
+    v_open text[] := queues;
+    v_from bigint[] := v_start;
     v_rows tid[];
     v_end timestamptz := v_now;
     v_has_pauses boolean := false;
@@ -80,19 +83,7 @@ begin
         -- One statement, since each costs a claim more than the job does.
         select case
                 when exists (select from rota.queue_grants)
-                  and not claim_jobs.queues <@ rota._allowed_queues('worker') then null
-                when cardinality(claim_jobs.queues) > 1 then (
-                    select v_now
-                    where not exists (
-                        select from rota.limits as l where l.queue = any(claim_jobs.queues)
-                    ) and not exists (
-                        select from rota.queues as q
-                        where q.queue = any(claim_jobs.queues) and q.ageing is not null
-                    ) and not exists (
-                        select from rota.fair_queues as f
-                        where f.queue = any(claim_jobs.queues)
-                    )
-                )
+                  and claim_jobs.queues[1] <> all(rota._allowed_queues('worker')) then null
                 when exists (
                     select from rota.limits as l where l.queue = claim_jobs.queues[1]
                 ) then (select o.ends[1] from rota._open_queues(claim_jobs.queues, v_now) as o)
@@ -112,15 +103,27 @@ begin
                   and num_nonnulls(q.lease, q.time_limit) > 0
             )
         into v_end, v_has_pauses, v_settings;
+        if cardinality(queues) > 1 then
+            select o.open_queues, case when o.ends[1] = all(o.ends) then o.ends[1] end
+            into v_open, v_end
+            from rota._open_queues(claim_jobs.queues, v_now) as o
+            where not exists (select from rota.queue_grants)
+               or (claim_jobs.queues <@ rota._allowed_queues('worker')) is not false;
+            if cardinality(v_open) < cardinality(queues) then
+                -- As _lock_due() calls it.
+                v_from := string_to_array(
+                    rota._scan_start(concat('some ', v_call, ' ', v_open)), ' ')::bigint[];
+            end if;
+        end if;
     end if;
-    v_rows := rota._lock_head(v_start, queues, max_jobs, job_types, v_now, c_moment, v_end,
+    v_rows := rota._lock_head(v_from, v_open, max_jobs, job_types, v_now, c_moment, v_end,
         v_has_pauses);
     if cardinality(v_rows) = max_jobs is not true then
         -- Fewer are all that is due if the scan was from the start of the only lane.
-        v_may_be_more := (v_start[4] = 0 and cardinality(v_rows) > 0 and not exists (
+        v_may_be_more := (v_from[4] = 0 and cardinality(v_rows) > 0 and not exists (
             select from rota.jobs as j
-            where j.queue = any(claim_jobs.queues)
-              and coalesce(j.own_lane, j.priority) > v_start[3]::integer and j.hold is null
+            where j.queue = any(v_open)
+              and coalesce(j.own_lane, j.priority) > v_from[3]::integer and j.hold is null
               and j.status in ('queued', 'failed')
         )) is not true;
     end if;
@@ -224,12 +227,7 @@ begin
         and current_setting('transaction_isolation') = 'read committed') is not true then
         return null;
     elsif has_pauses then
-        if exists (
-            select from unnest(_lock_head.queues) as c (queue)
-            where rota._is_paused(c.queue, _lock_head.due)
-        ) then
-            return null;
-        end if;
+        if rota._is_paused(queues[1], due) then return null; end if;
     end if;
 
     if cardinality(queues) > 1 then

@@ -254,8 +254,8 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py sql/jobs/test_pauses.py",
         sql(
             "jobs/claim",
-            "where rota._is_paused(c.queue, _lock_head.due)",
-            "where false",
+            "if rota._is_paused(queues[1], due) then return null; end if;",
+            "",
         ),
     ),
     mutant(
@@ -496,23 +496,19 @@ CLAIMS = (
         sql("jobs/claim", "        if 0 > any(v_ids) then return null; end if;\n", ""),
     ),
     mutant(
-        "hint-of-a-paused-second-queue",
-        "Of two queues only the first is asked whether it is paused.",
+        "hint-of-a-second-queue-that-ages",
+        "Of several queues the walk ends at the same place, however they are set.",
         "sql/jobs/test_scan_start.py",
-        sql(
-            "jobs/claim",
-            "from unnest(_lock_head.queues) as c (queue)\n",
-            "from unnest(_lock_head.queues[:1]) as c (queue)\n",
-        ),
+        sql("jobs/claim", "case when o.ends[1] = all(o.ends) then o.ends[1] end", "v_now"),
     ),
     mutant(
-        "hint-of-a-full-second-queue",
-        "Of two queues the limit, the ageing and the shares of the second are not looked at.",
+        "hint-of-a-queue-that-is-full",
+        "Where the walk of several queues begins is taken for that of those that are open.",
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "when cardinality(claim_jobs.queues) > 1 then (",
-            "when cardinality(claim_jobs.queues) > 1 then v_now when false then (",
+            "if cardinality(v_open) < cardinality(queues) then",
+            "if false then",
         ),
     ),
     mutant(
@@ -527,7 +523,7 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "              and coalesce(j.own_lane, j.priority) > v_start[3]::integer\n",
+            "              and coalesce(j.own_lane, j.priority) > v_from[3]::integer\n",
             "and false\n",
         ),
     ),

@@ -28,9 +28,14 @@ def keep(db, name, numbers):
     db.execute("select rota._keep_scan_start(%s, %s)", (name, " ".join(map(str, numbers))))
 
 
-def hint(db, *lanes, until, full, worker="w", queues="{default}", job_types=""):
-    """Leave a hint as a claim with these arguments would; a lane is (priority, run_at, id)."""
+def hint(db, *lanes, until, full, worker="w", queues="{default}", job_types="", of=None):
+    """Leave a hint as a claim with these arguments would; a lane is (priority, run_at, id).
+
+    It may be *of* those queues alone that are neither full nor paused.
+    """
     called = f"claim '{worker}' {queues}  {job_types}"
+    if of is not None:
+        called = f"some {called} {of}"
     numbers = [until, full, *(number for lane in lanes for number in lane)]
     numbers = [n if isinstance(n, int) else micros(n) for n in numbers]
     keep(db, called, numbers)
@@ -252,6 +257,33 @@ def test_a_claim_of_two_queues_gives_the_same_with_a_hint(
     without.execute("rollback")
 
     assert [(job.job_id, job.locked_for) for job in claim(db, **arguments)] == expected
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "select rota.pause_queue('other')",
+        "select rota.set_limit(queue => 'other', max_running => 0)",
+    ],
+)
+@pytest.mark.parametrize("max_jobs", [1, 5])
+def test_a_claim_of_two_queues_one_of_which_is_closed_has_a_hint_of_its_own(
+    db, clock, setting, max_jobs
+):
+    now = clock.set("2026-01-01 00:00+00")
+    jobs = [enqueue(db, run_at=now - n * SECOND) for n in (3, 2, 1)]
+    enqueue(db, queue="other", run_at=now - SECOND)
+    db.execute(setting)
+    for of, job_id in ((None, jobs[2]), ("{default}", jobs[1])):
+        run_at = scalar(db, "select run_at from rota.jobs where id = %s", job_id)
+        hint(db, (0, run_at, job_id), until=now + SECOND, full=now + SECOND,
+            queues="{default,other}", of=of)  # fmt: skip
+
+    claimed = ids(claim(db, queues=["default", "other"], max_jobs=max_jobs))
+
+    assert claimed == jobs[1:][:max_jobs]
+    clock.advance(2 * SECOND)
+    assert jobs[0] in ids(claim(db, queues=["default", "other"], max_jobs=max_jobs))
 
 
 def test_a_claim_of_two_queues_begins_where_the_hint_says(db, clock):
