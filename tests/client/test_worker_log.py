@@ -16,7 +16,7 @@ from psycopg import sql
 import rota
 from rota import Client, Job, JsonFormatter, Registry, Worker
 from rota.cli.output import TextFormatter
-from rota.forwarding.carrier import Database
+from rota.forwarding import Database
 from rota.worker.connection import ConnectionState, Retry
 from rota.worker.worker import run_together
 from support.started_workers import BackgroundWorker

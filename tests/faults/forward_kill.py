@@ -35,8 +35,8 @@ from typing import Any
 
 import psycopg
 
+import rota.forwarding
 from rota.cli.moves import run_forwarder
-from rota.forwarding import carrier
 from rota.testing.server import EmbeddedPostgres
 from support.supervisor import Process, Supervisor, running
 from support.waiting import comes_true
@@ -138,7 +138,7 @@ def _kill_again_and_again(
 
 @contextmanager
 def forwarding(
-    urls: list[str], max_jobs: Callable[[], int] = lambda: carrier.MAX_JOBS
+    urls: list[str], max_jobs: Callable[[], int] = lambda: rota.forwarding.MAX_JOBS
 ) -> Iterator[Supervisor]:
     """Run a forwarder, which is a mover too, and carries so many jobs at a time."""
 
@@ -153,7 +153,7 @@ def forwarding(
 
 def _forward(urls: list[str], max_jobs: int) -> None:
     signal.signal(signal.SIGUSR1, _tell_tasks)
-    carrier.MAX_JOBS = max_jobs
+    rota.forwarding.MAX_JOBS = max_jobs
     run_forwarder(urls)
 
 

@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 
 from faults.forward_kill import ask, forwarding, play, wait_until_carried
 from rota.cli import main
-from rota.forwarding.forwarder import PATIENCE
+from rota.forwarding import PATIENCE
 from rota.testing.server import EmbeddedPostgres
 from support.server import free_port
 from support.supervisor import Command, running

@@ -16,7 +16,6 @@ from faults.move_kill import play, two_servers
 from faults.test_forward_kill import urls
 from rota.__main__ import main
 from rota.cli import moves
-from rota.forwarding import carrier
 from rota.rows import MoveStatus
 from support.server import free_port
 from support.waiting import wait_until
@@ -304,7 +303,7 @@ def test_rota_queue_move_says_why_a_job_waits(urls, caplog):
 
 def test_a_job_that_takes_the_other_database_long_gets_there(urls, monkeypatch):
     """It may have a hundred thousand effects."""
-    monkeypatch.setattr(carrier, "RECEIVE_TIMEOUT", 0.5)
+    monkeypatch.setattr("rota.forwarding.RECEIVE_TIMEOUT", 0.5)
     with psycopg.connect(urls[0]) as here, psycopg.connect(urls[1], autocommit=True) as there:
         here.execute("select rota.enqueue('x', queue => 'q')")
         here.commit()

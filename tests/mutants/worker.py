@@ -548,6 +548,6 @@ WORKER = (
         "number-of-two-databases",
         "Jobs travel to whichever of two databases with one number answers first.",
         "faults/test_forward_kill.py",
-        client("forwarding/forwarder", "each.told if len(same) == 1 else None", "each.told"),
+        client("forwarding", "each.told if len(same) == 1 else None", "each.told"),
     ),
 )

@@ -16,8 +16,7 @@ import psycopg
 from ..client.connecting import begin, connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import RotaError
-from ..forwarding.carrier import Database, Mover
-from ..forwarding.forwarder import Forwarder
+from ..forwarding import Database, Forwarder, Mover
 from ..rows import MoveFinding, MoveStatus, WaitingMove
 from ..worker.process import run_in_loop, run_until_signal
 from .output import (

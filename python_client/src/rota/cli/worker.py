@@ -22,7 +22,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import ModuleType
 
 from ..client.connecting import begin, named
-from ..forwarding.forwarder import Forwarder
+from ..forwarding import Forwarder
 from ..registry import Registry
 from ..worker.executor import Places
 from ..worker.worker import Worker, run_together

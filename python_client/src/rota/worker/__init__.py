@@ -13,5 +13,5 @@ The path of a job that succeeds, or fails:
 `worker` composes the parts and stops them in order, `maintenance` ticks, and `process` handles
 signals and the event loop.  ``cli/supervisor.py`` starts several processes, and
 ``cli/worker.py`` answers over HTTP.  Jobs for other databases, and queues that move, take
-another path: ``forwarding/forwarder.py`` finds them, ``forwarding/carrier.py`` carries them.
+another path: ``forwarding.py``.
 """
