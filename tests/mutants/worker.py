@@ -251,7 +251,7 @@ WORKER = (
         "An effect whose block raised counts as done.",
         "client/test_effect_blocks.py",
         client(
-            "effects",
+            "job",
             "        if error is None:\n",
             "        if True:\n",
         ),
@@ -371,8 +371,8 @@ WORKER = (
         "An effect is done and its completion gets lost on the way.",
         "client/test_effect_blocks.py",
         client(
-            "effects",
-            "        if self._job.is_lost:\n            raise error\n",
+            "job",
+            "        if self.is_lost:\n            raise error\n",
             "        raise error\n",
         ),
     ),
@@ -491,7 +491,7 @@ WORKER = (
         "refused-mail-is-unknown",
         "A mail server that was down for a while has cost its mails for ever.",
         "client/test_effect_blocks.py",
-        client("effects", " or isinstance(error, self._withdraw_on)", ""),
+        client("job", " or isinstance(error, withdraw_on)", ""),
     ),
     mutant(
         "client-commits",

@@ -17,7 +17,6 @@ from .client.async_client import AsyncClient
 from .client.statement import Unreadable
 from .client.sync_client import Client
 from .codec import Codec
-from .effects import Effect
 from .exceptions import (
     BadScheduleError,
     EffectInProgressError,
@@ -44,7 +43,7 @@ from .exceptions import (
     UnknownQueueError,
     UnknownScheduleError,
 )
-from .job import AsyncJob, Job, JobEnd
+from .job import AsyncJob, Effect, Job, JobEnd
 from .registry import Registry
 from .rows import (
     ActReport,

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -26,10 +22,9 @@ from .client.connecting import one_line, spelled_for
 from .client.statement import UNSET, Unset
 from .client.sync_client import Client
 from .client.values import storable
-from .effects import WITHDRAW_ON, AsyncRecording, Effect, Errors, PlainRecording
 from .exceptions import JobCancelled, JobFinishedError, LeaseLostError, TimeLimitExceeded
-from .rows import ClaimedJob
-from .worker.connection import PASSING, ConnectionState, is_lost
+from .rows import ClaimedJob, EffectResult
+from .worker.connection import PASSING, ConnectionState, Retry, is_lost
 from .worker.lending import Pool
 from .worker.own_process import Processes
 
@@ -38,6 +33,9 @@ logger = logging.getLogger("rota")
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Errors = tuple[type[BaseException], ...]
+WITHDRAW_ON: Errors = (ConnectionRefusedError, socket.gaierror)
+"""Exceptions after which an effect certainly did not happen: nobody was reached."""
 PROGRESS_TIMEOUT = 5.0
 """Seconds after which progress is given up, such as that of a row that somebody has locked."""
 
@@ -71,6 +69,29 @@ class JobEnd:
     """What the handler raised, if that is why."""
     next_run: datetime | None = None
     """When a job that failed or snoozed runs again."""
+
+
+class Effect:
+    """An effect as the once-only ledger has it, and what the handler reports about it."""
+
+    def __init__(
+        self, names: dict[str, Any], is_due: bool, earlier: EffectResult | None
+    ) -> None:
+        self.is_due = is_due
+        """Whether the block has to cause it now."""
+        self.is_done = earlier is not None and earlier.is_done
+        """Whether an earlier run did it; if it is neither due nor done, that is unknown."""
+        self.result: Any = earlier.result if earlier else None
+        """The stored result: of the earlier run, or what this one sets if it is due."""
+        self._names = names
+        self._is_withdrawn = False
+
+    def __str__(self) -> str:
+        return "job {job_id}: effect {scope!r} {key!r}".format(**self._names)
+
+    def withdraw(self) -> None:
+        """Report that it certainly did not happen: the end of the block then frees the key."""
+        self._is_withdrawn = True
 
 
 class JobContext:
@@ -156,6 +177,10 @@ class BaseJob:
     def resources(self) -> Mapping[str, Any]:
         """What the functions of `Registry.lifespan` have opened for all jobs of the worker."""
         return self._context.resources
+
+    @property
+    def _ids(self) -> dict[str, Any]:
+        return {"job_id": self.job_id, "lease_token": self.lease_token}
 
     @property
     def is_finished(self) -> bool:
@@ -260,10 +285,11 @@ class BaseJob:
         self, percent: float, message: str | None
     ) -> Iterator[Callable[[Any], Any]]:
         """Give the call that stores it; go on without it if the database cannot be reached."""
-        ids = self.job_id, self.lease_token
         try:
             yield lambda client: client.set_progress(
-                *ids, percent, message and spelled_for(client.connection, message)
+                **self._ids,
+                percent=percent,
+                message=message and spelled_for(client.connection, message),
             )
         except LeaseLostError:
             self.lose()
@@ -305,6 +331,45 @@ class BaseJob:
         finally:
             self._transaction.release()
 
+    def _begin_effect(
+        self, names: dict[str, Any], is_due: bool, earlier: EffectResult | None
+    ) -> tuple[Effect, Retry]:
+        effect = Effect(names, is_due, earlier)
+        if is_due:
+            self.open_effects.add(str(effect))
+        elif not effect.is_done:
+            text = "%s is skipped: it may or may not have happened; see rota effects settle"
+            logger.warning(text, effect)
+        return effect, Retry("storing what became of an effect", self._context.state)
+
+    def _settlement(
+        self, effect: Effect, error: BaseException | None, withdraw_on: Errors
+    ) -> Callable[[Any], Any] | None:
+        """Return the call that stores what became of an effect, if that is known.
+
+        It can be repeated, and so it is until the database answers.
+        """
+        self.open_effects.discard(str(effect))
+        if not effect.is_due:
+            return None
+        if effect._is_withdrawn or isinstance(error, withdraw_on):
+            return lambda client: client.withdraw_effect(**effect._names)
+        if error is None:
+            result = storable(effect.result, self.job_id)
+            return lambda client: client.complete_effect(**effect._names, result=result)
+        text = (
+            "%s is unknown after %s: only withdraw() or an exception of withdraw_on says "
+            "that it did not happen"
+        )
+        logger.warning(text, effect, type(error).__name__)
+        return None
+
+    def _longest_pause(self, error: BaseException) -> float:
+        """Return the most seconds until the next try; raise the error if the lease is lost."""
+        if self.is_lost:
+            raise error
+        return max(self.seconds_left, 0.0)
+
     def _begin_finish(self) -> dict[str, Any]:
         if self.open_effects:
             raise RuntimeError(
@@ -313,7 +378,7 @@ class BaseJob:
             )
         # From here on a heartbeat that finds the job gone means that it is finished.
         self.state = State.FINISHING
-        arguments: dict[str, Any] = {"job_id": self.job_id, "lease_token": self.lease_token}
+        arguments: dict[str, Any] = {**self._ids}
         if self.result is not None:
             arguments["result"] = storable(self.result, self.job_id)
         if self.next_stage is not None:
@@ -345,6 +410,7 @@ class Job(BaseJob):
             client = Client(lent.connection)
             self._end_finish(client.finish_job(**self._begin_finish()))
 
+    @contextmanager
     def effect(
         self,
         scope: str,
@@ -353,7 +419,7 @@ class Job(BaseJob):
         keep: timedelta | Unset = UNSET,
         *,
         withdraw_on: Errors = WITHDRAW_ON,
-    ) -> AbstractContextManager[Effect]:
+    ) -> Iterator[Effect]:
         """Cause an effect outside of the database once: the block causes it if `is_due`.
 
         If an earlier run died or raised in its block, the outcome is unknown: *if_unknown* is
@@ -361,8 +427,28 @@ class Job(BaseJob):
         means that it did not happen, so the next run finds it due.  Raise
         EffectInProgressError while another job causes it.
         """
-        context = self._context
-        return PlainRecording(self, context, scope, key, if_unknown, keep, withdraw_on)
+        names = {"scope": scope, "key": key, **self._ids}
+        choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
+        calls = self._context.calls
+        error: BaseException | None = None
+        earlier: EffectResult | None = None
+        is_due = calls.call(self, lambda client: client.record_effect(**names, **choice))
+        if not is_due:
+            earlier = calls.call(self, lambda client: client.effect_result(scope, key))
+        effect, retry = self._begin_effect(names, is_due, earlier)
+        try:
+            yield effect
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            settle = self._settlement(effect, error, withdraw_on)
+            while settle is not None:
+                try:
+                    calls.call(self, settle)
+                    break
+                except PASSING as passing:
+                    retry.wait_in_thread(passing, self._longest_pause(passing))
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Record how far the job is; raise LeaseLostError if another worker has it."""
@@ -406,7 +492,8 @@ class AsyncJob(BaseJob):
         with self._finishing():
             self._end_finish(await client.finish_job(**self._begin_finish()))
 
-    def effect(
+    @asynccontextmanager
+    async def effect(
         self,
         scope: str,
         key: str,
@@ -414,10 +501,30 @@ class AsyncJob(BaseJob):
         keep: timedelta | Unset = UNSET,
         *,
         withdraw_on: Errors = WITHDRAW_ON,
-    ) -> AbstractAsyncContextManager[Effect]:
+    ) -> AsyncIterator[Effect]:
         """Cause an effect outside of the database once, like `Job.effect`."""
-        context = self._context
-        return AsyncRecording(self, context, scope, key, if_unknown, keep, withdraw_on)
+        names = {"scope": scope, "key": key, **self._ids}
+        choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
+        calls = self._context.calls
+        error: BaseException | None = None
+        earlier: EffectResult | None = None
+        is_due = await calls.call_async(self, lambda c: c.record_effect(**names, **choice))
+        if not is_due:
+            earlier = await calls.call_async(self, lambda c: c.effect_result(scope, key))
+        effect, retry = self._begin_effect(names, is_due, earlier)
+        try:
+            yield effect
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            settle = self._settlement(effect, error, withdraw_on)
+            while settle is not None:
+                try:
+                    await calls.call_async(self, settle)
+                    break
+                except PASSING as passing:
+                    await retry.wait(passing, self._longest_pause(passing))
 
     async def run_in_process(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
