@@ -18,10 +18,11 @@ from math import inf
 import psycopg
 
 from ..client.async_client import AsyncClient
+from ..exceptions import RotaError
 from ..rows import ClaimedJob
 from .connection import Connection, Retry, wait_for
 from .executor import Executor
-from .maintenance import Maintenance
+from .maintenance import IDLE_REPORT_INTERVAL, REPORT_INTERVAL, Presence, Ticker
 from .notifier import EARLIEST, Notifier, Place
 
 PATIENCE = 5
@@ -49,7 +50,8 @@ SHORTEST_WAIT = (0.01, 1.0)
 class Fetcher:
     """Claims over one connection; *claim* is the call for a number of jobs.
 
-    Before each claim *is_over* says whether there shall be no more.
+    Before each claim *is_over* says whether there shall be no more.  Between two it ticks about
+    every *tick_interval* seconds, or never, and lets the worker report its *presence*.
     """
 
     def __init__(
@@ -57,16 +59,20 @@ class Fetcher:
         connection: Connection,
         claim: Callable[[AsyncClient, int], Awaitable[list[ClaimedJob]]],
         is_over: Callable[[], bool],
-        maintenance: Maintenance,
+        presence: Presence,
         notifier: Notifier,
         poll_interval: float,
+        tick_interval: float | None,
     ) -> None:
         self._connection = connection
         self._claim, self._is_over = claim, is_over
-        self._maintenance = maintenance
+        self._presence = presence
+        self._ticker = Ticker(connection, tick_interval, jitter=0.2)
+        self._must_tick = False
         self._poller = Poller(notifier, poll_interval, self.wake)
-        notifier.on_maintenance = self._hurry_maintenance
+        notifier.on_maintenance = self._hurry_tick
         self._retry = Retry("claim", connection.state)
+        self._retry_of_reports = Retry("reporting the worker", connection.state)
         self._wake = asyncio.Event()
         self._looks_since: float | None = None
         self._has_found = False
@@ -85,9 +91,17 @@ class Fetcher:
         """Look again at what there is to do."""
         self._wake.set()
 
-    def _hurry_maintenance(self) -> None:
-        self._maintenance.hurry()
+    def _hurry_tick(self) -> None:
+        """Tick soon, whoever else does: this worker was notified of a check to be done."""
+        self._must_tick = True
+        self._ticker.hurry()
         self.wake()
+
+    @property
+    def _tick_at(self) -> float:
+        """When to tick next, on the monotonic clock, where that is asked for."""
+        is_asked = self._must_tick or self._poller.is_asked_to_tick
+        return self._ticker.due_at if is_asked else inf
 
     def hurry(self) -> None:
         """Claim at once: the database is back."""
@@ -98,12 +112,7 @@ class Fetcher:
         may_claim = True
         while not self._is_over():
             self._wake.clear()
-            await self._maintenance.run_due(
-                is_idle=executor.is_idle,
-                is_asked=self._poller.is_asked_to_tick,
-                # A tick takes jobs for stale whose ends the database has not heard of yet.
-                may_tick=not executor.is_behind,
-            )
+            await self._maintain(executor)
             was_idle = executor.is_idle
             if was_idle and not may_claim:
                 return
@@ -118,10 +127,29 @@ class Fetcher:
                 may_claim = not (once and has_claimed)
                 if drain and has_claimed and was_idle and executor.is_idle:
                     return
-            until = self._maintenance.due_at(is_asked=self._poller.is_asked_to_tick)
+            until = min(self._tick_at, self._presence.due_at, self._presence.look_at)
             if may_claim and executor.wanted:
                 until = min(until, self._poller.claim_at)
             await wait_for(self._wake, max(until - time.monotonic(), 0.0))
+
+    async def _maintain(self, executor: Executor) -> None:
+        """Do what is due; a failure is logged, and tried again when it is due again."""
+        presence = self._presence
+        presence.interval = IDLE_REPORT_INTERVAL if executor.is_idle else REPORT_INTERVAL
+        if time.monotonic() >= self._tick_at:
+            # A tick takes jobs for stale whose ends the database has not heard of yet.
+            if executor.is_behind:
+                self._ticker.put_off()
+            else:
+                self._must_tick = False
+                await self._ticker.tick()
+        try:
+            if time.monotonic() >= presence.due_at:
+                await presence.report()
+            if time.monotonic() >= presence.look_at:
+                await presence.look_for_untaken()
+        except (psycopg.Error, RotaError) as error:
+            self._retry_of_reports.fail(error)
 
     async def _claim_for(self, executor: Executor, wanted: int, *, is_patient: bool) -> bool:
         """Claim so many jobs; return whether the database answered."""

@@ -98,6 +98,8 @@ class Presence:
         concurrency: int | Unset = UNSET,
     ) -> None:
         self.interval = REPORT_INTERVAL
+        self.look_at = 0.0
+        """When to look for jobs that nobody takes, on the monotonic clock."""
         self._connection = connection
         self._worker = worker
         self._queues = queues
@@ -105,6 +107,7 @@ class Presence:
         self._concurrency = concurrency
         self._reported_at = -inf
         self._is_known = False
+        self._untaken: set[tuple[str, str]] = set()
 
     @property
     def due_at(self) -> float:
@@ -127,66 +130,9 @@ class Presence:
         )  # fmt: skip
         self._is_known = True
 
-    async def leave(self) -> None:
-        """Say that the worker is not there any more."""
-        if self._is_known:
-            await self._connection.call(
-                lambda client: client.deregister_worker(self._worker), LEAVE_TIMEOUT
-            )
-
-
-class Maintenance:
-    """Ticks about every *interval* seconds, or never, and reports the worker now and then."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        presence: Presence,
-        queues: list[str],
-        interval: float | None,
-    ) -> None:
-        self._connection = connection
-        self._presence = presence
-        self._queues = queues
-        self._ticker = Ticker(connection, interval, jitter=0.2)
-        self._retry = Retry("reporting the worker", connection.state)
-        self._must_tick = False
-        self._look_at = 0.0
-        self._untaken: set[tuple[str, str]] = set()
-
-    def due_at(self, *, is_asked: bool) -> float:
-        """Return when there is something to do next, on the monotonic clock.
-
-        A tick is, after each interval, where it *is_asked* for.
-        """
-        tick_at = self._ticker.due_at if is_asked or self._must_tick else inf
-        return min(tick_at, self._presence.due_at, self._look_at)
-
-    def hurry(self) -> None:
-        """Tick soon, whoever else does: this worker was notified of a check to be done."""
-        self._must_tick = True
-        self._ticker.hurry()
-
-    async def run_due(self, *, is_idle: bool, is_asked: bool, may_tick: bool) -> None:
-        """Do what is due; a failure is logged, and tried again when it is due again."""
-        self._presence.interval = IDLE_REPORT_INTERVAL if is_idle else REPORT_INTERVAL
-        if (is_asked or self._must_tick) and time.monotonic() >= self._ticker.due_at:
-            if may_tick:
-                self._must_tick = False
-                await self._ticker.tick()
-            else:
-                self._ticker.put_off()
-        try:
-            if time.monotonic() >= self._presence.due_at:
-                await self._presence.report()
-            if time.monotonic() >= self._look_at:
-                self._look_at = time.monotonic() + LOOK_INTERVAL
-                await self._look_for_untaken()
-        except (psycopg.Error, RotaError) as error:
-            self._retry.fail(error)
-
-    async def _look_for_untaken(self) -> None:
+    async def look_for_untaken(self) -> None:
         """Warn of jobs that wait for a worker that nobody has started, of each type once."""
+        self.look_at = time.monotonic() + LOOK_INTERVAL
         found = await self._connection.call(lambda client: client.untaken_jobs(self._queues))
         for jobs in found:
             if (jobs.queue, jobs.job_type) not in self._untaken:
@@ -199,3 +145,10 @@ class Maintenance:
                     jobs.job_id,
                 )
         self._untaken = {(jobs.queue, jobs.job_type) for jobs in found}
+
+    async def leave(self) -> None:
+        """Say that the worker is not there any more."""
+        if self._is_known:
+            await self._connection.call(
+                lambda client: client.deregister_worker(self._worker), LEAVE_TIMEOUT
+            )

@@ -35,7 +35,7 @@ from .executor import MAX_BATCH, Executor, Places, Prefetch, Share
 from .fetcher import Fetcher
 from .heartbeat import Heartbeat
 from .lending import CALLS, Pool, Watch
-from .maintenance import Maintenance, Presence
+from .maintenance import Presence
 from .notifier import Notifier
 from .process import (
     LAST_WORDS,
@@ -142,9 +142,6 @@ class Worker:
             self._connection, self.name, self._queues, lambda: registry.job_types,
             self._share.floor,
         )  # fmt: skip
-        maintenance = Maintenance(
-            self._connection, self._presence, self._queues, tick_interval if tick else None
-        )
         self._listens = listen
         self._notifier = Notifier(
             Connection(listen_conninfo or conninfo, "rota notifier", state),
@@ -154,8 +151,8 @@ class Worker:
             poll_interval,
         )
         self._fetcher = Fetcher(
-            self._connection, self._claim, self._is_over, maintenance, self._notifier,
-            poll_interval,
+            self._connection, self._claim, self._is_over, self._presence, self._notifier,
+            poll_interval, tick_interval if tick else None,
         )  # fmt: skip
         state.on_back(partial(self._call, self._fetcher.hurry))
         self._heartbeat.on_recovery = partial(self._call, self._fetcher.wake)
