@@ -17,7 +17,7 @@ import pytest
 
 from rota import Client
 from rota.cli import main
-from rota.cli.filters import STATUSES
+from rota.cli.jobs import STATUSES
 
 Run = Callable[..., str]
 Db = psycopg.Connection[Any]

@@ -1,27 +1,39 @@
-"""Commands about jobs: enqueue, jobs, job, explain, errors, effects."""
+"""Commands about jobs: enqueue, list, show, explain; retry, cancel, move and other acts; audit.
+
+The same words say which jobs a command lists or changes: a filter as `act_on_jobs()` takes it.
+One job, named by its id, is changed by the function for one.  Many are counted first, which is
+shown and asked about, and then changed in short calls, so that workers are not delayed.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
+from itertools import groupby, islice
 from typing import Any, LiteralString
 
 import psycopg
 from psycopg import Connection, sql
 
 from ..client.conditions import FEW, NEWEST, all_of
+from ..client.connecting import one_line
 from ..client.statement import UNSET
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError
-from .filters import chosen_filter, parse_json
+from ..rows import ActReport
 from .output import (
     CommandError,
+    UnknownOutcomeError,
     UsageError,
     acting,
     asking,
     committing,
+    confirm,
     connected,
     print_findings,
     print_json,
@@ -30,6 +42,86 @@ from .output import (
     print_table,
     short,
 )
+
+STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
+KEYS = (
+    "queue", "status", "job_type", "error", "error_text", "error_type", "cancel_reason",
+    "worker", "idempotency_key", "ordering_key", "limit_key", "definition", "pipeline",
+    "stage", "older_than", "newer_than",
+)  # fmt: skip
+"""The options that are called as in a filter of act_on_jobs()."""
+
+
+def add_filter(parser: argparse.ArgumentParser) -> Any:
+    """Add the options; return their group."""
+    which = parser.add_argument_group("which jobs")
+    which.add_argument("--queue")
+    which.add_argument("--status", action="append", choices=STATUSES, metavar="STATUS",
+                       help=f"{', '.join(STATUSES)}; may be repeated")  # fmt: skip
+    which.add_argument("--type", dest="job_type")
+    what = (
+        "with this last error, as `rota errors` shows it, with or without its type; numbers and"
+        " ids may differ"
+    )
+    which.add_argument("--error", metavar="TEXT", help=what)
+    what = "with this text in the last error"
+    which.add_argument("--error-text", metavar="TEXT", help=what)
+    which.add_argument("--error-type", metavar="TYPE")
+    which.add_argument("--cancel-reason", metavar="TEXT", help="cancelled for exactly this")
+    what = "whether `rota discard` was used on them"
+    which.add_argument("--discarded", choices=("yes", "no"), help=what)
+    what = "held by this worker, now or last"
+    which.add_argument("--worker", metavar="NAME", help=what)
+    what = "ended (live jobs: created) longer ago than this, such as '2 hours'"
+    which.add_argument("--older-than", metavar="AGE", help=what)
+    which.add_argument("--newer-than", metavar="AGE", help="the same, more recently")
+    which.add_argument(
+        "--payload", metavar="JSON", help="with this in the payload: '{\"user_id\": 7}'"
+    )
+    what = "with this header; may be repeated"
+    which.add_argument("--header", action="append", metavar="NAME=VALUE", help=what)
+    what = "idempotency key"
+    which.add_argument("--key", dest="idempotency_key", metavar="KEY", help=what)
+    which.add_argument("--ordering-key", metavar="KEY")
+    which.add_argument("--limit-key", metavar="KEY")
+    what = "made by this schedule"
+    which.add_argument("--schedule", dest="definition", metavar="NAME", help=what)
+    which.add_argument("--pipeline", metavar="NAME")
+    which.add_argument("--stage", metavar="NAME", help="in this stage of a pipeline")
+    return which
+
+
+def chosen_filter(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what was chosen, as a filter of act_on_jobs()."""
+    chosen = {key: value for key in KEYS if (value := getattr(arguments, key)) is not None}
+    if getattr(arguments, "all", False):
+        chosen["all"] = True
+    if arguments.discarded:
+        chosen["is_discarded"] = arguments.discarded == "yes"
+    if arguments.payload is not None:
+        chosen["payload"] = parse_json(arguments.payload)
+    if arguments.header:
+        chosen["headers"] = dict(pair(text, "--header") for text in arguments.header)
+    return chosen
+
+
+def parse_json(text: str, what: str = "payload") -> Any:
+    """Return what a JSON text says."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"the {what} is not JSON: {error}") from None
+    except RecursionError:
+        raise UsageError(f"the {what} is nested too deeply") from None
+
+
+def pair(text: str, option: str) -> tuple[str, str]:
+    """Return name and value of a NAME=VALUE."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise UsageError(f"{option} is NAME=VALUE, got {text}")
+    return name, value
+
 
 ENQUEUE_OPTIONS = (
     "queue", "run_at", "delay", "priority", "max_attempts", "lease", "idempotency_key",
@@ -313,3 +405,299 @@ def settle(arguments: argparse.Namespace) -> None:
         print(f"(job {job_id} has ended, {job['status']}; to run it: rota retry {job_id})")
     if arguments.dry_run:
         print("(dry run: nothing was done)")
+
+
+DONE = {
+    "retry": "put back to run now",
+    "cancel": "cancelled, or asked to stop if running",
+    "discard": "acknowledged: still dead, but without alerts",
+    "reschedule": "moved to another time",
+    "set_priority": "given the priority",
+    "move": "moved to the queue",
+    "purge": "deleted",
+    "erase": "erased",
+}
+AT_ONCE = 1000
+MAX_SHOWN = 20
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Do one thing to the jobs that ids or a filter name; return 1 if some are left."""
+    what: str = arguments.act
+    ids: list[int] = arguments.job_ids
+    chosen = chosen_filter(arguments)
+    if len(ids) == 1 and not chosen and not arguments.dry_run and what in ("retry", "cancel"):
+        return _single(arguments, ids[0])
+    if getattr(arguments, "with_dependants", False):
+        raise UsageError("--with-dependants is for one job, named by its id")
+    if not ids and not chosen:
+        raise UsageError("name the jobs: ids, a filter such as --queue mail, or --all")
+    given = _arguments(arguments)
+    wanted = chosen | ({"ids": ids} if ids else {})
+    with connected(arguments) as connection:
+        found, samples, conflicts = _count(connection, what, wanted, given, arguments.limit)
+        if arguments.dry_run:
+            return _tell_count(arguments, found, samples, conflicts)
+        # Who names jobs by their ids has counted them.
+        if found and not arguments.yes and (chosen or what in ("purge", "erase")):
+            _confirm(what, found)
+        changed, conflicts = 0, []
+        done = "put back, due as before" if "keep_run_at" in given else DONE[what]
+        try:
+            for report in _calls(connection, what, wanted, given, arguments.limit):
+                changed += report.changed
+                conflicts += report.conflicts
+                _tell_progress(
+                    changed + len(conflicts), found, is_last=report.next_after_id is None
+                )
+        except (psycopg.OperationalError, UnknownOutcomeError) as error:
+            if not changed:
+                raise
+            before = f"; {_jobs(changed)} {done} before"
+            if isinstance(error, UnknownOutcomeError):
+                raise UnknownOutcomeError(error.error, before) from error
+            raise CommandError(f"{one_line(error)}{before}") from error
+    if arguments.json:
+        print_json({"act": what, "matched": found, "changed": changed, "conflicts": conflicts})
+    else:
+        print(f"{_jobs(changed)} {done}" if changed else "no job was changed")
+        _tell_conflicts(conflicts)
+    return 1 if conflicts else 0
+
+
+def _single(arguments: argparse.Namespace, job_id: int) -> int:
+    arguments.job_id = job_id  # for hints, and to look who has locked it
+    changes = _arguments(arguments)
+    dependants = 0
+    if getattr(arguments, "with_dependants", False) and changes.keys() - {"force"}:
+        raise UsageError("--with-dependants runs the job unchanged: retry it first")
+    with connected(arguments) as connection, acting(connection) as client:
+        if arguments.act == "cancel":
+            status = client.cancel_job(job_id, reason=arguments.reason)
+        elif changes.keys() - {"force"}:
+            report = client.act_on_jobs("retry", {"ids": [job_id]}, changes)
+            if report.conflicts:
+                raise CommandError(f"job {job_id}: {report.conflicts[0]['reason']}")
+            status = "queued"
+        elif arguments.with_dependants:
+            dependants = client.retry_with_dependants(job_id, force=arguments.force) - 1
+            status = "to run again"
+        else:
+            status = client.retry_job(job_id, force=arguments.force)
+    if arguments.json:
+        print_json({"job_id": job_id, "status": status, "dependants": dependants})
+    elif status == "running":
+        print(f"job {job_id} is running: its worker is told now, or by its next heartbeat")
+    else:
+        more = f", and {_jobs(dependants)} cancelled because of it" if dependants else ""
+        print(f"job {job_id} is {status}{more}")
+    return 0
+
+
+def _arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the act is given."""
+    what, given = arguments.act, dict[str, Any]()
+    if what == "retry":
+        if arguments.set:
+            given["merge"] = {
+                name: _value(text)
+                for name, text in (pair(text, "--set") for text in arguments.set)
+            }
+        if arguments.new_payload is not None:
+            given["payload"] = parse_json(arguments.new_payload)
+        if arguments.max_attempts is not None:
+            given["max_attempts"] = arguments.max_attempts
+        if arguments.force:
+            given["force"] = True
+        if arguments.keep_run_at:
+            given["keep_run_at"] = True
+    elif what == "cancel" and arguments.reason:
+        given["reason"] = arguments.reason
+    elif what == "reschedule":
+        given = {"run_at": arguments.run_at} if arguments.run_at else {}
+        given |= {"delay": arguments.delay} if arguments.delay else {}
+    elif what == "set_priority":
+        given["priority"] = arguments.to
+    elif what == "move":
+        given["queue"] = arguments.to
+    return given
+
+
+def _value(text: str) -> Any:
+    """Return what a text says as JSON, or else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+    except RecursionError:
+        raise UsageError("--set: the value is nested too deeply") from None
+
+
+def _calls(
+    connection: psycopg.Connection[Any],
+    what: str,
+    wanted: dict[str, Any],
+    given: dict[str, Any],
+    limit: int | None,
+    *,
+    dry_run: bool = False,
+) -> Iterator[ActReport]:
+    """Call until there are no more, each time in a transaction of its own."""
+    after_id: int | None = 0
+    left = limit
+    while after_id is not None and left != 0:
+        with acting(connection) as client:
+            report = client.act_on_jobs(
+                what,
+                wanted,
+                given,
+                max_jobs=AT_ONCE if left is None else min(AT_ONCE, left),
+                after_id=after_id,
+                dry_run=dry_run,
+            )
+        after_id = report.next_after_id
+        left = None if left is None else max(0, left - report.matched)
+        yield report
+
+
+def _count(
+    connection: psycopg.Connection[Any],
+    what: str,
+    wanted: dict[str, Any],
+    given: dict[str, Any],
+    limit: int | None,
+) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]]]:
+    found, samples, conflicts = 0, list[dict[str, Any]](), list[dict[str, Any]]()
+    is_first = True
+    for report in _calls(connection, what, wanted, given, limit, dry_run=True):
+        found += report.matched
+        is_last = report.next_after_id is None
+        if sys.stderr.isatty() and not (is_first and is_last):
+            upto = "in all" if is_last else f"up to id {report.next_after_id}"
+            end = "\n" if is_last else ""
+            print(f"\r{f'{found} found {upto}':<40}", end=end, file=sys.stderr, flush=True)
+        is_first = False
+        samples += report.samples[: 10 - len(samples)]
+        conflicts += report.conflicts
+    return found if limit is None else min(found, limit), samples, conflicts
+
+
+def _jobs(number: int) -> str:
+    return f"{number} job{'' if number == 1 else 's'}"
+
+
+def _confirm(what: str, found: int) -> None:
+    what = "set the priority of" if what == "set_priority" else what
+    confirm(f"{what} {_jobs(found)}")
+
+
+def _tell_count(
+    arguments: argparse.Namespace,
+    found: int,
+    samples: list[dict[str, Any]],
+    conflicts: list[dict[str, Any]],
+) -> int:
+    if arguments.json:
+        print_json(
+            {
+                "act": arguments.act,
+                "matched": found,
+                "samples": samples,
+                "conflicts": conflicts,
+            }
+        )
+        return 0
+    # Of an id that is missing there is no job that was counted.
+    refused = {conflict["job_id"] for conflict in conflicts if not conflict.get("is_missing")}
+    samples = [sample for sample in samples if sample["job_id"] not in refused]
+    print(f"{_jobs(found - len(refused))} would be changed{', such as' if samples else ''}")
+    if samples:
+        names = ("job_id", "status", "queue", "job_type", "last_error")
+        print_list([{name: sample[name] for name in names} for sample in samples])
+    _tell_conflicts(conflicts)
+    return 0
+
+
+def _tell_progress(done: int, found: int, *, is_last: bool) -> None:
+    """Say on a terminal's stderr how far it is."""
+    if not sys.stderr.isatty():
+        return
+    part = min(1.0, done / found) if found else 1.0
+    bar = "#" * round(part * 30)
+    print(f"\r[{bar:<30}] {done} of {found}", end="\n" if is_last else "", file=sys.stderr)
+
+
+def _tell_conflicts(conflicts: list[dict[str, Any]]) -> None:
+    if not conflicts:
+        return
+    print(f"{_jobs(len(conflicts))} could not be changed:")
+    reasons = Counter(conflict["reason"] for conflict in conflicts)
+    examples = {conflict["reason"]: conflict["job_id"] for conflict in reversed(conflicts)}
+    holders = {conflict["reason"]: conflict.get("pid") for conflict in conflicts}
+    print_findings(
+        [
+            (
+                _jobs(count),
+                f"such as job {examples[reason]}: {reason}",
+                f"select pg_terminate_backend({pid});" if (pid := holders[reason]) else None,
+            )
+            for reason, count in reasons.most_common(MAX_SHOWN)
+        ]
+    )
+    if len(reasons) > MAX_SHOWN:
+        print(f"and {len(reasons) - MAX_SHOWN} more reasons: see them all with --json")
+
+
+LOG: LiteralString = """
+    select id, acted_at, role, actor, act, filter, jobs, before, after,
+        case when %(all_ids)s then job_ids else job_ids[1:5] end as job_ids
+    from rota.audit_log
+    where (%(job_id)s::bigint is null or job_ids @> array[%(job_id)s::bigint])
+      and (%(act)s::text is null or act = %(act)s)
+      and (%(who)s::text is null or %(who)s in (role, actor))
+      and (%(since)s::text is null or acted_at > rota.now() - %(since)s::interval)
+    order by acted_at desc, id desc limit %(limit)s
+    """
+
+
+def audit(arguments: argparse.Namespace) -> None:
+    """List who did what, the newest first."""
+    values = {
+        "job_id": arguments.job,
+        "act": arguments.act,
+        "who": arguments.by,
+        "since": arguments.since,
+        "limit": arguments.limit if arguments.json else None,
+        "all_ids": arguments.json,
+    }
+    with asking(arguments) as connection, connection.cursor("acts") as rows:
+        rows.execute(LOG, values, binary=True)
+        if arguments.json:
+            print_json(rows.fetchall())
+            return
+        # A command acts on a thousand jobs at a time.
+        steps_of = islice(groupby(rows, _act_of), arguments.limit)
+        acts = [list(steps) for _, steps in steps_of]
+    print_list(
+        [
+            {
+                "when": short(last["acted_at"]),
+                "who": last["actor"] or last["role"],
+                "act": last["act"],
+                "jobs": ""
+                if last["jobs"] is None
+                else sum(row["jobs"] for row in [last, *steps]),
+                "which": json.dumps(last["filter"])
+                if last["filter"]
+                else " ".join(map(str, last["job_ids"] or [])),
+                "after": json.dumps(last["after"]) if last["after"] else "",
+            }
+            for last, *steps in acts
+        ]
+    )
+
+
+def _act_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    if row["filter"] is None or row["jobs"] is None:
+        return (row["id"],)
+    return (row["role"], row["actor"], row["act"], row["filter"], row["after"])

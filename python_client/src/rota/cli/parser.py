@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 from .._version import __version__
 from . import (
-    acts,
     front,
     jobs,
     maintenance,
@@ -22,7 +21,7 @@ from . import (
     web,
     worker,
 )
-from .filters import add_filter
+from .jobs import add_filter
 from .output import CommandError, UsageError, command_terminal
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
@@ -374,7 +373,7 @@ def _add_acts(commands: Any) -> None:
     what = "erase personal data from jobs: payload, result, headers, keys, errors"
     _add_act(commands, "erase", "erase", what)
     what = "list what operators did, the newest first"
-    add = _add(commands, "audit", acts.audit, what, json=True)
+    add = _add(commands, "audit", jobs.audit, what, json=True)
     add.add_argument("--job", type=job_id, metavar="ID", help="to this job")
     add.add_argument("--act", help="such as retry, pause or set_limit")
     add.add_argument("--by", metavar="NAME", help="of a role, or of the person behind it")
@@ -387,7 +386,7 @@ def _add_acts(commands: Any) -> None:
 
 
 def _add_act(commands: Any, name: str, act: str, what: str) -> argparse.ArgumentParser:
-    add = _add(commands, name, acts.act, what, json=True)
+    add = _add(commands, name, jobs.act, what, json=True)
     add.set_defaults(act=act)
     _teach(add, ACTS.format(name=name, more=EXAMPLES[act]))
     add.add_argument("job_ids", nargs="*", type=job_id, metavar="ID")

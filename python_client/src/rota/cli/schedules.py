@@ -29,7 +29,7 @@ from ..exceptions import (
 )
 from ..rows import ScheduleChange, UpcomingRun
 from .crontab import Crontab, read
-from .filters import parse_json
+from .jobs import parse_json
 from .output import (
     CommandError,
     UsageError,
