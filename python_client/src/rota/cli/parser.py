@@ -663,11 +663,11 @@ def _add_schedule_commands(commands: Any) -> None:
     what = "remove a schedule"
     add = _named(_add(own, "remove", schedules.remove, what, json=True))
     add.add_argument("--yes", action="store_true", help="do not ask")
-    for name, switch, what in (
-        ("enable", schedules.enable, "let schedules make jobs again"),
-        ("disable", schedules.disable, "stop schedules from making jobs"),
+    for name, what in (
+        ("enable", "let schedules make jobs again"),
+        ("disable", "stop schedules from making jobs"),
     ):
-        add = _add(own, name, switch, what, json=True)
+        add = _add(own, name, schedules.switch, what, json=True)
         add.add_argument("names", nargs="*", metavar="name", help="of a schedule")
         add.add_argument("--all", action="store_true", help=f"{name} all schedules")
         add.add_argument("--yes", action="store_true", help="do not ask, as --all does")

@@ -124,18 +124,9 @@ def remove(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def enable(arguments: argparse.Namespace) -> int:
-    """Let schedules make jobs again."""
-    return _switch(arguments, is_enabled=True)
-
-
-def disable(arguments: argparse.Namespace) -> int:
-    """Let schedules make no more jobs."""
-    return _switch(arguments, is_enabled=False)
-
-
-def _switch(arguments: argparse.Namespace, *, is_enabled: bool) -> int:
+def switch(arguments: argparse.Namespace) -> int:
     """Enable or disable those that are named, or all that are not so yet; say what was done."""
+    is_enabled, verb = arguments.command == "enable", arguments.command
     if bool(arguments.names) == arguments.all:
         raise UsageError("give the names of schedules, or --all")
     code = 0
@@ -146,15 +137,12 @@ def _switch(arguments: argparse.Namespace, *, is_enabled: bool) -> int:
             rows = definitions(connection, with_runs=False)
             names = [row["name"] for row in rows if row["is_enabled"] != is_enabled]
         if arguments.all and names and not arguments.yes:
-            verb = "enable" if is_enabled else "disable"
             confirm(f"{verb} all schedules ({len(names)}: {', '.join(names)})")
         for arguments.name in names:
             try:
                 with acting(connection) as client:
-                    if is_enabled:
-                        client.enable_schedule(arguments.name)
-                    else:
-                        client.disable_schedule(arguments.name)
+                    act = client.enable_schedule if is_enabled else client.disable_schedule
+                    act(arguments.name)
                 row = definition(connection, arguments.name)
                 told.append({key: row[key] for key in ("name", "is_enabled", "next_run_at")})
                 when = in_zone(row["next_run_at"], row)
@@ -174,7 +162,7 @@ def _switch(arguments: argparse.Namespace, *, is_enabled: bool) -> int:
     if arguments.json:
         print_json(told)
     elif not names:
-        print(f"all schedules are {'enabled' if is_enabled else 'disabled'} already")
+        print(f"all schedules are {verb}d already")
     return code
 
 
