@@ -41,6 +41,7 @@ from .output import (
     print_record,
     print_table,
     short,
+    tell,
 )
 
 STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
@@ -137,10 +138,8 @@ def enqueue(arguments: argparse.Namespace) -> None:
     job |= {name: value for name, value in options.items() if value is not None}
     with connected(arguments) as connection, acting(connection) as client:
         row = client.enqueue(**job)
-    if arguments.json:
-        print_json({"job_id": row.job_id, "is_new": row.is_new})
-    else:
-        print(row.job_id if row.is_new else f"{row.job_id} (already exists)")
+    text = row.job_id if row.is_new else f"{row.job_id} (already exists)"
+    tell(arguments, {"job_id": row.job_id, "is_new": row.is_new}, text)
 
 
 LISTED: LiteralString = """
@@ -484,13 +483,11 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
             status = "to run again"
         else:
             status = client.retry_job(job_id, force=arguments.force)
-    if arguments.json:
-        print_json({"job_id": job_id, "status": status, "dependants": dependants})
-    elif status == "running":
-        print(f"job {job_id} is running: its worker is told now, or by its next heartbeat")
-    else:
-        more = f", and {_jobs(dependants)} cancelled because of it" if dependants else ""
-        print(f"job {job_id} is {status}{more}")
+    more = f", and {_jobs(dependants)} cancelled because of it" if dependants else ""
+    if status == "running":
+        more = ": its worker is told now, or by its next heartbeat"
+    said = {"job_id": job_id, "status": status, "dependants": dependants}
+    tell(arguments, said, f"job {job_id} is {status}{more}")
     return 0
 
 

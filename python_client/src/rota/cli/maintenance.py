@@ -25,6 +25,7 @@ from .output import (
     print_json,
     print_record,
     set_up_log,
+    tell,
 )
 
 logger = logging.getLogger("rota")
@@ -46,10 +47,8 @@ def install(arguments: argparse.Namespace) -> None:
             return
         run_script(connection, "install.sql", options)
         version, database = Client(connection).version(), connection.info.dbname
-    if arguments.json:
-        print_json({"database": database, "version": version})
-    else:
-        print(f"rota {version} is installed in {database}")
+    said = {"database": database, "version": version}
+    tell(arguments, said, f"rota {version} is installed in {database}")
 
 
 def uninstall(arguments: argparse.Namespace) -> None:
@@ -62,10 +61,7 @@ def uninstall(arguments: argparse.Namespace) -> None:
         if not arguments.yes:
             confirm(f"delete rota and all its jobs from {database}")
         run_script(connection, "uninstall.sql", {})
-    if arguments.json:
-        print_json({"database": database, "version": None})
-    else:
-        print(f"rota is removed from {database}")
+    tell(arguments, {"database": database, "version": None}, f"rota is removed from {database}")
 
 
 def tick(arguments: argparse.Namespace) -> None:

@@ -25,8 +25,8 @@ from .output import (
     acting,
     conninfos,
     print_findings,
-    print_json,
     set_up_log,
+    tell,
 )
 
 logger = logging.getLogger("rota")
@@ -68,22 +68,18 @@ def move(arguments: argparse.Namespace) -> int:
         return _tell(arguments, _status(source, arguments.queue))
     if arguments.end:
         _end(source, target, number, arguments.queue)
-        if arguments.json:
-            print_json({"queue": arguments.queue, "is_ended": True})
-        else:
-            print(f"queue {arguments.queue}: jobs enqueued in {name_of(source)} stay there")
+        text = f"queue {arguments.queue}: jobs enqueued in {name_of(source)} stay there"
+        tell(arguments, {"queue": arguments.queue, "is_ended": True}, text)
         return 0
     findings = _plan(source, target, arguments)
     is_refused = any(finding.severity == "refused" for finding in findings)
     if not arguments.json:
         print_findings([(f"{f.severity} {f.finding}", f.evidence, f.remedy) for f in findings])
     if arguments.dry_run or is_refused:
-        if arguments.json:
-            rows = [finding._asdict() for finding in findings]
-            print_json({"queue": arguments.queue, "can_move": not is_refused, "findings": rows})
-        else:
-            answer = "cannot move" if is_refused else "can move"
-            print(f"queue {arguments.queue} {answer} to database {arguments.to}")
+        rows = [finding._asdict() for finding in findings]
+        said = {"queue": arguments.queue, "can_move": not is_refused, "findings": rows}
+        answer = "cannot move" if is_refused else "can move"
+        tell(arguments, said, f"queue {arguments.queue} {answer} to database {arguments.to}")
         return 1 if is_refused else 0
     with connect(source, "rota cli") as connection, acting(connection) as client:
         move_id = client.begin_queue_move(arguments.queue, arguments.to)
@@ -198,10 +194,7 @@ def _status(database: str, queue: str) -> MoveStatus | None:
 def _tell(arguments: argparse.Namespace, status: MoveStatus | None) -> int:
     if status is None:
         raise CommandError(f"queue {arguments.queue} does not move")
-    if arguments.json:
-        print_json({"queue": arguments.queue, **status._asdict()})
-    else:
-        print(_words(status))
+    tell(arguments, {"queue": arguments.queue, **status._asdict()}, _words(status))
     return 0 if status.state == "settled" else NOT_SETTLED
 
 

@@ -379,6 +379,11 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, default=_plain))
 
 
+def tell(arguments: argparse.Namespace, document: Any, text: object) -> None:
+    """Print what was done or found, as JSON where that is wanted, or as text."""
+    print_json(document) if arguments.json else print(text)
+
+
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows as aligned columns."""
     print("\n".join(table_lines(rows)))

@@ -15,11 +15,12 @@ from .output import (
     print_json,
     print_list,
     short,
+    tell,
     text_of,
 )
 
 
-def pause(arguments: argparse.Namespace) -> int:
+def pause(arguments: argparse.Namespace) -> None:
     """Let no more jobs of a queue, of a type, or none at all, be claimed."""
     what = _what(arguments)
     jobs = _confirmed(arguments, f"pause {what}")
@@ -41,16 +42,14 @@ def pause(arguments: argparse.Namespace) -> int:
         else:
             client.pause_all(arguments.reason, until)
     if arguments.dry_run:
-        return _tell_dry_run(arguments, f"pause {what}", jobs)
-    if arguments.json:
-        print_json({**_named(arguments), "is_paused": True, "until": until})
-        return 0
+        _tell_dry_run(arguments, f"pause {what}", jobs)
+        return
     how_long = f", until {short(until)}" if until else ""
-    print(f"{what} is paused: running jobs continue, no more are claimed{how_long}")
-    return 0
+    text = f"{what} is paused: running jobs continue, no more are claimed{how_long}"
+    tell(arguments, {**_named(arguments), "is_paused": True, "until": until}, text)
 
 
-def resume(arguments: argparse.Namespace) -> int:
+def resume(arguments: argparse.Namespace) -> None:
     """Let jobs be claimed again."""
     what = _what(arguments)
     jobs = _confirmed(arguments, f"resume {what}")
@@ -66,16 +65,13 @@ def resume(arguments: argparse.Namespace) -> int:
             client.resume_all()
         still = [row["pause_name"] for row in connection.execute(STILL, vars(arguments))]
     if arguments.dry_run:
-        return _tell_dry_run(arguments, f"resume {what}", jobs)
-    if arguments.json:
-        told = {"still_paused": still} if still else {}
-        print_json({**_named(arguments), "is_paused": False, **told})
-    elif still:
-        print(f"{what} is resumed; still paused: {', '.join(still)}")
-    else:
-        which = "its jobs" if arguments.job_type or arguments.queue else "jobs"
-        print(f"{what} is resumed: workers claim {which}")
-    return 0
+        _tell_dry_run(arguments, f"resume {what}", jobs)
+        return
+    which = "its jobs" if arguments.job_type or arguments.queue else "jobs"
+    after = f"; still paused: {', '.join(still)}" if still else f": workers claim {which}"
+    told = {"still_paused": still} if still else {}
+    said = {**_named(arguments), "is_paused": False, **told}
+    tell(arguments, said, f"{what} is resumed{after}")
 
 
 STILL: LiteralString = """
@@ -116,12 +112,9 @@ def _confirmed(arguments: argparse.Namespace, what: str) -> dict[str, int]:
     return jobs
 
 
-def _tell_dry_run(arguments: argparse.Namespace, what: str, jobs: dict[str, int]) -> int:
-    if arguments.json:
-        print_json({**_named(arguments), **jobs, "is_dry_run": True})
-    else:
-        print(f"this would {what}, with {_words(jobs)} (dry run: nothing was done)")
-    return 0
+def _tell_dry_run(arguments: argparse.Namespace, what: str, jobs: dict[str, int]) -> None:
+    text = f"this would {what}, with {_words(jobs)} (dry run: nothing was done)"
+    tell(arguments, {**_named(arguments), **jobs, "is_dry_run": True}, text)
 
 
 def _words(jobs: dict[str, int]) -> str:

@@ -45,6 +45,7 @@ from .output import (
     print_table,
     printable,
     table_lines,
+    tell,
     text_of,
 )
 from .worker import load_registry
@@ -108,7 +109,7 @@ def list_all(arguments: argparse.Namespace) -> None:
         print("there may be more: --limit")
 
 
-def remove(arguments: argparse.Namespace) -> int:
+def remove(arguments: argparse.Namespace) -> None:
     """Remove a schedule, after a question."""
     name = arguments.name
     with connected(arguments) as connection:
@@ -117,11 +118,8 @@ def remove(arguments: argparse.Namespace) -> int:
             confirm(f"remove the schedule {name}")
         with acting(connection) as client:
             client.unschedule_job(name)
-    if arguments.json:
-        print_json({"name": name, "outcome": "removed"})
-        return 0
-    print(f"schedule {name} is removed; the jobs that it has made stay")
-    return 0
+    text = f"schedule {name} is removed; the jobs that it has made stay"
+    tell(arguments, {"name": name, "outcome": "removed"}, text)
 
 
 def switch(arguments: argparse.Namespace) -> int:
@@ -170,10 +168,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Make a job of a schedule now and print its id."""
     with connected(arguments) as connection, acting(connection) as client:
         job_id = client.run_schedule_now(arguments.name)
-    if arguments.json:
-        print_json({"job_id": job_id})
-    else:
-        print(job_id)
+    tell(arguments, {"job_id": job_id}, job_id)
 
 
 OCCURRENCES = """
