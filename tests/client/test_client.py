@@ -19,7 +19,7 @@ import pytest
 
 import rota
 from rota import AsyncClient, Client, InvalidArgumentError
-from rota.client.values import DURATIONS
+from rota.client.values import CONVERTERS, DURATIONS
 from rota.exceptions import ACCESS, OWNERS
 
 PACKAGE = Path(rota.__file__).parent
@@ -57,6 +57,24 @@ def test_client_has_the_functions_of_the_catalog(db: psycopg.Connection[Any]) ->
 
     assert _methods(Client) == expected
     assert _methods(AsyncClient) == expected
+
+
+def test_arrays_and_json_are_made_of_arguments_by_their_names(
+    db: psycopg.Connection[Any],
+) -> None:
+    found = db.execute(
+        """
+        select distinct a.name
+        from pg_proc as p
+        cross join unnest(p.proargnames, p.proargtypes::oid[]) as a (name, type)
+        join pg_type as t on t.oid = a.type
+        where p.pronamespace = 'rota'::regnamespace and p.proname !~ '^_'
+          and p.prokind = 'f' and (t.typcategory = 'A' or a.type = 'jsonb'::regtype)
+        """
+    ).fetchall()
+
+    cleaned = {"error", "message", "reason", "stack"}
+    assert {name for (name,) in found} == CONVERTERS.keys() - cleaned
 
 
 def test_a_number_is_refused_as_a_duration_before_it_is_sent(

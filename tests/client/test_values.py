@@ -9,7 +9,6 @@ import pytest
 from rota.client.values import (
     Numbers,
     clean,
-    clean_text,
     dump_clean,
     dump_result,
     join_results,
@@ -33,8 +32,8 @@ def test_clean_replaces_what_jsonb_refuses(value: Any, cleaned: Any) -> None:
     assert clean(value) == cleaned
 
 
-def test_clean_text_keeps_the_rest() -> None:
-    assert clean_text("line\nbreak\ttab\x01") == "line\nbreak\ttab\x01"
+def test_clean_keeps_the_rest() -> None:
+    assert clean("line\nbreak\ttab\x01") == "line\nbreak\ttab\x01"
 
 
 def test_dump_clean_refuses_what_is_no_json() -> None:

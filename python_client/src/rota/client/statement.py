@@ -30,7 +30,15 @@ from psycopg.pq import Format
 from psycopg.rows import RowMaker, class_row
 from psycopg.types.json import Jsonb, JsonbBinaryLoader
 
-from .values import check_is_job, check_json, check_known, check_size, check_zone
+from .values import (
+    CONVERTERS,
+    check_durations,
+    check_is_job,
+    check_json,
+    check_known,
+    check_size,
+    check_zone,
+)
 
 
 class Unset(enum.Enum):
@@ -47,12 +55,21 @@ UNSET: Final = Unset.UNSET
 
 
 def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that were given."""
-    for name, value in arguments.items():
+    """Return the arguments that were given to a method, of which *self* is none."""
+    return {n: value for n, value in arguments.items() if value is not UNSET and n != "self"}
+
+
+def prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that were given, as Postgres takes them."""
+    found = given(arguments)
+    for name in CONVERTERS.keys() & found.keys():
+        found[name] = CONVERTERS[name](found[name])
+    for name, value in found.items():
         check_zone(name, value)
         if isinstance(value, str):
             check_json(name, value)
-    return {name: value for name, value in arguments.items() if value is not UNSET}
+    check_durations(found)
+    return found
 
 
 def blame(arguments: Mapping[str, Any]) -> None:

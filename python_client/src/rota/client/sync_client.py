@@ -2,9 +2,11 @@
 r"""The client: one method per stored function, with its name and its argument names.
 
 What a method does is written once, in the comment of the function and in sql/README.md.
-An argument that is not given is not sent, so every default is the one in SQL.
+An argument that is not given is not sent, so every default is the one in SQL.  Before a method
+has variables of its own, `locals()` are its arguments, with the names that SQL has for them.
 """
 
+# mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
 import time
@@ -29,20 +31,11 @@ from .statement import (
     factory,
     given,
     outgoing,
+    prepared,
     read_forgiving,
     unescaped,
 )
-from .values import (
-    check_durations,
-    clean_text,
-    of_one_job,
-    to_array,
-    to_endings,
-    to_job,
-    to_job_array,
-    to_jsonb,
-    to_result,
-)
+from .values import clean, of_one_job
 
 Row = TypeVar("Row")
 
@@ -86,42 +79,14 @@ class Client:
         expires_after: timedelta | Unset | None = UNSET,
     ) -> rows.EnqueuedJob:
         """Add a job in the caller's transaction; return its id and whether it is new."""
-        job = given(
-            {
-                "job_type": job_type,
-                "payload": payload,
-                "queue": queue,
-                "run_at": run_at,
-                "delay": delay,
-                "priority": priority,
-                "max_attempts": max_attempts,
-                "lease": lease,
-                "backoff": backoff,
-                "idempotency_key": idempotency_key,
-                "unique_for": unique_for,
-                "on_conflict": on_conflict,
-                "updated_at": updated_at,
-                "max_wait": max_wait,
-                "ordering_key": ordering_key,
-                "skip_dead": skip_dead,
-                "depends_on": depends_on,
-                "blocks": blocks,
-                "if_parent_dead": if_parent_dead,
-                "limit_key": limit_key,
-                "time_limit": time_limit,
-                "expires_at": expires_at,
-                "headers": headers,
-                "expires_after": expires_after,
-            }
-        )
+        job = given(locals())
         with of_one_job():
             return (self.enqueue_many([job]))[0]
 
     def enqueue_many(self, jobs: Sequence[Mapping[str, Any]]) -> list[rows.EnqueuedJob]:
         """Add many jobs, each a mapping of the arguments of `enqueue`."""
         with outgoing(jobs) as out:
-            array = Jsonb([to_job(job) for job in out.jobs])
-            added = self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
+            added = self._rows(rows.EnqueuedJob, "enqueue_many", {"jobs": out.jobs})
             out.ids = [job.job_id for job in added]
         return added
 
@@ -155,39 +120,13 @@ class Client:
 
         The id is that of the job here that carries it.
         """
-        job = given({"job_type": job_type, "queue": queue, "headers": headers})
-        with outgoing([job]) as out:
-            value: int = self._value(
-                "enqueue_to",
-                database=database,
-                job_type=job_type,
-                payload=to_jsonb("payload", payload),
-                queue=queue,
-                run_at=run_at,
-                delay=delay,
-                priority=priority,
-                max_attempts=max_attempts,
-                lease=lease,
-                backoff=to_jsonb("backoff", backoff),
-                idempotency_key=idempotency_key,
-                unique_for=unique_for,
-                on_conflict=on_conflict,
-                updated_at=updated_at,
-                max_wait=max_wait,
-                ordering_key=ordering_key,
-                skip_dead=skip_dead,
-                limit_key=limit_key,
-                time_limit=time_limit,
-                expires_at=expires_at,
-                headers=to_jsonb("headers", out.jobs[0].get("headers", UNSET)),
-                expires_after=expires_after,
-            )
-            out.ids = [value]
-        return value
+        with outgoing([given(locals())]) as out:
+            out.ids = [self._value("enqueue_to", out.jobs[0])]
+        return out.ids[0]
 
     def waiting_forwards(self) -> list[int]:
         """Return the numbers of the databases for which jobs wait here."""
-        return self._execute(None, "waiting_forwards", {})
+        return self._values("waiting_forwards", locals())
 
     def take_forwards(
         self,
@@ -197,14 +136,7 @@ class Client:
         max_bytes: int | Unset = UNSET,
     ) -> list[rows.ForwardJob]:
         """Claim jobs for the database of that number; end them in the same transaction."""
-        return self._rows(
-            rows.ForwardJob,
-            "take_forwards",
-            worker=worker,
-            database=database,
-            max_jobs=max_jobs,
-            max_bytes=max_bytes,
-        )
+        return self._rows(rows.ForwardJob, "take_forwards", locals())
 
     def end_forwards(
         self,
@@ -213,12 +145,7 @@ class Client:
         endings: Sequence[Mapping[str, Any]] | Jsonb,
     ) -> None:
         """End taken jobs as they were received."""
-        self._value(
-            "end_forwards",
-            job_ids=to_array(job_ids),
-            lease_tokens=to_array(lease_tokens),
-            endings=endings if isinstance(endings, Jsonb) else Jsonb(list(endings)),
-        )
+        self._value("end_forwards", locals())
 
     def receive_jobs(
         self,
@@ -231,51 +158,39 @@ class Client:
 
         They may be given as the text of a JSON array.
         """
-        return self._rows(
-            rows.ReceivedJob,
-            "receive_jobs",
-            database=database,
-            job_ids=to_array(job_ids),
-            enqueue_times=list(enqueue_times),
-            jobs=to_job_array(jobs),
-        )
+        return self._rows(rows.ReceivedJob, "receive_jobs", locals())
 
     def plan_queue_move(self, queue: str, database: int) -> list[rows.MoveFinding]:
         """Return what keeps a queue from moving to the database of that number."""
-        return self._rows(
-            rows.MoveFinding, "plan_queue_move", queue=queue, database=database
-        )
+        return self._rows(rows.MoveFinding, "plan_queue_move", locals())
 
     def queue_move_facts(self, queue: str) -> dict[str, Any]:
         """Return what `receive_plan` of the other database has to know."""
-        facts: dict[str, Any] = self._value("queue_move_facts", queue=queue)
-        return facts
+        return self._value("queue_move_facts", locals())
 
     def receive_plan(
         self, queue: str, facts: Mapping[str, Any]
     ) -> list[rows.MoveFinding]:
         """Return what keeps a queue from moving here."""
-        return self._rows(
-            rows.MoveFinding, "receive_plan", queue=queue, facts=Jsonb(facts)
-        )
+        return self._rows(rows.MoveFinding, "receive_plan", locals())
 
     def begin_queue_move(self, queue: str, database: int) -> int:
         """Let a queue move to the database of that number; return the id of the move."""
-        move_id: int = self._value("begin_queue_move", queue=queue, database=database)
-        return move_id
+        return self._value("begin_queue_move", locals())
 
     def end_queue_move(self, queue: str) -> None:
         """End the move of a queue, once none of its jobs are left, or before any has left."""
-        self._value("end_queue_move", queue=queue)
+        self._value("end_queue_move", locals())
 
     def queue_move_status(self, queue: str) -> rows.MoveStatus | None:
         """Return how far a queue has moved; None if it does not."""
-        found = self._rows(rows.MoveStatus, "queue_move_status", queue=queue)
-        return found[0] if found else None
+        return next(
+            iter(self._rows(rows.MoveStatus, "queue_move_status", locals())), None
+        )
 
     def waiting_moves(self) -> list[rows.WaitingMove]:
         """Return the moves from here that have something to carry."""
-        return self._rows(rows.WaitingMove, "waiting_moves")
+        return self._rows(rows.WaitingMove, "waiting_moves", locals())
 
     def take_moves(
         self, move_id: int, max_jobs: int | Unset = UNSET, max_bytes: int | Unset = UNSET
@@ -284,14 +199,7 @@ class Client:
 
         None while another mover does this.
         """
-        found = self._rows(
-            rows.TakenMoves,
-            "take_moves",
-            move_id=move_id,
-            max_jobs=max_jobs,
-            max_bytes=max_bytes,
-        )
-        return found[0] if found else None
+        return next(iter(self._rows(rows.TakenMoves, "take_moves", locals())), None)
 
     def receive_moves(
         self,
@@ -302,35 +210,21 @@ class Client:
         settle_above: int | None = None,
     ) -> list[rows.ReceivedJob]:
         """Take jobs that move here, given as the text of a JSON array, each once."""
-        return self._rows(
-            rows.ReceivedJob,
-            "receive_moves",
-            move_id=move_id,
-            from_database=from_database,
-            queue=queue,
-            jobs=to_job_array(jobs),
-            settle_above=settle_above,
-        )
+        return self._rows(rows.ReceivedJob, "receive_moves", locals())
 
     def end_moves(
         self, move_id: int, job_ids: Sequence[int], endings: Sequence[Mapping[str, Any]]
     ) -> None:
         """End jobs of `take_moves` as they were received."""
-        self._value(
-            "end_moves",
-            move_id=move_id,
-            job_ids=to_array(job_ids),
-            endings=Jsonb(list(endings)),
-        )
+        self._value("end_moves", locals())
 
     def define_pipeline(self, pipeline: str, stages: Sequence[Mapping[str, Any]]) -> None:
         """Set the stages of a pipeline, each a mapping."""
-        array = Jsonb([to_job(stage) for stage in stages])
-        self._value("define_pipeline", pipeline=pipeline, stages=array)
+        self._value("define_pipeline", locals())
 
     def drop_pipeline(self, pipeline: str) -> None:
         """Let no more runs of a pipeline begin."""
-        self._value("drop_pipeline", pipeline=pipeline)
+        self._value("drop_pipeline", locals())
 
     def start_pipeline(
         self,
@@ -353,29 +247,11 @@ class Client:
         headers: Mapping[str, str] | Unset | None = UNSET,
     ) -> int:
         """Begin a run in the caller's transaction; return the id of its job."""
-        run = given({"job_type": pipeline, "headers": headers})
-        with outgoing([run]) as out:
-            value: int = self._value(
-                "start_pipeline",
-                pipeline=pipeline,
-                payload=to_jsonb("payload", payload),
-                stage=stage,
-                run_at=run_at,
-                delay=delay,
-                priority=priority,
-                idempotency_key=idempotency_key,
-                unique_for=unique_for,
-                ordering_key=ordering_key,
-                skip_dead=skip_dead,
-                depends_on=to_array(depends_on),
-                blocks=blocks,
-                if_parent_dead=if_parent_dead,
-                limit_key=limit_key,
-                expires_at=expires_at,
-                headers=to_jsonb("headers", out.jobs[0].get("headers", UNSET)),
-            )
-            out.ids = [value]
-        return value
+        run = given(locals())
+        with outgoing([{"job_type": pipeline, **run}]) as out:
+            run["headers"] = out.jobs[0].get("headers", UNSET)
+            out.ids = [self._value("start_pipeline", run)]
+        return out.ids[0]
 
     def claim_jobs(
         self,
@@ -389,15 +265,7 @@ class Client:
 
         A payload that Python cannot read is an `Unreadable`, so the other jobs are not lost.
         """
-        return self._rows(
-            rows.ClaimedJob,
-            "claim_jobs",
-            worker=worker,
-            queues=to_array(queues),
-            max_jobs=max_jobs,
-            lease=lease,
-            job_types=to_array(job_types),
-        )
+        return self._rows(rows.ClaimedJob, "claim_jobs", locals())
 
     def finish_job(
         self,
@@ -407,14 +275,7 @@ class Client:
         next_stage: str | Unset | None = UNSET,
     ) -> str:
         """End a job as succeeded; return ``finished`` or ``already_finished``."""
-        value: str = self._value(
-            "finish_job",
-            job_id=job_id,
-            lease_token=lease_token,
-            result=result if result is UNSET else to_result(result),
-            next_stage=next_stage,
-        )
-        return value
+        return self._value("finish_job", locals())
 
     def finish_jobs(
         self,
@@ -424,14 +285,7 @@ class Client:
         next_stages: Sequence[str | None] | Unset | None = UNSET,
     ) -> list[rows.FinishedJob]:
         """End many jobs as succeeded; one row for each, in the order given."""
-        return self._rows(
-            rows.FinishedJob,
-            "finish_jobs",
-            job_ids=to_array(job_ids),
-            lease_tokens=to_array(lease_tokens),
-            results=results if results is UNSET else to_result(results),
-            next_stages=to_array(next_stages),
-        )
+        return self._rows(rows.FinishedJob, "finish_jobs", locals())
 
     def finish_and_claim(
         self,
@@ -452,28 +306,13 @@ class Client:
 
         Return the new jobs, and those that did not end or stay as requested.
         """
-        return self._rows(
-            rows.NextJob,
-            "finish_and_claim",
-            worker=worker,
-            job_ids=to_array(job_ids),
-            lease_tokens=to_array(lease_tokens),
-            results=results if results is UNSET else to_result(results),
-            next_stages=to_array(next_stages),
-            endings=to_endings(endings),
-            kept_job_ids=to_array(kept_job_ids),
-            kept_lease_tokens=to_array(kept_lease_tokens),
-            queues=to_array(queues),
-            max_jobs=max_jobs,
-            lease=lease,
-            job_types=to_array(job_types),
-        )
+        return self._rows(rows.NextJob, "finish_and_claim", locals())
 
     def end_jobs(
         self, endings: Sequence[Mapping[str, Any]] | Jsonb
     ) -> list[rows.EndedJob]:
         """End many jobs, each in its own way; one answer for each, in the order given."""
-        return self._rows(rows.EndedJob, "end_jobs", endings=to_endings(endings))
+        return self._rows(rows.EndedJob, "end_jobs", locals())
 
     def fail_job(
         self,
@@ -486,45 +325,26 @@ class Client:
         fatal: bool | Unset = UNSET,
     ) -> rows.FailedJob:
         """Record a failure; return whether the job is retried, and when."""
-        return self._row(
-            rows.FailedJob,
-            "fail_job",
-            job_id=job_id,
-            lease_token=lease_token,
-            error=_text(error),
-            error_type=_text(error_type),
-            stack=_text(stack),
-            retry_in=retry_in,
-            fatal=fatal,
-        )
+        error_type = clean(error_type)
+        return self._row(rows.FailedJob, "fail_job", locals())
 
     def snooze_job(
         self, job_id: int, lease_token: int, delay: timedelta
     ) -> datetime | None:
         """Defer a job without using an attempt; None if it was cancelled by request."""
-        value: datetime | None = self._value(
-            "snooze_job", job_id=job_id, lease_token=lease_token, delay=delay
-        )
-        return value
+        return self._value("snooze_job", locals())
 
     def release_jobs(
         self, job_ids: Sequence[int], lease_tokens: Sequence[int]
     ) -> list[rows.ReleasedJob]:
         """Give jobs back without using an attempt."""
-        return self._rows(
-            rows.ReleasedJob,
-            "release_jobs",
-            job_ids=to_array(job_ids),
-            lease_tokens=to_array(lease_tokens),
-        )
+        return self._rows(rows.ReleasedJob, "release_jobs", locals())
 
     def heartbeat(
         self, job_id: int, lease_token: int, lease: timedelta | Unset | None = UNSET
     ) -> rows.Heartbeat:
         """Extend the lease of a job."""
-        return self._row(
-            rows.Heartbeat, "heartbeat", job_id=job_id, lease_token=lease_token, lease=lease
-        )
+        return self._row(rows.Heartbeat, "heartbeat", locals())
 
     def heartbeat_jobs(
         self,
@@ -533,13 +353,7 @@ class Client:
         lease: timedelta | Unset | None = UNSET,
     ) -> list[rows.JobHeartbeat]:
         """Extend the leases of many jobs; a lost one is a row, not an error."""
-        return self._rows(
-            rows.JobHeartbeat,
-            "heartbeat_jobs",
-            job_ids=to_array(job_ids),
-            lease_tokens=to_array(lease_tokens),
-            lease=lease,
-        )
+        return self._rows(rows.JobHeartbeat, "heartbeat_jobs", locals())
 
     def set_progress(
         self,
@@ -549,13 +363,8 @@ class Client:
         message: str | Unset | None = UNSET,
     ) -> None:
         """Record how far a running job is."""
-        self._value(
-            "set_progress",
-            job_id=job_id,
-            lease_token=lease_token,
-            percent=float(percent),
-            message=_text(message),
-        )
+        percent = float(percent)
+        self._value("set_progress", locals())
 
     def record_effect(
         self,
@@ -567,16 +376,7 @@ class Client:
         keep: timedelta | Unset = UNSET,
     ) -> bool:
         """Record that a job is about to cause an effect; return whether it should."""
-        value: bool = self._value(
-            "record_effect",
-            scope=scope,
-            key=key,
-            job_id=job_id,
-            lease_token=lease_token,
-            if_unknown=if_unknown,
-            keep=keep,
-        )
-        return value
+        return self._value("record_effect", locals())
 
     def complete_effect(
         self,
@@ -587,23 +387,13 @@ class Client:
         result: Any | Unset = UNSET,
     ) -> str:
         """Record that an effect happened; return ``completed`` or ``already_completed``."""
-        value: str = self._value(
-            "complete_effect",
-            scope=scope,
-            key=key,
-            job_id=job_id,
-            lease_token=lease_token,
-            result=result if result is UNSET else to_result(result),
-        )
-        return value
+        return self._value("complete_effect", locals())
 
     def withdraw_effect(
         self, scope: str, key: str, job_id: int, lease_token: int
     ) -> None:
         """Withdraw the record of an effect that certainly did not happen."""
-        self._value(
-            "withdraw_effect", scope=scope, key=key, job_id=job_id, lease_token=lease_token
-        )
+        self._value("withdraw_effect", locals())
 
     def settle_effect(
         self, scope: str, key: str, outcome: str, result: Any | Unset = UNSET
@@ -612,19 +402,11 @@ class Client:
 
         *outcome* is ``done``, or ``again``: then it is due again.
         """
-        value: int = self._value(
-            "settle_effect",
-            scope=scope,
-            key=key,
-            outcome=outcome,
-            result=result if result is UNSET else to_result(result),
-        )
-        return value
+        return self._value("settle_effect", locals())
 
     def effect_result(self, scope: str, key: str) -> rows.EffectResult | None:
         """Return what is known of an effect, None if there is no record."""
-        found = self._rows(rows.EffectResult, "effect_result", scope=scope, key=key)
-        return found[0] if found else None
+        return next(iter(self._rows(rows.EffectResult, "effect_result", locals())), None)
 
     def schedule_job(
         self,
@@ -654,48 +436,23 @@ class Client:
 
         An argument that is left out gets its default, even if the schedule exists.
         """
-        return self._row(
-            rows.ScheduleChange,
-            "schedule_job",
-            name=name,
-            schedule=schedule,
-            job_type=job_type,
-            payload=to_jsonb("payload", payload),
-            queue=queue,
-            time_zone=time_zone,
-            priority=priority,
-            max_attempts=max_attempts,
-            lease=lease,
-            backoff=to_jsonb("backoff", backoff),
-            catch_up=catch_up,
-            catch_up_window=catch_up_window,
-            catch_up_max=catch_up_max,
-            overlap=overlap,
-            jitter=jitter,
-            starts_at=starts_at,
-            ends_at=ends_at,
-            source=source,
-            time_limit=time_limit,
-            headers=to_jsonb("headers", headers),
-        )
+        return self._row(rows.ScheduleChange, "schedule_job", locals())
 
     def unschedule_job(self, name: str) -> None:
         """Remove a schedule; its jobs stay."""
-        self._value("unschedule_job", name=name)
+        self._value("unschedule_job", locals())
 
     def enable_schedule(self, name: str) -> datetime | None:
         """Let a disabled schedule make jobs again; return its next time."""
-        value: datetime | None = self._value("enable_schedule", name=name)
-        return value
+        return self._value("enable_schedule", locals())
 
     def disable_schedule(self, name: str) -> None:
         """Stop a schedule from making jobs."""
-        self._value("disable_schedule", name=name)
+        self._value("disable_schedule", locals())
 
     def run_schedule_now(self, name: str) -> int:
         """Make a job of a schedule now; return its id."""
-        value: int = self._value("run_schedule_now", name=name)
-        return value
+        return self._value("run_schedule_now", locals())
 
     def next_run(
         self,
@@ -705,10 +462,7 @@ class Client:
         starts_at: datetime | Unset | None = UNSET,
     ) -> datetime | None:
         """Return the next time that a schedule text names, None if there is none."""
-        value: datetime | None = self._value(
-            "next_run", schedule=schedule, time_zone=time_zone, after=after, starts_at=starts_at
-        )
-        return value
+        return self._value("next_run", locals())
 
     def upcoming_runs(
         self,
@@ -719,20 +473,11 @@ class Client:
         name: str | Unset | None = UNSET,
     ) -> list[rows.UpcomingRun]:
         """Return the next times of a schedule text, or of the schedule of that name."""
-        return self._rows(
-            rows.UpcomingRun,
-            "upcoming_runs",
-            schedule=schedule,
-            time_zone=time_zone,
-            after=after,
-            max_runs=max_runs,
-            name=name,
-        )
+        return self._rows(rows.UpcomingRun, "upcoming_runs", locals())
 
     def describe_schedule(self, schedule: str) -> str:
         """Describe in English what a schedule text means."""
-        value: str = self._value("describe_schedule", schedule=schedule)
-        return value
+        return self._value("describe_schedule", locals())
 
     def wait_for_jobs(
         self,
@@ -743,19 +488,11 @@ class Client:
         claimed: bool | Unset = UNSET,
     ) -> rows.Waiting:
         """Let this session be notified of jobs; return channels and when to poll again."""
-        return self._row(
-            rows.Waiting,
-            "wait_for_jobs",
-            queues=to_array(queues),
-            job_types=to_array(job_types),
-            poll_interval=poll_interval,
-            active=active,
-            claimed=claimed,
-        )
+        return self._row(rows.Waiting, "wait_for_jobs", locals())
 
     def stop_waiting(self) -> None:
         """Stop notifying this session, and notify another worker instead."""
-        self._value("stop_waiting")
+        self._value("stop_waiting", locals())
 
     def report_worker(
         self,
@@ -772,40 +509,27 @@ class Client:
 
         Once the server process *backend_pid* of its connection is gone, so is the worker.
         """
-        self._value(
-            "report_worker",
-            worker=worker,
-            host=host,
-            pid=pid,
-            version=version,
-            queues=to_array(queues),
-            job_types=to_array(job_types),
-            concurrency=concurrency,
-            backend_pid=backend_pid,
-        )
+        self._value("report_worker", locals())
 
     def deregister_worker(self, worker: str) -> None:
         """Record that a worker has left."""
-        self._value("deregister_worker", worker=worker)
+        self._value("deregister_worker", locals())
 
     def sweep_stale_leases(self, max_jobs: int | Unset = UNSET) -> int:
         """Take jobs back from workers whose leases expired; return how many."""
-        value: int = self._value("sweep_stale_leases", max_jobs=max_jobs)
-        return value
+        return self._value("sweep_stale_leases", locals())
 
     def tick(self) -> rows.TickReport:
         """Do the maintenance that is due, unless another tick is running."""
-        return self._row(rows.TickReport, "tick")
+        return self._row(rows.TickReport, "tick", locals())
 
     def start_ticker(self, every: timedelta | Unset = UNSET) -> str:
         """Let pg_cron tick; return what was set up."""
-        value: str = self._value("start_ticker", every=every)
-        return value
+        return self._value("start_ticker", locals())
 
     def stop_ticker(self) -> bool:
         """Remove what `start_ticker` set up; return whether there was anything."""
-        value: bool = self._value("stop_ticker")
-        return value
+        return self._value("stop_ticker", locals())
 
     def retry_job(
         self,
@@ -813,34 +537,31 @@ class Client:
         force: bool | Unset = UNSET,
     ) -> str:
         """Run a job again now; return its new status."""
-        value: str = self._value("retry_job", job_id=job_id, force=force)
-        return value
+        return self._value("retry_job", locals())
 
     def retry_with_dependants(self, job_id: int, force: bool | Unset = UNSET) -> int:
         """Run a job again and restore those cancelled because of it; return how many."""
-        value: int = self._value("retry_with_dependants", job_id=job_id, force=force)
-        return value
+        return self._value("retry_with_dependants", locals())
 
     def restart_pipeline(self, job_id: int, stage: str) -> int:
         """Continue an ended run from a stage; return the id of its job."""
-        value: int = self._value("restart_pipeline", job_id=job_id, stage=stage)
-        return value
+        return self._value("restart_pipeline", locals())
 
     def explain_job(self, job_id: int) -> list[rows.Reason]:
         """Return why a job does not run, or how it runs or ended; the first reason decides."""
-        return self._rows(rows.Reason, "explain_job", job_id=job_id)
+        return self._rows(rows.Reason, "explain_job", locals())
 
     def doctor(self) -> list[rows.Finding]:
         """Return what is wrong with the queue and the database under it, the worst first."""
-        return self._rows(rows.Finding, "doctor")
+        return self._rows(rows.Finding, "doctor", locals())
 
     def untaken_jobs(self, queues: Sequence[str]) -> list[rows.UntakenJobs]:
         """Return the types that have due jobs in *queues* and no live worker."""
-        return self._rows(rows.UntakenJobs, "untaken_jobs", queues=list(queues))
+        return self._rows(rows.UntakenJobs, "untaken_jobs", locals())
 
     def verify(self, max_rows: int | Unset = UNSET) -> list[rows.Verdict]:
         """Recount the promises on the newest rows of each kind."""
-        return self._rows(rows.Verdict, "verify", max_rows=max_rows)
+        return self._rows(rows.Verdict, "verify", locals())
 
     def job_stats(
         self,
@@ -852,48 +573,35 @@ class Client:
         group_by: Sequence[str] | Unset = UNSET,
     ) -> list[rows.JobStats]:
         """Return how many jobs ended, how, and how long they waited and ran."""
-        return self._rows(
-            rows.JobStats,
-            "job_stats",
-            since=since,
-            until=until,
-            step=step,
-            queues=to_array(queues),
-            job_types=to_array(job_types),
-            group_by=to_array(group_by),
-        )
+        return self._rows(rows.JobStats, "job_stats", locals())
 
     def job_counts(self) -> list[rows.JobCount]:
         """Return how many live and dead jobs there are."""
-        return self._rows(rows.JobCount, "job_counts")
+        return self._rows(rows.JobCount, "job_counts", locals())
 
     def rising_failures(self) -> list[rows.RisingFailure]:
         """Return the queues and job types of which more attempts fail than usual."""
-        return self._rows(rows.RisingFailure, "rising_failures")
+        return self._rows(rows.RisingFailure, "rising_failures", locals())
 
     def fold_error(self, message: str) -> str:
         """Return the text of an error without what differs from job to job."""
-        value: str = self._value("fold_error", message=_text(message))
-        return value
+        return self._value("fold_error", locals())
 
     def visible_queues(self) -> list[str] | None:
         """Return the queues whose jobs this connection may see, None for all."""
-        value: list[str] | None = self._value("visible_queues")
-        return value
+        return self._value("visible_queues", locals())
 
     def sees_all_queues(self) -> bool:
         """Return whether this connection may see the jobs of all queues."""
-        value: bool = self._value("sees_all_queues")
-        return value
+        return self._value("sees_all_queues", locals())
 
     def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
         """Cancel a job, or request that while it runs; return its status."""
-        value: str = self._value("cancel_job", job_id=job_id, reason=_text(reason))
-        return value
+        return self._value("cancel_job", locals())
 
     def set_priority(self, job_id: int, priority: int) -> None:
         """Change the priority of a job; lower runs first."""
-        self._value("set_priority", job_id=job_id, priority=priority)
+        self._value("set_priority", locals())
 
     def reschedule_job(
         self,
@@ -902,10 +610,7 @@ class Client:
         delay: timedelta | Unset | None = UNSET,
     ) -> datetime:
         """Move the next run of a job; return its new time."""
-        value: datetime = self._value(
-            "reschedule_job", job_id=job_id, run_at=run_at, delay=delay
-        )
-        return value
+        return self._value("reschedule_job", locals())
 
     def wait_for_result(
         self,
@@ -923,9 +628,7 @@ class Client:
         With *active* it does not wait but asks once, as the SQL function does.
         """
         if not isinstance(active, Unset):
-            return self._row(
-                rows.JobResult, "wait_for_result", job_id=job_id, active=active
-            )
+            return self._ask_result(job_id, active)
         driver = self._driver()
         connection: Connection[Any] | None = None
         if listen and isinstance(driver, Connection) and driver.autocommit:
@@ -962,7 +665,7 @@ class Client:
         return answer
 
     def _ask_result(self, job_id: int, active: bool) -> rows.JobResult:
-        return self._row(rows.JobResult, "wait_for_result", job_id=job_id, active=active)
+        return self._row(rows.JobResult, "wait_for_result", locals())
 
     def act_on_jobs(
         self,
@@ -977,17 +680,7 @@ class Client:
 
         Call it again with *after_id*, the *next_after_id* of the last call, until it is None.
         """
-        (report,) = self._rows(
-            rows.ActReport,
-            "act_on_jobs",
-            act=act,
-            filter=to_jsonb("filter", filter),
-            arguments=to_jsonb("arguments", arguments),
-            max_jobs=max_jobs,
-            after_id=after_id,
-            dry_run=dry_run,
-        )
-        return report
+        return self._row(rows.ActReport, "act_on_jobs", locals())
 
     def pause_queue(
         self,
@@ -996,11 +689,11 @@ class Client:
         until: datetime | Unset | None = UNSET,
     ) -> None:
         """Stop claims of a queue, until this time or until it is resumed."""
-        self._value("pause_queue", queue=queue, reason=_text(reason), until=until)
+        self._value("pause_queue", locals())
 
     def resume_queue(self, queue: str) -> None:
         """Resume claims of a queue."""
-        self._value("resume_queue", queue=queue)
+        self._value("resume_queue", locals())
 
     def pause_type(
         self,
@@ -1010,13 +703,11 @@ class Client:
         until: datetime | Unset | None = UNSET,
     ) -> None:
         """Stop claims of a type, in one queue or in all."""
-        self._value(
-            "pause_type", job_type=job_type, queue=queue, reason=_text(reason), until=until
-        )
+        self._value("pause_type", locals())
 
     def resume_type(self, job_type: str, queue: str | Unset | None = UNSET) -> None:
         """Resume claims of a type that was paused there."""
-        self._value("resume_type", job_type=job_type, queue=queue)
+        self._value("resume_type", locals())
 
     def pause_all(
         self,
@@ -1024,11 +715,11 @@ class Client:
         until: datetime | Unset | None = UNSET,
     ) -> None:
         """Stop all claims."""
-        self._value("pause_all", reason=_text(reason), until=until)
+        self._value("pause_all", locals())
 
     def resume_all(self) -> None:
         """End what `pause_all` began; separate pauses stay."""
-        self._value("resume_all")
+        self._value("resume_all", locals())
 
     def set_queue(
         self,
@@ -1045,20 +736,7 @@ class Client:
         reset: bool | Unset = UNSET,
     ) -> None:
         """Change the settings of a queue."""
-        self._value(
-            "set_queue",
-            queue=queue,
-            lease=lease,
-            max_attempts=max_attempts,
-            backoff=to_jsonb("backoff", backoff),
-            keep_finished=keep_finished,
-            keep_dead=keep_dead,
-            ageing=ageing,
-            time_limit=time_limit,
-            retry_budget=to_jsonb("retry_budget", retry_budget),
-            expires_after=expires_after,
-            reset=reset,
-        )
+        self._value("set_queue", locals())
 
     def set_type(
         self,
@@ -1068,13 +746,7 @@ class Client:
         reset: bool | Unset = UNSET,
     ) -> None:
         """Change the defaults of new jobs of a type."""
-        self._value(
-            "set_type",
-            job_type=job_type,
-            time_limit=time_limit,
-            expires_after=expires_after,
-            reset=reset,
-        )
+        self._value("set_type", locals())
 
     def set_limit(
         self,
@@ -1089,22 +761,11 @@ class Client:
         reset: bool | Unset = UNSET,
     ) -> None:
         """Limit how many jobs of a queue, type or key run at once, or start per period."""
-        self._value(
-            "set_limit",
-            queue=queue,
-            job_type=job_type,
-            limit_key=limit_key,
-            max_running=max_running,
-            max_starts=max_starts,
-            per=per,
-            burst=burst,
-            weight=weight,
-            reset=reset,
-        )
+        self._value("set_limit", locals())
 
     def set_archive(self, schema: str | Unset | None = UNSET) -> None:
         """Let retention move the history to a schema instead of deleting it; None ends that."""
-        self._value("set_archive", schema=schema)
+        self._value("set_archive", locals())
 
     def set_retry_rule(
         self,
@@ -1117,16 +778,7 @@ class Client:
         reset: bool | Unset = UNSET,
     ) -> None:
         """Set when, or whether, to retry jobs that fail with such an error."""
-        self._value(
-            "set_retry_rule",
-            error_type=error_type,
-            job_type=job_type,
-            queue=queue,
-            retry_in=retry_in,
-            fatal=fatal,
-            pause_for=pause_for,
-            reset=reset,
-        )
+        self._value("set_retry_rule", locals())
 
     def set_breaker(
         self,
@@ -1142,90 +794,71 @@ class Client:
         reset: bool | Unset = UNSET,
     ) -> None:
         """Pause a job type automatically when it fails too often, and probe it again."""
-        self._value(
-            "set_breaker",
-            job_type=job_type,
-            queue=queue,
-            max_failures=max_failures,
-            failed_percent=failed_percent,
-            min_attempts=min_attempts,
-            span=span,
-            error_type=error_type,
-            pause_for=pause_for,
-            probes=probes,
-            reset=reset,
-        )
+        self._value("set_breaker", locals())
 
     def resume_ordering_key(self, ordering_key: str) -> int:
         """Continue an ordering key without its dead job; return the id of that job."""
-        value: int = self._value("resume_ordering_key", ordering_key=ordering_key)
-        return value
+        return self._value("resume_ordering_key", locals())
 
     def version(self) -> str:
         """Return the version of rota in the database."""
-        value: str = self._value("version")
-        return value
+        return self._value("version", locals())
 
     def set_database_number(self, number: int) -> None:
         """Give the database a number, which the lower ten bits of each new id have."""
-        self._value("set_database_number", number=number)
+        self._value("set_database_number", locals())
 
     def database_number(self) -> int | None:
         """Return the number of the database, None if it has none."""
-        value: int | None = self._value("database_number")
-        return value
+        return self._value("database_number", locals())
 
     def database_number_of(self, job_id: int) -> int:
         """Return the number of the database in which a job was enqueued."""
-        value: int = self._value("database_number_of", job_id=job_id)
-        return value
+        return self._value("database_number_of", locals())
 
     def find_live_keys(
         self, jobs: Sequence[Mapping[str, Any]], *, with_moves: bool = False
     ) -> list[int]:
         """Return the places, from 1, of those jobs that have a key which is live here."""
-        value: list[int] = self._value(
-            "find_live_keys", jobs=Jsonb([to_job(job) for job in jobs]), with_moves=with_moves
-        )
-        return value
+        return self._value("find_live_keys", locals())
 
     def front_statements(
         self, databases: Sequence[Mapping[str, Any]], time_limit: timedelta | Unset = UNSET
     ) -> list[str]:
         """Return the statements that make another database a front of these."""
-        arguments = {"databases": Jsonb(list(databases)), "time_limit": time_limit}
-        return self._execute(None, "front_statements", given(arguments))
+        return self._values("front_statements", locals())
 
     def grant_statements(self, access: str, role: str) -> list[str]:
         """Return the statements that give *role* an access."""
-        return self._execute(
-            None, "grant_statements", given({"access": access, "role": role})
-        )
+        return self._values("grant_statements", locals())
 
     def grant_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
         """Let *role* use a queue, and then only granted ones; false if it already may."""
-        value: bool = self._value("grant_queue", role=role, queue=queue, access=access)
-        return value
+        return self._value("grant_queue", locals())
 
     def revoke_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
         """Revoke what `grant_queue` granted; false if there was nothing to revoke."""
-        value: bool = self._value("revoke_queue", role=role, queue=queue, access=access)
-        return value
+        return self._value("revoke_queue", locals())
 
-    def _rows(self, row: type[Row], function: str, **arguments: Any) -> list[Row]:
-        return self._execute(row, function, given(arguments))
+    def _rows(
+        self, row: type[Row], function: str, arguments: Mapping[str, Any]
+    ) -> list[Row]:
+        return self._execute(row, function, arguments)
 
-    def _row(self, row: type[Row], function: str, **arguments: Any) -> Row:
-        return (self._rows(row, function, **arguments))[0]
+    def _row(self, row: type[Row], function: str, arguments: Mapping[str, Any]) -> Row:
+        return (self._execute(row, function, arguments))[0]
 
-    def _value(self, function: str, **arguments: Any) -> Any:
-        return (self._execute(None, function, given(arguments)))[0]
+    def _values(self, function: str, arguments: Mapping[str, Any]) -> list[Any]:
+        return self._execute(None, function, arguments)
+
+    def _value(self, function: str, arguments: Mapping[str, Any]) -> Any:
+        return (self._execute(None, function, arguments))[0]
 
     def _execute(
         self, row: type[Any] | None, function: str, arguments: Mapping[str, Any]
     ) -> list[Any]:
         """Return the rows that a function answers, or its one value, without *row*."""
-        check_durations(arguments)
+        arguments = prepared(arguments)
         try:
             driver = self._driver()
             if isinstance(driver, Connection):
@@ -1260,7 +893,3 @@ def _fetch(
             return cursor.fetchall()
         except Exception:  # whatever a value did to its loader
             return read_forgiving(cursor, row_factory(cursor))
-
-
-def _text(value: str | Unset | None) -> str | Unset | None:
-    return clean_text(value) if isinstance(value, str) else value

@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from datetime import date, datetime, timedelta, tzinfo
 from decimal import Decimal
+from functools import partial
 from math import inf, isfinite
 from typing import Any
 
@@ -242,15 +243,10 @@ MAX_RESULT = 1_000_000
 """A result of more characters than this, as JSON, is not stored."""
 
 
-def clean_text(text: str) -> str:
-    """Replace the characters that Postgres refuses in text."""
-    return REFUSED.sub("\ufffd", text)
-
-
 def clean(value: Any) -> Any:
-    """Replace what ``jsonb`` refuses, all the way down."""
+    """Replace what ``text`` and ``jsonb`` refuse, all the way down."""
     if isinstance(value, str):
-        return clean_text(value)
+        return REFUSED.sub("\ufffd", value)
     if isinstance(value, float) and not isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -395,15 +391,37 @@ def _plain(name: str, value: Any) -> Any:
     return value
 
 
-def to_job_array(jobs: Sequence[Mapping[str, Any]] | str) -> Jsonb | str:
-    """Return a list for the database; a text of JSON goes as it is, numbers of any size too."""
+def to_jobs(jobs: Sequence[Mapping[str, Any]] | str) -> Jsonb | str:
+    """Wrap a list of jobs; a text of JSON goes as it is, numbers of any size too."""
     if not isinstance(jobs, str):
-        return Jsonb(list(jobs))
+        return Jsonb([to_job(job) for job in jobs])
     try:
         json.loads(jobs)
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"jobs must be the text of a JSON array: {error}") from None
     return jobs
+
+
+CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "endings": to_endings,
+    **dict.fromkeys(("databases", "jobs", "stages"), to_jobs),
+    **dict.fromkeys(("result", "results"), to_result),
+    **dict.fromkeys(("error", "message", "reason", "stack"), clean),
+    **{
+        name: partial(to_jsonb, name)
+        for name in (
+            "arguments", "backoff", "facts", "filter", "headers", "payload", "retry_budget",
+        )
+    },
+    **dict.fromkeys(
+        (
+            "depends_on", "enqueue_times", "group_by", "job_ids", "job_types", "kept_job_ids",
+            "kept_lease_tokens", "lease_tokens", "next_stages", "queues",
+        ),
+        to_array,
+    ),
+}  # fmt: skip
+"""What makes of an argument of that name what Postgres takes."""
 
 
 def span(length: timedelta) -> str:
