@@ -1,26 +1,7 @@
 """What can go wrong, as exceptions.
 
-RotaError                  a stored function refused (carries sqlstate and hint)
- ├ JobNotFoundError        RT001  no job with this id
- ├ LeaseLostError          RT002  another claim owns the job by now
- ├ JobFinishedError        RT003  the job has already ended
- ├ UnknownQueueError       RT004  no queue with this name
- ├ UnknownScheduleError    RT005  no schedule with this name
- ├ BadScheduleError        RT006  a text is no schedule
- ├ KeyTakenError           RT007  another live job holds the idempotency key
- ├ JobRunningError         RT008  not possible while the job runs
- ├ IsolationLevelError     RT009  claim_jobs() needs READ COMMITTED
- ├ EffectInProgressError   RT010  another running job has recorded the effect
- ├ EffectNotHeldError      RT011  this job has no open record of the effect
- ├ KeyNotHaltedError        RT012  the ordering key does not wait for a dead job
- ├ JobNotBlockedError      RT013  the job can wait for no more jobs
- ├ RunInProgressError      RT014  the run of the pipeline is under way
- ├ NoDatabaseNumberError   RT015  the database has no number
- ├ JobMovedError           RT016  the job or queue is in another database
- └ InvalidArgumentError    22023  an argument is wrong (also a ValueError)
-
-A role without the grant for a function gets NotGrantedError (42501), which names the statement
-that gives it.  Any other database error passes through as psycopg raised it.
+A `RotaError` says that a stored function refused.  Any other database error passes through as
+psycopg raised it.
 
 A handler raises Snooze, RetryIn or FatalError to say how its job goes on, and gets to see
 JobCancelled in turn.

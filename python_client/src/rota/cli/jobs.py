@@ -32,7 +32,7 @@ from .output import (
     UsageError,
     acting,
     asking,
-    committing,
+    changing,
     confirm,
     connected,
     print_findings,
@@ -385,10 +385,7 @@ def settle(arguments: argparse.Namespace) -> None:
         if arguments.outcome == "again":
             raise UsageError("--result goes with --done")
         result = parse_json(arguments.result, "result")
-    with (
-        connected(arguments) as connection,
-        committing(connection, is_dry_run=arguments.dry_run),
-    ):
+    with changing(arguments) as connection:
         job_id = Client(connection).settle_effect(scope, key, arguments.outcome, result)
         found = connection.execute(
             "select job_type, status from rota.job_runs where id = %s", [job_id]

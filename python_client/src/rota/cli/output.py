@@ -286,6 +286,16 @@ def acting(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator
         yield Client(connection)
 
 
+@contextmanager
+def changing(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
+    """Open a connection in a transaction, which a dry run takes back."""
+    with (
+        connected(arguments) as connection,
+        committing(connection, is_dry_run=arguments.dry_run),
+    ):
+        yield connection
+
+
 def confirm(what: str) -> None:
     """Ask whether to do it, on stderr, which is no document and not kept back."""
     if not sys.stdin.isatty():

@@ -36,7 +36,7 @@ from .output import (
     acting,
     aligned,
     asking,
-    committing,
+    changing,
     confirm,
     connected,
     hint_for,
@@ -62,10 +62,7 @@ def add(arguments: argparse.Namespace) -> None:
     job: dict[str, Any] = {"name": name, "schedule": schedule, "job_type": arguments.job_type}
     job["payload"] = parse_json(arguments.payload)
     job |= {key: value for key in OPTIONS if (value := getattr(arguments, key)) is not None}
-    with (
-        connected(arguments) as connection,
-        committing(connection, is_dry_run=arguments.dry_run),
-    ):
+    with changing(arguments) as connection:
         use_zone(connection, arguments.time_zone, arguments.starts_at, arguments.ends_at)
         client = Client(connection)
         change, row, changed = put(connection, job)
@@ -284,10 +281,7 @@ def import_file(arguments: argparse.Namespace) -> None:
     """Put in, or change, what each line of a file says."""
     crontab = read(_lines(arguments.file), arguments.time_zone or "UTC")
     entries = crontab.entries
-    with (
-        connected(arguments) as connection,
-        committing(connection, is_dry_run=arguments.dry_run),
-    ):
+    with changing(arguments) as connection:
         rows = _put_all(connection, crontab)
         if crontab.problems:
             raise _refusal(arguments, crontab.problems)
@@ -380,10 +374,7 @@ def sync(arguments: argparse.Namespace) -> None:
         )
     rows: list[Row] = []
     problems: list[str] = []
-    with (
-        connected(arguments) as connection,
-        committing(connection, is_dry_run=arguments.dry_run),
-    ):
+    with changing(arguments) as connection:
         for said in registry.schedules:
             done = _put(connection, said | {"source": registry.name})
             if isinstance(done, str):

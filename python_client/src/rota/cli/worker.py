@@ -42,6 +42,11 @@ logger = logging.getLogger("rota")
 REQUEST_TIMEOUT = 5.0
 MAX_REQUEST = 8192
 TEXT = "text/plain; charset=utf-8"
+SAME = (
+    "batch", "lease", "poll_interval", "tick_interval", "grace_period", "max_jobs",
+    "max_memory",
+)  # fmt: skip
+"""The options that a `Worker` takes by the same names."""
 NO_METRICS = "pip install 'rota[prometheus]' for metrics\n"
 
 
@@ -159,17 +164,11 @@ def _worker(
             name=name,
             queues=queues,
             concurrency=concurrency,
-            batch=arguments.batch,
-            lease=arguments.lease,
-            poll_interval=arguments.poll_interval,
             tick=not arguments.no_tick,
-            tick_interval=arguments.tick_interval,
-            grace_period=arguments.grace_period,
             listen=not arguments.no_listen,
             listen_conninfo=arguments.listen_url and named(arguments.listen_url),
-            max_jobs=arguments.max_jobs,
-            max_memory=arguments.max_memory,
             places=places,
+            **{name: getattr(arguments, name) for name in SAME},
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
