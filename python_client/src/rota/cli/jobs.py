@@ -53,45 +53,6 @@ KEYS = (
 """The options that are called as in a filter of act_on_jobs()."""
 
 
-def add_filter(parser: argparse.ArgumentParser) -> Any:
-    """Add the options; return their group."""
-    which = parser.add_argument_group("which jobs")
-    which.add_argument("--queue")
-    which.add_argument("--status", action="append", choices=STATUSES, metavar="STATUS",
-                       help=f"{', '.join(STATUSES)}; may be repeated")  # fmt: skip
-    which.add_argument("--type", dest="job_type")
-    what = (
-        "with this last error, as `rota errors` shows it, with or without its type; numbers and"
-        " ids may differ"
-    )
-    which.add_argument("--error", metavar="TEXT", help=what)
-    what = "with this text in the last error"
-    which.add_argument("--error-text", metavar="TEXT", help=what)
-    which.add_argument("--error-type", metavar="TYPE")
-    which.add_argument("--cancel-reason", metavar="TEXT", help="cancelled for exactly this")
-    what = "whether `rota discard` was used on them"
-    which.add_argument("--discarded", choices=("yes", "no"), help=what)
-    what = "held by this worker, now or last"
-    which.add_argument("--worker", metavar="NAME", help=what)
-    what = "ended (live jobs: created) longer ago than this, such as '2 hours'"
-    which.add_argument("--older-than", metavar="AGE", help=what)
-    which.add_argument("--newer-than", metavar="AGE", help="the same, more recently")
-    which.add_argument(
-        "--payload", metavar="JSON", help="with this in the payload: '{\"user_id\": 7}'"
-    )
-    what = "with this header; may be repeated"
-    which.add_argument("--header", action="append", metavar="NAME=VALUE", help=what)
-    what = "idempotency key"
-    which.add_argument("--key", dest="idempotency_key", metavar="KEY", help=what)
-    which.add_argument("--ordering-key", metavar="KEY")
-    which.add_argument("--limit-key", metavar="KEY")
-    what = "made by this schedule"
-    which.add_argument("--schedule", dest="definition", metavar="NAME", help=what)
-    which.add_argument("--pipeline", metavar="NAME")
-    which.add_argument("--stage", metavar="NAME", help="in this stage of a pipeline")
-    return which
-
-
 def chosen_filter(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what was chosen, as a filter of act_on_jobs()."""
     chosen = {key: value for key in KEYS if (value := getattr(arguments, key)) is not None}

@@ -21,7 +21,7 @@ from . import (
     web,
     worker,
 )
-from .jobs import add_filter
+from .jobs import STATUSES
 from .output import CommandError, UsageError, command_terminal
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
@@ -215,10 +215,18 @@ def _add(
     parser.set_defaults(run=run, command=name, parser=parser)
     _add_database(parser, default=argparse.SUPPRESS)  # it may stand before the command, too
     if json:
-        parser.add_argument("--json", action="store_true", help="print JSON")
+        _flag(parser, "--json", "print JSON")
     if name in FOR_MANY:
         _add_databases(parser)
     return parser
+
+
+def _flag(add: Any, name: str, what: str) -> None:
+    add.add_argument(name, action="store_true", help=what)
+
+
+def _option(add: Any, name: str, value: str, what: str, **more: Any) -> None:
+    add.add_argument(name, metavar=value, help=what, **more)
 
 
 def _add_database(parser: argparse.ArgumentParser, default: Any) -> None:
@@ -229,38 +237,35 @@ def _add_database(parser: argparse.ArgumentParser, default: Any) -> None:
 def _add_schema_commands(commands: Any) -> None:
     what = "install or upgrade rota"
     add = _add(commands, "install", maintenance.install, what, json=True)
-    add.add_argument("--dry-run", action="store_true", help="print the SQL, change nothing")
-    add.add_argument("--with-roles", action="store_true", help="create the four roles")
-    add.add_argument("--with-cron", action="store_true", help="let pg_cron tick")
-    what = "even if the database has a newer rota"
-    add.add_argument("--force", action="store_true", help=what)
+    _flag(add, "--dry-run", "print the SQL, change nothing")
+    _flag(add, "--with-roles", "create the four roles")
+    _flag(add, "--with-cron", "let pg_cron tick")
+    _flag(add, "--force", "even if the database has a newer rota")
     what = "remove rota and all its jobs"
     add = _add(commands, "uninstall", maintenance.uninstall, what, json=True)
-    add.add_argument("--yes", action="store_true", help="do not ask")
+    _flag(add, "--yes", "do not ask")
     what = "recount the promises on the newest rows"
     add = _add(commands, "verify", status.verify, what, json=True)
     add.description = f"{add.description} {VERIFY}"
     add.set_defaults(failed=COULD_NOT_ASK)
     what = "how many of each kind (default: %(default)s)"
-    add.add_argument("--max-rows", type=count, default=10000, metavar="N", help=what)
+    _option(add, "--max-rows", "N", what, type=count, default=10000)
     what = "show what is wrong with the queue and the database under it"
     add = _add(commands, "doctor", status.doctor, what, json=True)
     add.description = f"{add.description} {DOCTOR}"
     add.set_defaults(failed=COULD_NOT_ASK)
-    add.add_argument("--check", action="store_true", help="print one line, for monitoring")
-    add.add_argument("--all", action="store_true", help="also show what is well")
+    _flag(add, "--check", "print one line, for monitoring")
+    _flag(add, "--all", "also show what is well")
     what = "show queues, due jobs and workers"
     add = _add(commands, "status", status.status, what, json=True)
     add.description = f"{add.description} {STATUS}"
     add = _add(commands, "top", status.top, "show what happens now, live; q quits", json=True)
-    add.add_argument("--once", action="store_true", help="show it once")
-    add.add_argument(
-        "--every", type=seconds, default=2.0, metavar="SECONDS", help="refresh (default 2)"
-    )
+    _flag(add, "--once", "show it once")
+    _option(add, "--every", "SECONDS", "refresh (default 2)", type=seconds, default=2.0)
     add = _add(commands, "tick", maintenance.tick, "do the maintenance that is due", json=True)
-    add.add_argument("--loop", action="store_true", help="repeat until SIGTERM or Ctrl-C")
+    _flag(add, "--loop", "repeat until SIGTERM or Ctrl-C")
     what = "seconds between ticks of --loop (default: %(default)s)"
-    add.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help=what)
+    _option(add, "--every", "SECONDS", what, type=float, default=1.0)
 
 
 def _add_job_commands(commands: Any) -> None:
@@ -268,29 +273,26 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument("job_type")
     add.add_argument("payload", nargs="?", default="{}", help="JSON (default: {})")
     add.add_argument("--queue")
-    add.add_argument("--run-at", metavar="TIME", help="such as '2026-03-01 02:00 Europe/Paris'")
-    add.add_argument("--delay", metavar="INTERVAL", help="such as '10 minutes'")
+    _option(add, "--run-at", "TIME", "such as '2026-03-01 02:00 Europe/Paris'")
+    _option(add, "--delay", "INTERVAL", "such as '10 minutes'")
     add.add_argument("--priority", type=whole(-32768, 32767), help="lower runs first")
     add.add_argument("--max-attempts", type=count)
-    add.add_argument("--lease", metavar="INTERVAL", help="such as '5 minutes'")
+    _option(add, "--lease", "INTERVAL", "such as '5 minutes'")
     add.add_argument("--key", dest="idempotency_key", help="idempotency key")
-    what = "keep the idempotency key taken for so long"
-    add.add_argument("--unique-for", metavar="INTERVAL", help=what)
-    add.add_argument("--ordering-key", metavar="KEY", help="after all earlier jobs of this key")
-    add.add_argument("--limit-key", metavar="KEY", help="such as customer:7")
-    add.add_argument("--time-limit", metavar="INTERVAL", help="of one attempt")
-    what = "no attempt begins later than this"
-    add.add_argument("--expires-after", metavar="INTERVAL", help=what)
+    _option(add, "--unique-for", "INTERVAL", "keep the idempotency key taken for so long")
+    _option(add, "--ordering-key", "KEY", "after all earlier jobs of this key")
+    _option(add, "--limit-key", "KEY", "such as customer:7")
+    _option(add, "--time-limit", "INTERVAL", "of one attempt")
+    _option(add, "--expires-after", "INTERVAL", "no attempt begins later than this")
     add = _add(commands, "jobs", jobs.jobs, "list jobs, the newest first", json=True)
-    add_filter(add)
-    add.add_argument("--before", type=job_id, metavar="ID", help="continue after this job")
+    _add_filter(add)
+    _option(add, "--before", "ID", "continue after this job", type=job_id)
     add.add_argument("--limit", type=count, default=50, help=AT_MOST)
     what = "list the errors of failed attempts, grouping similar ones"
     add = _add(commands, "errors", jobs.errors, what, json=True)
     add.add_argument("--queue")
     add.add_argument("--type", dest="job_type")
-    what = "how far back (default: %(default)s)"
-    add.add_argument("--since", default="1 day", metavar="AGE", help=what)
+    _option(add, "--since", "AGE", "how far back (default: %(default)s)", default="1 day")
     add.add_argument("--limit", type=count, default=20, help=AT_MOST)
     what = "list effects that may or may not have happened"
     add = _add(commands, "effects", jobs.effects, what, json=True)
@@ -305,10 +307,8 @@ def _add_job_commands(commands: Any) -> None:
     how.add_argument("--done", dest="outcome", action="store_const", const="done", help=what)
     what = "it did not happen, and the next job with this effect does it"
     how.add_argument("--again", dest="outcome", action="store_const", const="again", help=what)
-    add.add_argument(
-        "--result", metavar="JSON", help="what a run that did it would have stored"
-    )
-    add.add_argument("--dry-run", action="store_true", help="show the effect, change nothing")
+    _option(add, "--result", "JSON", "what a run that did it would have stored")
+    _flag(add, "--dry-run", "show the effect, change nothing")
     add = _add(commands, "job", jobs.job, "show the history of a job", json=True)
     add.add_argument("job_id", type=job_id)
     what = "show why a job does not run, and what would change that"
@@ -323,9 +323,9 @@ def _add_queue_commands(commands: Any) -> None:
     _add_paused(add)
     add.add_argument("--reason", help="shown by rota status")
     how = add.add_mutually_exclusive_group()
-    how.add_argument("--until", metavar="TIME", help="end the pause at this time")
+    _option(how, "--until", "TIME", "end the pause at this time")
     what = "end the pause after this time, such as '2 hours'"
-    how.add_argument("--for", dest="length", metavar="INTERVAL", help=what)
+    _option(how, "--for", "INTERVAL", what, dest="length")
     what = "list the limits in use, and how many jobs wait for them"
     add = _add(commands, "limits", queues.limits, what, json=True)
     add.add_argument("--limit", type=count, default=50, help=AT_MOST)
@@ -336,23 +336,23 @@ def _add_queue_commands(commands: Any) -> None:
 def _add_paused(add: argparse.ArgumentParser) -> None:
     add.add_argument("queue", nargs="?")
     add.add_argument("--type", dest="job_type", help="only this type, in the queue or all")
-    add.add_argument("--all", action="store_true", help="everything")
-    add.add_argument("--dry-run", action="store_true", help="count, change nothing")
-    add.add_argument("--yes", action="store_true", help="do not ask")
+    _flag(add, "--all", "everything")
+    _flag(add, "--dry-run", "count, change nothing")
+    _flag(add, "--yes", "do not ask")
 
 
 def _add_acts(commands: Any) -> None:
     add = _add_act(commands, "retry", "retry", "run failed and dead jobs again now")
     what = "also running jobs: their workers lose them; a filter needs --status running"
-    add.add_argument("--force", action="store_true", help=what)
+    _flag(add, "--force", what)
     what = "jobs that were planned for later wait for their time, as after a mistaken cancel"
-    add.add_argument("--keep-run-at", action="store_true", help=what)
+    _flag(add, "--keep-run-at", what)
     what = "for one job: also restore the jobs that were cancelled because of it"
-    add.add_argument("--with-dependants", action="store_true", help=what)
+    _flag(add, "--with-dependants", what)
     what = "change this value of the payload, to JSON or a text; may be repeated"
-    add.add_argument("--set", action="append", metavar="NAME=VALUE", help=what)
-    add.add_argument("--new-payload", metavar="JSON", help="replace the payload")
-    add.add_argument("--max-attempts", type=count, metavar="N", help="give up after N attempts")
+    _option(add, "--set", "NAME=VALUE", what, action="append")
+    _option(add, "--new-payload", "JSON", "replace the payload")
+    _option(add, "--max-attempts", "N", "give up after N attempts", type=count)
     what = "cancel waiting jobs, and ask the workers of running ones to stop"
     add = _add_act(commands, "cancel", "cancel", what)
     add.add_argument("--reason")
@@ -361,11 +361,10 @@ def _add_acts(commands: Any) -> None:
     what = "move waiting jobs to another time"
     add = _add_act(commands, "reschedule", "reschedule", what)
     how = add.add_mutually_exclusive_group(required=True)
-    how.add_argument("--run-at", metavar="TIME", help="such as '2026-03-01 02:00 Europe/Paris'")
-    how.add_argument("--delay", metavar="INTERVAL", help="from now, such as '10 minutes'")
+    _option(how, "--run-at", "TIME", "such as '2026-03-01 02:00 Europe/Paris'")
+    _option(how, "--delay", "INTERVAL", "from now, such as '10 minutes'")
     add = _add_act(commands, "priority", "set_priority", "give jobs another priority")
-    what = "lower runs first"
-    add.add_argument("--to", type=whole(-32768, 32767), required=True, metavar="N", help=what)
+    _option(add, "--to", "N", "lower runs first", type=whole(-32768, 32767), required=True)
     add = _add_act(commands, "move", "move", "move waiting jobs to another queue")
     add.add_argument("--to", required=True, metavar="QUEUE")
     what = "delete jobs that have ended; dead ones only with --status dead"
@@ -374,10 +373,10 @@ def _add_acts(commands: Any) -> None:
     _add_act(commands, "erase", "erase", what)
     what = "list what operators did, the newest first"
     add = _add(commands, "audit", jobs.audit, what, json=True)
-    add.add_argument("--job", type=job_id, metavar="ID", help="to this job")
+    _option(add, "--job", "ID", "to this job", type=job_id)
     add.add_argument("--act", help="such as retry, pause or set_limit")
-    add.add_argument("--by", metavar="NAME", help="of a role, or of the person behind it")
-    add.add_argument("--since", metavar="AGE", help="such as '1 day'")
+    _option(add, "--by", "NAME", "of a role, or of the person behind it")
+    _option(add, "--since", "AGE", "such as '1 day'")
     add.add_argument("--limit", type=count, default=50, help=AT_MOST)
     what = "print a completion script for a shell"
     add = _add(commands, "completion", _print_completion, what)
@@ -385,18 +384,49 @@ def _add_acts(commands: Any) -> None:
     add.add_argument("shell", choices=("bash", "zsh", "tcsh"))
 
 
+def _add_filter(parser: argparse.ArgumentParser) -> Any:
+    """Add the options; return their group."""
+    which = parser.add_argument_group("which jobs")
+    which.add_argument("--queue")
+    which.add_argument("--status", action="append", choices=STATUSES, metavar="STATUS",
+                       help=f"{', '.join(STATUSES)}; may be repeated")  # fmt: skip
+    which.add_argument("--type", dest="job_type")
+    what = (
+        "with this last error, as `rota errors` shows it, with or without its type; numbers and"
+        " ids may differ"
+    )
+    _option(which, "--error", "TEXT", what)
+    _option(which, "--error-text", "TEXT", "with this text in the last error")
+    which.add_argument("--error-type", metavar="TYPE")
+    _option(which, "--cancel-reason", "TEXT", "cancelled for exactly this")
+    what = "whether `rota discard` was used on them"
+    which.add_argument("--discarded", choices=("yes", "no"), help=what)
+    _option(which, "--worker", "NAME", "held by this worker, now or last")
+    what = "ended (live jobs: created) longer ago than this, such as '2 hours'"
+    _option(which, "--older-than", "AGE", what)
+    _option(which, "--newer-than", "AGE", "the same, more recently")
+    _option(which, "--payload", "JSON", "with this in the payload: '{\"user_id\": 7}'")
+    what = "with this header; may be repeated"
+    _option(which, "--header", "NAME=VALUE", what, action="append")
+    _option(which, "--key", "KEY", "idempotency key", dest="idempotency_key")
+    which.add_argument("--ordering-key", metavar="KEY")
+    which.add_argument("--limit-key", metavar="KEY")
+    _option(which, "--schedule", "NAME", "made by this schedule", dest="definition")
+    which.add_argument("--pipeline", metavar="NAME")
+    _option(which, "--stage", "NAME", "in this stage of a pipeline")
+    return which
+
+
 def _add_act(commands: Any, name: str, act: str, what: str) -> argparse.ArgumentParser:
     add = _add(commands, name, jobs.act, what, json=True)
     add.set_defaults(act=act)
     _teach(add, ACTS.format(name=name, more=EXAMPLES[act]))
     add.add_argument("job_ids", nargs="*", type=job_id, metavar="ID")
-    which = add_filter(add)
-    which.add_argument(
-        "--all", action="store_true", help="all jobs that the command can change"
-    )
-    which.add_argument("--limit", type=count, metavar="N", help="at most N jobs")
-    add.add_argument("--dry-run", action="store_true", help="count and show, change nothing")
-    add.add_argument("--yes", action="store_true", help="do not ask")
+    which = _add_filter(add)
+    _flag(which, "--all", "all jobs that the command can change")
+    _option(which, "--limit", "N", "at most N jobs", type=count)
+    _flag(add, "--dry-run", "count and show, change nothing")
+    _flag(add, "--yes", "do not ask")
     return add
 
 
@@ -417,22 +447,20 @@ def _add_web(commands: Any) -> None:
     add.add_argument(
         "--port", type=whole(0, 65535), default=8025, help="(default: %(default)s)"
     )
-    what = "let operators act: without it the page is read-only"
-    add.add_argument("--allow-acts", action="store_true", help=what)
-    what = "admit the users in this file, by name and password"
-    add.add_argument("--passwords", metavar="FILE", help=what)
+    _flag(add, "--allow-acts", "let operators act: without it the page is read-only")
+    _option(add, "--passwords", "FILE", "admit the users in this file, by name and password")
     what = "add a user to the file: an observer, or with --allow-acts an operator"
-    add.add_argument("--add-user", metavar="NAME", help=what)
+    _option(add, "--add-user", "NAME", what)
     what = "header in which a proxy sends the user's name, such as X-Remote-User"
-    add.add_argument("--trusted-header", metavar="NAME", help=what)
+    _option(add, "--trusted-header", "NAME", what)
     what = "address of that proxy (default: this machine)"
-    add.add_argument("--proxy", action="append", metavar="ADDRESS", help=what)
+    _option(add, "--proxy", "ADDRESS", what, action="append")
     what = "a user from that header who may act, or * for all"
-    add.add_argument("--operator", action="append", metavar="NAME", help=what)
+    _option(add, "--operator", "NAME", what, action="append")
     what = "payloads and results: mask by key (default), hide, or show"
     add.add_argument("--payloads", choices=("mask", "hide", "show"), default="mask", help=what)
     what = "path of the page at a proxy, which removes it from the request"
-    add.add_argument("--root-path", default="", metavar="PATH", help=what)
+    _option(add, "--root-path", "PATH", what, default="")
 
 
 def _add_worker(commands: Any) -> None:
@@ -446,8 +474,7 @@ def _add_worker(commands: Any) -> None:
     what = "MODULE:NAME of a rota.Registry; without :NAME, registry"
     add.add_argument("registry", help=what)
     _add_databases(add)
-    what = "leave jobs of enqueue_to() to rota forward"
-    add.add_argument("--no-forward", action="store_true", help=what)
+    _flag(add, "--no-forward", "leave jobs of enqueue_to() to rota forward")
     what = (
         "a queue, or QUEUE=PLACES to give it its own places; may be repeated (default: default)"
     )
@@ -463,10 +490,10 @@ def _add_worker(commands: Any) -> None:
     )
     add.add_argument("--name", help="(default: host:pid:random)")
     number(float, "--poll-interval", 1.0, "seconds between polls while nothing is due")
-    add.add_argument("--no-listen", action="store_true", help="poll only, do not listen")
+    _flag(add, "--no-listen", "poll only, do not listen")
     what = "where to listen for notifications, past a pooler (default: the database)"
-    add.add_argument("--listen-url", metavar="URL", help=what)
-    add.add_argument("--no-tick", action="store_true", help="leave maintenance to others")
+    _option(add, "--listen-url", "URL", what)
+    _flag(add, "--no-tick", "leave maintenance to others")
     what = "seconds between calls of tick(), while there is anything to do"
     number(float, "--tick-interval", 1.0, what)
     number(float, "--grace-period", 20.0, "seconds that running jobs get after SIGTERM")
@@ -475,14 +502,12 @@ def _add_worker(commands: Any) -> None:
     what = "the same when the process has used N megabytes of memory"
     number(float, "--max-memory", None, what)
     what = "serve GET /live, /ready and /metrics there; further processes use the next ports"
-    add.add_argument("--health", metavar="[HOST:]PORT", help=what)
-    what = "restart when a Python file below the current directory changes"
-    add.add_argument("--reload", action="store_true", help=what)
+    _option(add, "--health", "[HOST:]PORT", what)
+    _flag(add, "--reload", "restart when a Python file below the current directory changes")
     add.add_argument("--process-number", type=int, help=argparse.SUPPRESS)
     how = add.add_mutually_exclusive_group()
-    what = "exit when nothing is due, or a rate lets nothing start just now"
-    how.add_argument("--drain", action="store_true", help=what)
-    how.add_argument("--once", action="store_true", help="exit after one claim")
+    _flag(how, "--drain", "exit when nothing is due, or a rate lets nothing start just now")
+    _flag(how, "--once", "exit after one claim")
     _add_log(add)
 
 
@@ -490,17 +515,15 @@ def _add_log(add: argparse.ArgumentParser) -> None:
     default = "(default: %(default)s)"
     formats = ("text", "json")
     add.add_argument("--log-format", choices=formats, default="text", help=default)
-    what = "write the log as JSON, as --log-format json does"
-    add.add_argument("--json", action="store_true", help=what)
+    _flag(add, "--json", "write the log as JSON, as --log-format json does")
     levels = ("debug", "info", "warning", "error")
     add.add_argument("--log-level", choices=levels, default="info", help=default)
 
 
 def _add_databases(add: argparse.ArgumentParser) -> None:
     what = "one of several databases, by URL or name; may be repeated"
-    add.add_argument("--database", action="append", metavar="URL", help=what)
-    what = "a file that names several, one per line"
-    add.add_argument("--databases", metavar="FILE", help=what)
+    _option(add, "--database", "URL", what, action="append")
+    _option(add, "--databases", "FILE", "a file that names several, one per line")
 
 
 def _add_forward(commands: Any) -> None:
@@ -539,11 +562,9 @@ def _add_front(commands: Any) -> None:
     add.add_argument("--role", action="append", metavar="ROLE=ACCESS", help=(
         "let a role of the front enqueue (producer) or act and read (operator); may be repeated"
     ))  # fmt: skip
-    add.add_argument(
-        "--passwords", metavar="FILE", help="passwords of the roles, at the databases"
-    )
-    add.add_argument("--time-limit", metavar="SPAN", help="of each call: '5 seconds'")
-    add.add_argument("--dry-run", action="store_true", help="print the SQL, change nothing")
+    _option(add, "--passwords", "FILE", "passwords of the roles, at the databases")
+    _option(add, "--time-limit", "SPAN", "of each call: '5 seconds'")
+    _flag(add, "--dry-run", "print the SQL, change nothing")
     _add_front_of(add)
     add = _add(actions, "status", front.status, "show what is behind a front", json=True)
     add.set_defaults(command="front status")
@@ -552,7 +573,7 @@ def _add_front(commands: Any) -> None:
 
 def _add_front_of(add: argparse.ArgumentParser) -> None:
     what = "the front, by URL or name; making one needs a superuser"
-    add.add_argument("--front", metavar="URL", required=True, help=what)
+    _option(add, "--front", "URL", what, required=True)
 
 
 QUEUE_MOVE = """\
@@ -575,15 +596,14 @@ def _add_queue(commands: Any) -> None:
     add.set_defaults(command="queue move")
     _teach(add, QUEUE_MOVE)
     add.add_argument("queue")
-    add.add_argument("--to", type=int, required=True, metavar="NUMBER", help="to database")
+    _option(add, "--to", "NUMBER", "to database", type=int, required=True)
     what = "from database, if more than two are named"
-    add.add_argument("--from", dest="source", type=int, metavar="NUMBER", help=what)
+    _option(add, "--from", "NUMBER", what, dest="source", type=int)
     which = add.add_mutually_exclusive_group()
-    what = "show what keeps it from moving, and do nothing"
-    which.add_argument("--dry-run", action="store_true", help=what)
-    which.add_argument("--status", action="store_true", help="show the progress")
+    _flag(which, "--dry-run", "show what keeps it from moving, and do nothing")
+    _flag(which, "--status", "show the progress")
     what = "end the move, once nothing is left: new jobs stay where they are enqueued"
-    which.add_argument("--end", action="store_true", help=what)
+    _flag(which, "--end", what)
 
 
 SCHEDULE = """\
@@ -662,15 +682,15 @@ def _add_schedule_commands(commands: Any) -> None:
     _named(_add(own, "show", schedules.show, what, json=True))
     what = "remove a schedule"
     add = _named(_add(own, "remove", schedules.remove, what, json=True))
-    add.add_argument("--yes", action="store_true", help="do not ask")
+    _flag(add, "--yes", "do not ask")
     for name, what in (
         ("enable", "let schedules make jobs again"),
         ("disable", "stop schedules from making jobs"),
     ):
         add = _add(own, name, schedules.switch, what, json=True)
         add.add_argument("names", nargs="*", metavar="name", help="of a schedule")
-        add.add_argument("--all", action="store_true", help=f"{name} all schedules")
-        add.add_argument("--yes", action="store_true", help="do not ask, as --all does")
+        _flag(add, "--all", f"{name} all schedules")
+        _flag(add, "--yes", "do not ask, as --all does")
     what = "make a job from a schedule now and print its id"
     _named(_add(own, "run", schedules.run, what, json=True))
     _add_next(own)
@@ -678,15 +698,14 @@ def _add_schedule_commands(commands: Any) -> None:
     add = _add(own, "import", schedules.import_file, what, json=True)
     _teach(add, IMPORT)
     add.add_argument("file", help="lines as in a crontab; - is standard input")
-    add.add_argument("--dry-run", action="store_true", help="show the effect, change nothing")
+    _flag(add, "--dry-run", "show the effect, change nothing")
     _add_zone(add, "zone of lines before the first TZ=")
     what = "apply the schedules declared in the code of handlers"
     add = _add(own, "sync", schedules.sync, what, json=True)
     _teach(add, SYNC)
     add.add_argument("registry", help="module:name of a rota.Registry")
-    what = "remove schedules that are no longer in the code"
-    add.add_argument("--prune", action="store_true", help=what)
-    add.add_argument("--dry-run", action="store_true", help="show the effect, change nothing")
+    _flag(add, "--prune", "remove schedules that are no longer in the code")
+    _flag(add, "--dry-run", "show the effect, change nothing")
 
 
 def _add_add(own: Any) -> None:
@@ -699,20 +718,18 @@ def _add_add(own: Any) -> None:
     add.add_argument("--queue")
     add.add_argument("--priority", type=whole(-32768, 32767), help="lower runs first")
     add.add_argument("--max-attempts", type=count)
-    add.add_argument("--lease", metavar="INTERVAL", help="such as '5 minutes'")
-    what = "stop a run that takes longer, such as '1 hour'"
-    add.add_argument("--time-limit", metavar="INTERVAL", help=what)
+    _option(add, "--lease", "INTERVAL", "such as '5 minutes'")
+    _option(add, "--time-limit", "INTERVAL", "stop a run that takes longer, such as '1 hour'")
     what = "what happens to missed times (default: one)"
     add.add_argument("--catch-up", choices=("skip", "one", "all"), help=what)
-    what = "skip older ones, such as '3 hours'"
-    add.add_argument("--catch-up-window", metavar="INTERVAL", help=what)
-    add.add_argument("--catch-up-max", type=count, metavar="N", help="at most N at once")
+    _option(add, "--catch-up-window", "INTERVAL", "skip older ones, such as '3 hours'")
+    _option(add, "--catch-up-max", "N", "at most N at once", type=count)
     what = "while the last job is live (default: allow)"
     add.add_argument("--overlap", choices=("allow", "skip", "queue"), help=what)
-    add.add_argument("--jitter", metavar="INTERVAL", help="start up to this much later")
-    add.add_argument("--starts-at", metavar="TIME", help="no run before it; in --tz")
-    add.add_argument("--ends-at", metavar="TIME", help="no run after it; in --tz")
-    add.add_argument("--dry-run", action="store_true", help="show the effect, change nothing")
+    _option(add, "--jitter", "INTERVAL", "start up to this much later")
+    _option(add, "--starts-at", "TIME", "no run before it; in --tz")
+    _option(add, "--ends-at", "TIME", "no run after it; in --tz")
+    _flag(add, "--dry-run", "show the effect, change nothing")
 
 
 def _add_next(own: Any) -> None:
@@ -723,11 +740,11 @@ def _add_next(own: Any) -> None:
     add.add_argument("--name", help="an existing schedule instead")
     _add_zone(add, "time zone")
     add.add_argument("-n", dest="number", type=int, default=10, help="(default: %(default)s)")
-    add.add_argument("--after", metavar="TIME", help="start time (default: now); in --tz")
+    _option(add, "--after", "TIME", "start time (default: now); in --tz")
 
 
 def _add_zone(add: argparse.ArgumentParser, what: str) -> None:
-    add.add_argument("--tz", dest="time_zone", metavar="ZONE", help=f"{what} (default: UTC)")
+    _option(add, "--tz", "ZONE", f"{what} (default: UTC)", dest="time_zone")
 
 
 def _named(add: argparse.ArgumentParser) -> argparse.ArgumentParser:
