@@ -230,8 +230,8 @@ WORKER = (
         "client/test_poison.py",
         client(
             "client/statement",
-            '                return Unreadable(f"{type(error).__name__}: {error}")\n',
-            "                raise error\n",
+            '    return Unreadable(f"{type(error).__name__}: {error}")\n',
+            "    raise error\n",
         ),
     ),
     mutant(

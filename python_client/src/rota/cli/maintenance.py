@@ -85,13 +85,13 @@ def run_ticker(database: str, every: float) -> None:
     async def tick_until(stopping: asyncio.Event) -> None:
         connection = Connection(database, "rota tick", ConnectionState())
         try:
-            ticker, log = Ticker(connection, every), TickLog()
+            ticker, broken = Ticker(connection, every), list[str]()
             report = await ticker.tick(is_patient=False)
             name = connection.database
             logger.info("ticker started database=%s every=%s", name, every)
             while True:
                 if report is not None:
-                    log.add(report)
+                    broken = _log(report, broken)
                 if await wait_for(stopping, ticker.due_at - time.monotonic()):
                     break
                 report = await ticker.tick()
@@ -102,24 +102,17 @@ def run_ticker(database: str, every: float) -> None:
     logger.info("ticker stopped")
 
 
-class TickLog:
-    """Logs what ticks did, and which parts of them fail."""
-
-    def __init__(self) -> None:
-        self._broken: list[str] = []
-
-    def add(self, report: TickReport) -> None:
-        """Log what is worth it."""
-        did = {
-            name: value
-            for name, value in asdict(report).items()
-            if name != "look_again_in" and type(value) is not bool
-        }
-        if any(did.values()):
-            counts = " ".join(f"{name}={value}" for name, value in did.items() if value)
-            logger.info("tick %s", counts)
-        broken = [name for name, value in did.items() if value is None]
-        if broken != self._broken:
-            self._broken = broken
-            names = ", ".join(broken) or "none"
-            logger.warning("failing (see the server log): %s", names)
+def _log(report: TickReport, broken_before: list[str]) -> list[str]:
+    """Log what a tick did, if anything, and which parts fail; return these."""
+    did = {
+        name: value
+        for name, value in asdict(report).items()
+        if name != "look_again_in" and type(value) is not bool
+    }
+    if any(did.values()):
+        counts = " ".join(f"{name}={value}" for name, value in did.items() if value)
+        logger.info("tick %s", counts)
+    broken = [name for name, value in did.items() if value is None]
+    if broken != broken_before:
+        logger.warning("failing (see the server log): %s", ", ".join(broken) or "none")
+    return broken

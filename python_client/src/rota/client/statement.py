@@ -203,42 +203,38 @@ def read_forgiving(cursor: AnyCursor, make: RowMaker[Row]) -> list[Row]:
     """
     result = cursor.pgresult
     assert result is not None  # noqa: S101 - for the type checker
-    for oid, forgiving in ((_JSONB, _forgiving_jsonb), (_TIMESTAMPTZ, _forgiving_moment)):
+    for oid, instead in ((_JSONB, _unreadable), (_TIMESTAMPTZ, _nearest)):
         loader = cursor.adapters.get_loader(oid, Format.BINARY)
         assert loader is not None  # noqa: S101 - for the type checker
-        cursor.adapters.register_loader(oid, forgiving(loader))
+        cursor.adapters.register_loader(oid, _forgiving(loader, instead))
     transformer = Transformer(cursor)
     transformer.set_pgresult(result)
     return transformer.load_rows(0, result.ntuples, make)
 
 
 @cache
-def _forgiving_jsonb(loader: type[Loader]) -> type[Loader]:
-    class ForgivingJsonb(BaseLoader):
+def _forgiving(
+    loader: type[Loader], instead: Callable[[Buffer, Exception], Any]
+) -> type[Loader]:
+    class Forgiving(BaseLoader):
         format = Format.BINARY
 
         def load(self, data: Buffer) -> Any:
             try:
                 return loader(self.oid, self.connection).load(data)
             except Exception as error:
-                return Unreadable(f"{type(error).__name__}: {error}")
+                return instead(data, error)
 
-    return ForgivingJsonb
+    return Forgiving
 
 
-@cache
-def _forgiving_moment(loader: type[Loader]) -> type[Loader]:
-    class ForgivingMoment(BaseLoader):
-        format = Format.BINARY
+def _unreadable(_: Buffer, error: Exception) -> Unreadable:
+    return Unreadable(f"{type(error).__name__}: {error}")
 
-        def load(self, data: Buffer) -> Any:
-            try:
-                return loader(self.oid, self.connection).load(data)
-            except Exception:  # microseconds before or after the year 2000
-                is_before = int.from_bytes(data, "big", signed=True) < 0
-                return (datetime.min if is_before else datetime.max).replace(tzinfo=UTC)
 
-    return ForgivingMoment
+def _nearest(data: Buffer, _: Exception) -> datetime:
+    is_before = int.from_bytes(data, "big", signed=True) < 0  # microseconds since 2000
+    return (datetime.min if is_before else datetime.max).replace(tzinfo=UTC)
 
 
 class _JsonLoader(JsonbBinaryLoader):
