@@ -30,6 +30,7 @@ import psycopg
 from ..client.connecting import begin, connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError, RotaError
+from .moves import number_of
 from .output import (
     CommandError,
     InFront,
@@ -76,10 +77,10 @@ def run_on_many(arguments: argparse.Namespace, databases: Sequence[str], run: Ru
     chosen = _places_of(job_ids, databases) if job_ids else {each: [] for each in databases}
     each_one = [_for_one(arguments, *item) for item in chosen.items()]
     answers: list[Answer] = []
-    numbers: dict[str, Future[int | None]] = {}
+    numbers: dict[str, Future[tuple[int | None, str]]] = {}
     deadline = time.monotonic() + LONGEST
     if arguments.command == "doctor":  # no database knows of the others
-        numbers = {each: begin(partial(_number_of, each)) for each in databases}
+        numbers = {each: begin(partial(number_of, each)) for each in databases}
     as_json = getattr(arguments, "json", False)
     acts = arguments.command in ACTS
     for answer in (_one_by_one if acts else _at_once)(each_one, run):
@@ -99,7 +100,7 @@ def run_on_many(arguments: argparse.Namespace, databases: Sequence[str], run: Ru
     silent = [each for each in there if not numbers[each].done()]
     for each in silent:
         print(f"rota: {name_of(each)} does not tell its number", file=sys.stderr)
-    told = {each: numbers[each].result() for each in there if each not in silent}
+    told = {each: numbers[each].result()[0] for each in there if each not in silent}
     is_bad = _tell_same_numbers(told) or bool(silent)
     codes = [answer.code for answer in answers] + [FAILED] * is_bad
     return max(codes, default=0)
@@ -232,14 +233,6 @@ def _tell_failures(answers: list[Answer]) -> None:
         if names:
             which = f"{len(names)} of {len(answers)} databases: {', '.join(names)}"
             print(f"rota: {told} {which}", file=sys.stderr)
-
-
-def _number_of(database: str) -> int | None:
-    try:
-        with connect(database, "rota cli") as connection:
-            return Client(connection).database_number()
-    except (psycopg.Error, RotaError):
-        return None  # which its own answer tells
 
 
 def _tell_same_numbers(numbers: dict[str, int | None]) -> bool:

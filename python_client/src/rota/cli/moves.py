@@ -121,7 +121,7 @@ def _databases(arguments: argparse.Namespace) -> tuple[str, str, int]:
     problems: list[str] = []
     chosen = conninfos(arguments)
     # Each of them may take its whole time limit.
-    answers = [begin(partial(_number, database)) for database in chosen]
+    answers = [begin(partial(number_of, database)) for database in chosen]
     for database, answer in zip(chosen, answers, strict=True):
         number, problem = answer.result()
         if number is None:
@@ -150,7 +150,7 @@ def _databases(arguments: argparse.Namespace) -> tuple[str, str, int]:
     return numbers[others[0]], numbers.get(arguments.to, ""), others[0]
 
 
-def _number(database: str) -> tuple[int | None, str]:
+def number_of(database: str) -> tuple[int | None, str]:
     """Return the number of a database, or why there is none."""
     try:
         with connect(database, "rota cli") as connection:
