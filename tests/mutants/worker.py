@@ -31,13 +31,8 @@ WORKER = (
         "client/test_pooler.py",
         client(
             "worker/connection",
-            """\
-                        if self._must_begin:
-                            raise
-""",
-            """\
-                        raise
-""",
+            "            if self._must_begin:\n                raise\n",
+            "            raise\n",
         ),
     ),
     mutant(

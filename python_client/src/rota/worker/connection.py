@@ -316,14 +316,7 @@ class Connection:
             self._asked_at = time.monotonic()
             try:
                 async with time_limit(self.limit(timeout)):
-                    try:
-                        value = await self._act(action)
-                    except IsolationLevelError:
-                        if self._must_begin:
-                            raise
-                        # Behind a pooler it may be another session by now.
-                        self._must_begin = True
-                        value = await self._act(action)
+                    value = await self._act(action)
             except (psycopg.Error, asyncio.CancelledError) as error:
                 if isinstance(error, NoAnswerError):
                     self._unanswered += 1
@@ -346,8 +339,14 @@ class Connection:
 
     async def _act(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
         connection = await self.open()
-        async with connection.transaction() if self._must_begin else nullcontext():
-            return await action(AsyncClient(connection))
+        try:
+            async with connection.transaction() if self._must_begin else nullcontext():
+                return await action(AsyncClient(connection))
+        except IsolationLevelError:
+            if self._must_begin:
+                raise
+            self._must_begin = True  # behind a pooler it may be another session by now
+            return await self._act(action)
 
     async def open(self) -> AsyncConnection[Any]:
         """Return the connection; open it if it is not."""

@@ -64,6 +64,7 @@ class Heartbeat(threading.Thread):
         self._is_stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
+        connection.state.on_back(self._try_at_once)
 
     @property
     def failures(self) -> int:
@@ -108,39 +109,35 @@ class Heartbeat(threading.Thread):
                 time.sleep(BEGIN_AGAIN)
 
     async def _run(self) -> None:
+        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        beating: asyncio.Task[None] | None = None
         try:
-            await self._beat_until_stopped()
+            while not self._is_stopping:
+                self._wake.clear()
+                self._wakes_at = inf  # what is to be heeded from here on is looked at again
+                with self._lock:
+                    due = dict(self._due)
+                wakes_at = min([self.watch.look(), *map(self._look, due)])
+                now = time.monotonic()
+                if beating is None or beating.done():
+                    never = 0.0 if self.failures else inf
+                    beats_at = max(min(due.values(), default=never), self._not_before)
+                    rests_at = inf if due else self._beaten_at + IDLE_TIMEOUT
+                    if beats_at <= now:
+                        # Those that are nearly due go along.
+                        jobs = [j for j, at in due.items() if at - _interval(j) / 2 <= now]
+                        beating = asyncio.create_task(self._beat_all(jobs))
+                    elif rests_at <= now:
+                        self._beaten_at = inf
+                        await self._connection.close()
+                    else:
+                        wakes_at = min(wakes_at, beats_at, rests_at)
+                self._wakes_at = wakes_at
+                await wait_for(self._wake, wakes_at - now)
+            if beating is not None:
+                await end_task(beating)
         finally:
             await self._connection.close()
-
-    async def _beat_until_stopped(self) -> None:
-        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
-        self._connection.state.on_back(self._try_at_once)
-        beating: asyncio.Task[None] | None = None
-        while not self._is_stopping:
-            self._wake.clear()
-            self._wakes_at = inf  # what is to be heeded from here on is looked at again
-            with self._lock:
-                due = dict(self._due)
-            wakes_at = min([self.watch.look(), *map(self._look, due)])
-            now = time.monotonic()
-            if beating is None or beating.done():
-                never = 0.0 if self.failures else inf
-                beats_at = max(min(due.values(), default=never), self._not_before)
-                rests_at = inf if due else self._beaten_at + IDLE_TIMEOUT
-                if beats_at <= now:
-                    # Those that are nearly due go along.
-                    jobs = [j for j, at in due.items() if at - _interval(j) / 2 <= now]
-                    beating = asyncio.create_task(self._beat_all(jobs))
-                elif rests_at <= now:
-                    self._beaten_at = inf
-                    await self._connection.close()
-                else:
-                    wakes_at = min(wakes_at, beats_at, rests_at)
-            self._wakes_at = wakes_at
-            await wait_for(self._wake, wakes_at - now)
-        if beating is not None:
-            await end_task(beating)
 
     async def _beat_all(self, jobs: list[BaseJob]) -> None:
         failure: Exception | None = None

@@ -347,7 +347,10 @@ class Worker:
 
     async def _compare_versions(self) -> None:
         found = await self._connection.call(AsyncClient.version)
-        theirs, ours = _numbers_of(found), _numbers_of(__version__)
+        theirs, ours = (
+            [int(number) for number in re.findall(r"\d+", version)]
+            for version in (found, __version__)
+        )
         if theirs[:2] < ours[:2]:  # the last number changes no function
             raise RotaError(
                 f"the database has rota {found}, and this worker needs {__version__}: "
@@ -498,10 +501,6 @@ async def _expire_on(
 ) -> None:
     await event.wait()
     limit.reschedule(asyncio.get_running_loop().time() + seconds)
-
-
-def _numbers_of(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _check_registry(registry: Registry) -> None:
