@@ -120,17 +120,35 @@ def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:
     groups = [([queue], number) for queue, number in places.items()]
     if shared:
         groups.insert(0, (shared, arguments.concurrency))
-    workers = []
+    workers: list[Worker] = []
     for queues, concurrency in groups:
         if concurrency < len(databases) > 1:
             number = len(databases)
             raise UsageError(f"{concurrency} places are too few for {number} databases")
         together = Places(concurrency) if len(databases) > 1 else None
-        is_alone = len(groups) == 1
-        workers += [
-            _worker(arguments, registry, each, queues, concurrency, together, is_alone=is_alone)
-            for each in databases
-        ]
+        name = arguments.name
+        if name and len(groups) > 1:
+            name = f"{name}:{queues[0]}"
+        if name and arguments.process_number is not None:
+            name = f"{name}:{arguments.process_number}"
+        try:
+            workers += [
+                Worker(
+                    database,
+                    registry,
+                    name=name,
+                    queues=queues,
+                    concurrency=concurrency,
+                    tick=not arguments.no_tick,
+                    listen=not arguments.no_listen,
+                    listen_conninfo=arguments.listen_url and named(arguments.listen_url),
+                    places=together,
+                    **{option: getattr(arguments, option) for option in SAME},
+                )
+                for database in databases
+            ]
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     return workers
 
 
@@ -140,38 +158,6 @@ def _databases(arguments: argparse.Namespace) -> list[str]:
     if len(set(several)) < len(several):
         raise UsageError("a database is named twice")
     return several or [conninfo(arguments)]
-
-
-def _worker(
-    arguments: argparse.Namespace,
-    registry: Registry,
-    database: str,
-    queues: list[str],
-    concurrency: int,
-    places: Places | None,
-    *,
-    is_alone: bool,
-) -> Worker:
-    name = arguments.name
-    if name and not is_alone:
-        name = f"{name}:{queues[0]}"
-    if name and arguments.process_number is not None:
-        name = f"{name}:{arguments.process_number}"
-    try:
-        return Worker(
-            database,
-            registry,
-            name=name,
-            queues=queues,
-            concurrency=concurrency,
-            tick=not arguments.no_tick,
-            listen=not arguments.no_listen,
-            listen_conninfo=arguments.listen_url and named(arguments.listen_url),
-            places=places,
-            **{name: getattr(arguments, name) for name in SAME},
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _health(arguments: argparse.Namespace) -> tuple[str, int] | None:
