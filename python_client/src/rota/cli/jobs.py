@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from itertools import groupby, islice
 from typing import Any, LiteralString
 
@@ -392,7 +393,8 @@ def act(arguments: argparse.Namespace) -> int:
     given = _arguments(arguments)
     wanted = chosen | ({"ids": ids} if ids else {})
     with connected(arguments) as connection:
-        found, samples, conflicts = _count(connection, what, wanted, given, arguments.limit)
+        calls = partial(_calls, connection, what, wanted, given, arguments.limit)
+        found, samples, conflicts = _count(calls(dry_run=True), arguments.limit)
         if arguments.dry_run:
             return _tell_count(arguments, found, samples, conflicts)
         # Who names jobs by their ids has counted them.
@@ -401,7 +403,7 @@ def act(arguments: argparse.Namespace) -> int:
         changed, conflicts = 0, []
         done = "put back, due as before" if "keep_run_at" in given else DONE[what]
         try:
-            for report in _calls(connection, what, wanted, given, arguments.limit):
+            for report in calls():
                 changed += report.changed
                 conflicts += report.conflicts
                 _tell_progress(
@@ -516,15 +518,11 @@ def _calls(
 
 
 def _count(
-    connection: psycopg.Connection[Any],
-    what: str,
-    wanted: dict[str, Any],
-    given: dict[str, Any],
-    limit: int | None,
+    reports: Iterator[ActReport], limit: int | None
 ) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]]]:
     found, samples, conflicts = 0, list[dict[str, Any]](), list[dict[str, Any]]()
     is_first = True
-    for report in _calls(connection, what, wanted, given, limit, dry_run=True):
+    for report in reports:
         found += report.matched
         is_last = report.next_after_id is None
         if sys.stderr.isatty() and not (is_first and is_last):
