@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) 
     _open_standard_files()
     words = list(sys.argv[1:] if argv is None else argv)
     # A service manager may have closed it; Python 3.14 asks it about colours at once.
-    with redirect_stdout(PlainText(sys.stdout or io.StringIO())):
+    plain: Any = PlainText(sys.stdout or io.StringIO())
+    with redirect_stdout(plain):
         try:
             arguments, unknown = make_parser().parse_known_args(words)
             if unknown:

@@ -120,7 +120,8 @@ def _for_one(
 
 def _at_once(each_one: list[argparse.Namespace], run: Run) -> Iterator[Answer]:
     """Return the answers in the order of the databases, each as soon as it is there."""
-    written, complained = Divided(sys.stdout), Divided(sys.stderr)
+    written: Any = Divided(sys.stdout)
+    complained: Any = Divided(sys.stderr)
     with redirect_stdout(written), redirect_stderr(complained):
 
         def ask(arguments: argparse.Namespace) -> Answer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import io
 import json
 import logging
 import os
@@ -14,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -91,22 +90,22 @@ def printable(text: str) -> str:
     return UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-class InFront(io.TextIOBase):
-    """A stream in front of another one, *raw*, which stays as it is."""
+class InFront:
+    """A stream in front of another one, *raw*, which answers what is not about writing."""
 
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw
 
-    def flush(self) -> None:
-        """Flush the other one."""
-        self.raw.flush()
-
-    def isatty(self) -> bool:
-        """Tell whether the other one is a terminal."""
-        return self.raw.isatty()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
 
     def close(self) -> None:
-        """Do nothing: whoever collects this closes it, when the other may be closed."""
+        """Do nothing: a job that closes it, closes not the other one."""
+
+    def writelines(self, texts: Iterable[str]) -> None:
+        """Write them one by one, as this stream writes."""
+        for text in texts:
+            self.write(text)
 
 
 class PlainText(InFront):
@@ -114,27 +113,9 @@ class PlainText(InFront):
 
     def write(self, text: str) -> int:
         """Write it with escapes, also of what the encoding of the terminal lacks."""
-        encoding = self.encoding or "utf-8"
+        encoding = self.raw.encoding or "utf-8"
         self.raw.write(printable(text).encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
-
-    def fileno(self) -> int:
-        """Return the number of the other one."""
-        return self.raw.fileno()
-
-    def writable(self) -> bool:
-        """Tell that it can be written to."""
-        return True
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Return that of the other one."""
-        return self.raw.encoding
-
-    @property
-    def errors(self) -> str | None:  # type: ignore[override]
-        """Return how it deals with what its encoding lacks."""
-        return self.raw.errors
 
 
 def command_terminal(sequence: str) -> None:
