@@ -111,7 +111,7 @@ WORKER = (
         client(
             "worker/completer",
             "        tokens = [report.job.lease_token for report in part]\n",
-            "        tokens = [r.job.lease_token + self._failures for r in part]\n",
+            "        tokens = [r.job.lease_token + self._retry.failures for r in part]\n",
         ),
     ),
     mutant(

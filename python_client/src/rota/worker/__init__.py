@@ -10,8 +10,8 @@ The path of a job that succeeds, or fails:
 4. `events` makes an outcome of what the handler returned or raised, and later its log line.
 5. `completer` reports outcomes together, until the database has answered.
 
-`worker` composes the parts and stops them in order, `maintenance` ticks, and `process` handles
-signals and the event loop.  ``cli/supervisor.py`` starts several processes, and
-``cli/worker.py`` answers over HTTP.  Jobs for other databases, and queues that move, take
-another path: ``forwarding.py``.
+`worker` composes the parts and stops them in order, `maintenance` ticks and reports the worker
+between two claims, and `process` handles signals and the event loop.  ``cli/supervisor.py``
+starts several processes, and ``cli/worker.py`` answers over HTTP.  Jobs for other databases,
+and queues that move, take another path: ``forwarding.py``.
 """
