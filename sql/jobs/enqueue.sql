@@ -233,7 +233,7 @@ begin
     elsif v_read.has_rules and jsonb_path_exists(jobs, '$[*] ? (exists(@.unique_for)
         || exists(@.on_conflict) || exists(@.updated_at) || exists(@.max_wait))') then
         select m.job_ids, m.news into v_ids, v_news
-        from rota._enqueue_many_keyed(v_read.new_jobs, enqueue_many.jobs) as m;
+        from rota._enqueue_many_keyed(v_read.new_jobs, v_new_ids, enqueue_many.jobs) as m;
     end if;
     for v_try in 1..100 loop
         exit when v_ids is not null;

@@ -65,13 +65,13 @@ end $$;
  * RTB00, which no caller sees, where another session has the job locked and it may not wait. */
 create or replace function rota._enqueue_keyed(
     new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
-    max_wait interval, may_wait boolean, asked_job_id bigint default null, out job_id bigint,
-    out is_new boolean, out is_requested boolean
+    max_wait interval, may_wait boolean, asked_job_id bigint default null,
+    new_ids bigint[] default null, out job_id bigint, out is_new boolean,
+    out is_requested boolean
 ) language plpgsql as $$
 declare
     v_key constant text := new_job.idempotency_key;
     v_scope constant text := coalesce('pipeline ' || new_job.pipeline, new_job.job_type);
-    v_new_ids bigint[];
     v_is_versioned constant boolean := unique_for is not null or updated_at is not null;
     v_is_locked constant boolean := on_conflict = 'replace' or on_conflict = 'keep'
         and v_is_versioned and current_setting('transaction_isolation') <> 'read committed';
@@ -120,8 +120,8 @@ begin
             end if;
         end if;
         exit when job_id is not null;
-        v_new_ids := coalesce(v_new_ids, rota._new_ids(1));
-        job_id := (rota._insert_requested(array[new_job], v_new_ids))[1];
+        new_ids := coalesce(new_ids, rota._new_ids(1));
+        job_id := (rota._insert_requested(array[new_job], new_ids))[1];
         is_new := job_id is not null;
         is_requested := is_requested and not is_new;
         exit when is_new;
@@ -438,9 +438,10 @@ exception when lock_not_available then
     return '{}'::bigint[];
 end $$;
 
-/* enqueue_many() for a batch with rules for its keys. */
+/* enqueue_many() for a batch with rules for its keys, which are locked in their order; the ids
+ * are in that of the batch, as lines of ordering keys are. */
 create or replace function rota._enqueue_many_keyed(
-    new_jobs rota.jobs[], jobs jsonb, out job_ids bigint[], out news boolean[]
+    new_jobs rota.jobs[], new_ids bigint[], jobs jsonb, out job_ids bigint[], out news boolean[]
 ) language plpgsql as $$
 declare
     v_new record;
@@ -464,7 +465,8 @@ begin
                 from rota._enqueue_keyed(_enqueue_many_keyed.new_jobs[v_new.ordinal],
                     v_new.unique_for, v_new.on_conflict, v_new.updated_at, v_new.max_wait,
                     false, case when (v_new.key, v_new.key_scope) = (v_last.key,
-                        v_last.key_scope) then v_last.asked end) as k;
+                        v_last.key_scope) then v_last.asked end,
+                    array[_enqueue_many_keyed.new_ids[v_new.ordinal]]) as k;
                 job_ids[v_new.ordinal] := v_last.job_id;
                 news[v_new.ordinal] := v_last.is_new;
             end loop;

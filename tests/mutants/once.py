@@ -57,6 +57,18 @@ ONCE = (
         ),
     ),
     mutant(
+        "rules-of-keys-order-a-batch",
+        "Jobs of an ordering key in one batch run in the order of their idempotency keys.",
+        "sql/jobs/test_keys.py sql/jobs/test_forward.py",
+        sql(
+            "jobs/keys",
+            """\
+ end,
+                    array[_enqueue_many_keyed.new_ids[v_new.ordinal]]) as k;""",
+            " end) as k;",
+        ),
+    ),
+    mutant(
         "key-unique-for-a-while-locks",
         "A key that is unique for a while waits for an open claim of its job.",
         "races/test_racing_enqueues.py",

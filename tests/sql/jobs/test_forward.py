@@ -311,6 +311,17 @@ def test_receive_jobs_enqueues_each_once(db):
     ]
 
 
+def test_a_line_arrives_in_order_whatever_its_keys_do(db):
+    line = {"ordering_key": "k", "queue": "q"}
+    key = {"idempotency_key": "once", "on_conflict": "replace"}
+    jobs = [{"job_type": "y", **line}, {"job_type": "x", **key, **line}]
+
+    received = receive(db, *jobs, {"job_type": "x", **line})
+
+    ids = [row.job_id for row in received]
+    assert ids == sorted(ids)
+
+
 def test_a_restored_source_that_gives_ids_again_loses_nothing(db):
     """The dump is of before the job: the next job there gets its id, at another time."""
     (before,) = receive(db, {"job_type": "a"}, day=12)

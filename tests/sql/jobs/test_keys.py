@@ -337,6 +337,22 @@ def test_tick_purges_keys_that_mean_nothing_any_more(db, clock):
     assert [row.idempotency_key for row in left] == ["c"]
 
 
+@pytest.mark.parametrize("rule", [{"on_conflict": "replace"}, {"unique_for": 60}])
+def test_enqueue_many_keeps_the_order_of_a_batch_with_rules(db, rule):
+    line = {"ordering_key": "line"}
+    jobs = [
+        {"job_type": "y", **line},
+        {"job_type": "x", "idempotency_key": "b", **rule, **line},
+        {"job_type": "x", "idempotency_key": "a", **line},
+        {"job_type": "x", **line},
+    ]
+
+    ids = [row.job_id for row in call(db, "enqueue_many", jobs=Jsonb(jobs))]
+
+    assert ids == sorted(ids)
+    assert [run(db, job_id).status for job_id in ids] == ["queued", *["blocked"] * 3]
+
+
 def test_enqueue_many_answers_each_rule_in_input_order(db):
     taken = enqueue(db, unique_for="1 day", idempotency_key="taken")
     jobs = [
