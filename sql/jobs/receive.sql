@@ -90,7 +90,9 @@ begin
     -- Who sends the same at the same time waits here, and then finds its receipts.
     select m.* into v_move from rota.queue_moves as m where m.queue = receive_moves.queue
     for update;
-    if v_move.move_id is distinct from receive_moves.move_id then
+    perform rota._refuse('move_id', 'is that of another queue') where v_move.move_id is null;
+    if (v_move.move_id, v_move.direction, v_move.database)
+      <> (receive_moves.move_id, 'in', receive_moves.from_database) then
         perform rota._refuse('queue', format('%s has another move %s database %s', queue,
             case v_move.direction when 'out' then 'to' else 'from' end, v_move.database));
     end if;

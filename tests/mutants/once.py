@@ -328,6 +328,16 @@ setting ->> 'pause_name',
         sql("jobs/receive", "perform rota._check_isolation('receive_moves');", ""),
     ),
     mutant(
+        "move-settled-at-the-wrong-database",
+        "A move is settled where its queue leaves, by a call that was meant for the other one.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "jobs/receive",
+            "(receive_moves.move_id, 'in', ",
+            "(receive_moves.move_id, v_move.direction, ",
+        ),
+    ),
+    mutant(
         "swallowed-by-a-trigger",
         "A job that a trigger of the other database swallows is said to have arrived.",
         "sql/maintenance/test_moves.py",

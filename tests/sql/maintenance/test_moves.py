@@ -1402,6 +1402,21 @@ def test_bad_arguments_are_refused_by_name(db, there):
         call(db, "plan_queue_move", queue="q", database=1024)
 
 
+def test_no_call_at_the_wrong_database_settles_a_move(db, there):
+    enqueue(db, queue="q", ordering_key="line")
+    move_id = begin(db, there)
+    wrong = {"move_id": move_id, "settle_above": 0}
+
+    for database, bad in ((db, {"from_database": 6}), (there, {"from_database": 7})):
+        with refused("queue"):
+            receive(database, **wrong, **bad)
+    with refused("move_id"):
+        receive(there, **wrong, queue="r")
+
+    assert rows(db, "select state from rota.queue_moves") == [("moving",)]
+    assert rows(there, "select state from rota.queue_moves") == [("moving",)]
+
+
 def test_what_the_target_makes_by_itself_comes_while_the_queue_does(db, there):
     for name, every in [("s", "1 second"), ("t", "1 hour")]:
         call(there, "schedule_job", name=name, schedule=f"every {every}", job_type="z",
