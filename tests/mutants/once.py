@@ -599,6 +599,12 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "head-stays-for-lower-ids",
+        "The head of a line stays for a job of another queue that waits for it.",
+        "sql/maintenance/test_moves.py",
+        sql("maintenance/moves", "(not v_ends_with_head or", "(true or"),
+    ),
+    mutant(
         "mapping-of-its-own",
         "A role of a front makes itself a superuser of the databases that trust its machine.",
         "sql/access/test_front.py",

@@ -171,6 +171,27 @@ def test_a_line_goes_in_order_behind_a_job_that_runs(db, there):
     assert ran == line[1:]
 
 
+def test_the_head_of_a_line_goes_before_a_retried_job_of_another_queue(db, there):
+    """That has a lower id and waits for the head, which does not run here any more."""
+    retried = enqueue(db, queue="other", ordering_key="k", skip_dead=True)
+    (job,) = claim(db, queues=["other"])
+    fatal = {"error": "no", "fatal": True}
+    value(db, "fail_job", job_id=job.job_id, lease_token=job.lease_token, **fatal)
+    head, behind = (enqueue(db, queue="q", ordering_key="k") for _ in range(2))
+    move_id = begin(db, there)
+    assert value(db, "retry_job", job_id=retried) == "blocked"
+
+    assert carry(db, there, move_id) == "moving"
+    one(db, "tick")
+
+    assert [job[0] for job in jobs(there)] == [head]
+    assert call(db, "explain_job", job_id=behind)[0].reason == "behind_in_key"
+    (job,) = claim(db, queues=["other"])
+    value(db, "finish_job", job_id=job.job_id, lease_token=job.lease_token)
+    settle(db, there, move_id)
+    assert [job[0] for job in jobs(there)] == [head, behind]
+
+
 def test_a_job_that_is_held_keeps_those_behind_it(connect, db, there):
     line = [enqueue(db, queue="q", ordering_key="k") for _ in range(4)]
     holder = connect(autocommit=False)
@@ -542,6 +563,24 @@ def swallow(db: Db) -> None:
     db.execute("""create trigger swallow before insert on rota.jobs for each row
         when (new.job_type = 'y') execute function swallow()""")
     db.execute("set statement_timeout = '20s'")
+
+
+def test_a_line_that_came_back_goes_before_what_came_meanwhile(db, there):
+    line = [enqueue(db, queue="q", ordering_key="k") for _ in range(3)]
+    move_id = begin(db, there)
+    take_out(db, move_id)
+    line.append(enqueue(db, queue="q", ordering_key="k"))
+    with db.transaction():
+        batch = one(db, "take_moves", move_id=move_id)
+        end(db, move_id, batch.job_ids, [{"error_code": "55P03"}, {}, {}])
+
+    arrived = []
+    for _ in range(20):
+        with db.transaction():
+            batch = one(db, "take_moves", move_id=move_id, max_jobs=1)
+            end(db, move_id, batch.job_ids, send(there, move_id, batch) if batch.jobs else [])
+        arrived += batch.job_ids
+    assert arrived == line
 
 
 def test_a_job_that_a_trigger_swallows_there_is_dead_here(db, there):
