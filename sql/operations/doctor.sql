@@ -990,6 +990,8 @@ create or replace function rota._examine_sequences()
             when 'audit_log_id_seq' then (select max(a.id) from rota.audit_log as a)
             when 'pending_checks_id_seq' then (select max(c.id) from rota.pending_checks as c)
             when 'key_starts_id_seq' then (select max(k.id) from rota.key_starts as k)
+            when 'lane_starts_id_seq' then (select max(l.id) from rota.lane_starts as l)
+            when 'reruns_id_seq' then (select max(r.id) from rota.reruns as r)
             -- There may be very many, and those of a copy are nearly all above it.
             when 'limit_slots_version_seq' then (
                 select max(f.version)

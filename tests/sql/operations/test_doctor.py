@@ -875,6 +875,33 @@ def test_the_sequences_of_slots_and_of_keys_behind_their_rows(db):
     assert value(db, "finish_job", job_id=job.job_id, lease_token=job.lease_token) == "finished"
 
 
+def test_each_sequence_of_ids_is_compared_with_its_rows(db):
+    two = {
+        "audit_log": "(act) select 'x'",
+        "key_starts": "(ordering_key, first_id) select 'k', n",
+        "lane_starts": "(call, start) select n, '{1}'",
+        "limit_slots": "(limit_name) select 'type x'",
+        "pending_checks": "(kind, subject) select 'job', '1'",
+        "reruns": "(job_id, run_at, job)"
+        " select n, rota.now(), jsonb_build_object('idempotency_key', 'k', 'job_type', 'x')",
+    }
+    ids = rows(
+        db,
+        "select c.relname, pg_get_serial_sequence('rota.' || c.relname, a.attname)"
+        " from pg_attribute as a join pg_class as c on c.oid = a.attrelid"
+        " where c.relnamespace = 'rota'::regnamespace and a.attidentity <> ''"
+        " and c.relname <> 'jobs'",
+    )
+    for table, sequence in ids:
+        db.execute(f"insert into rota.{table} {two[table]} from generate_series(1, 2) as n")
+        db.execute("select setval(%s, 1)", (sequence,))
+
+    found = [row.evidence for row in call(db, "doctor") if row.finding == "sequences"]
+
+    told = sorted(evidence.split(" is behind")[0] for evidence in found)
+    assert told == sorted(f"sequence {sequence}" for _, sequence in ids)
+
+
 def test_jobs_of_other_databases_are_not_behind(db):
     value(db, "set_database_number", number=5)
     value(db, "cancel_job", job_id=enqueue(db))
