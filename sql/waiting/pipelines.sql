@@ -89,7 +89,7 @@ begin
     ));
 end $$;
 
-/* The stages of a pipeline as they are defined, for the record; null if it is not. */
+/* The stages of a pipeline as they are defined; null if it is not. */
 create or replace function rota._stages_of(pipeline text)
     returns jsonb language plpgsql stable as $$
 begin
@@ -138,7 +138,6 @@ declare
     v_stage rota.pipeline_stages;
 begin
     v_stage := rota._pipeline_stage(pipeline, stage);
-    perform rota._check_priority('priority', priority);
     perform rota._check_new_job('', v_stage.job_type, payload, v_stage.queue, run_at, delay,
         priority, null, null, null, idempotency_key, null, expires_at, headers);
     perform rota._check_waits('', ordering_key, skip_dead, depends_on, blocks, if_parent_dead,
@@ -186,7 +185,7 @@ begin
         if v_pipeline is null then
             perform rota._refuse('job_id', format(
                 'must be a job of a pipeline, and job %s is in none', job_id));
-        elsif not rota._is_defined(v_pipeline) then
+        elsif rota._stages_of(v_pipeline) is null then
             perform rota._refuse('job_id', format(
                 'must be a job of a pipeline that is defined, and %L is not', v_pipeline));
         end if;
@@ -264,9 +263,6 @@ declare
     v_stage rota.pipeline_stages;
 begin
     perform rota._check_name('pipeline', pipeline);
-    if not rota._is_defined(pipeline) then
-        perform rota._refuse('pipeline', format('%L is not defined', pipeline));
-    end if;
     select p.* into v_stage from rota.pipeline_stages as p
     where p.pipeline = _pipeline_stage.pipeline
       and case
@@ -274,19 +270,12 @@ begin
         else p.ordinal is not null and p.stage = _pipeline_stage.stage
       end;
     if not found then
+        perform rota._refuse('pipeline', format('%L is not defined', pipeline))
+        where rota._stages_of(pipeline) is null;
         perform rota._refuse('stage', format('must be a stage of the pipeline %L, got %L',
             pipeline, rota._cut(stage, 80)));
     end if;
     return v_stage;
-end $$;
-
-create or replace function rota._is_defined(pipeline text)
-    returns boolean language plpgsql stable as $$
-begin
-    return exists (
-        select from rota.pipeline_stages as p
-        where p.pipeline = _is_defined.pipeline and p.ordinal is not null
-    );
 end $$;
 
 /* The objects as typed rows. */
