@@ -120,9 +120,10 @@ begin
     end if;
 end $$;
 
+/* A duration; between the bounds of leases and time limits, unless others are given. */
 create or replace function rota._check_interval(
-    argument text, value interval, shortest interval, longest interval,
-    may_be_null boolean default false
+    argument text, value interval, shortest interval default '1 millisecond',
+    longest interval default '30 days', may_be_null boolean default false
 ) returns void language plpgsql as $$
 begin
     -- By their seconds: as an interval a year has 360 days.  An infinite one has no seconds.
@@ -224,16 +225,12 @@ begin
     end if;
 end $$;
 
-/* The job of a worker, which is not there if it is in a queue that he is kept from. */
+/* The lease of a worker. */
 create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
     returns void language plpgsql as $$
 begin
-    perform rota._check_given('job_id', job_id is not null);
-    if lease_token is null then
-        perform rota._refuse('lease_token', 'must not be null');
-    elsif rota._jobs_outside_grants(array[job_id]) <> '{}' then
-        perform rota._raise_not_found(job_id);
-    end if;
+    perform rota._check_own_job(job_id, 'worker');
+    if lease_token is null then perform rota._refuse('lease_token', 'must not be null'); end if;
 end $$;
 
 create or replace function rota._check_job_refs(

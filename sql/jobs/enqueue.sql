@@ -578,7 +578,7 @@ begin
         perform rota._refuse(prefix || 'max_attempts',
             format('must be at least 1, got %s', max_attempts));
     end if;
-    perform rota._check_interval(prefix || 'lease', lease, '1 millisecond', '30 days', true);
+    perform rota._check_interval(prefix || 'lease', lease, may_be_null => true);
     perform rota._check_backoff(prefix || 'backoff', backoff);
     if num_nonnulls(time_limit, expires_at, headers, expires_after) = 0 then return; end if;
     if expires_after is not null then
@@ -589,8 +589,7 @@ begin
                 'and expires_at must not both be given');
         end if;
     end if;
-    perform rota._check_interval(prefix || 'time_limit', time_limit, '1 millisecond', '30 days',
-        true);
+    perform rota._check_interval(prefix || 'time_limit', time_limit, may_be_null => true);
     if expires_at is not null then
         perform rota._check_run_at(prefix || 'expires_at', expires_at);
         if expires_at <= coalesce(run_at, rota.now() + rota._exact(delay)) then

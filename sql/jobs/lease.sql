@@ -24,7 +24,7 @@ declare
     v_lease interval;
 begin
     perform rota._check_job_ref(job_id, lease_token);
-    perform rota._check_interval('lease', lease, '1 millisecond', '30 days', true);
+    perform rota._check_interval('lease', lease, may_be_null => true);
     v_lease := rota._exact(lease);
 
     -- The lease begins after the wait for the row's lock.
@@ -61,7 +61,7 @@ declare
     v_ids bigint[];
 begin
     perform rota._check_job_refs(job_ids, lease_tokens);
-    perform rota._check_interval('lease', lease, '1 millisecond', '30 days', true);
+    perform rota._check_interval('lease', lease, may_be_null => true);
     v_lease := rota._exact(lease);
     v_ids := rota._hold_jobs(rota._newest_refs(job_ids, lease_tokens), lease_tokens);
     return query

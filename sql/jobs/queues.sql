@@ -16,8 +16,8 @@ create or replace function rota.set_queue(
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
-    perform rota._check_interval('lease', lease, '1 millisecond', '30 days', true);
-    perform rota._check_interval('time_limit', time_limit, '1 millisecond', '30 days', true);
+    perform rota._check_interval('lease', lease, may_be_null => true);
+    perform rota._check_interval('time_limit', time_limit, may_be_null => true);
     perform rota._refuse('max_attempts', format('must be at least 1, got %s', max_attempts))
     where max_attempts < 1;
     perform rota._check_backoff('backoff', backoff);
@@ -87,7 +87,7 @@ create or replace function rota.set_type(
 begin
     perform rota._check_name('job_type', job_type);
     perform rota._check_queues('operator', '{*}');
-    perform rota._check_interval('time_limit', time_limit, '1 millisecond', '30 days', true);
+    perform rota._check_interval('time_limit', time_limit, may_be_null => true);
     perform rota._check_interval('expires_after', expires_after, '1 millisecond', '100 years',
         true);
     perform rota._check_given('reset', reset is not null);

@@ -28,7 +28,7 @@ create or replace function rota.schedule_job(
 begin
     perform rota._check_name('name', name);
     perform rota._check_new_job('', job_type, payload, queue, null, null, priority,
-        max_attempts, lease, backoff, null);
+        max_attempts, lease, backoff, null, time_limit, headers => headers);
     perform rota._check_stays(queue, 'a schedule');
     if rota.next_run(schedule, time_zone) is null then
         perform rota._refuse_schedule(schedule, format(
@@ -45,8 +45,6 @@ begin
     if ends_at <= starts_at then
         perform rota._refuse('ends_at', 'must be later than starts_at');
     end if;
-    perform rota._check_interval('time_limit', time_limit, '1 millisecond', '30 days', true);
-    perform rota._check_headers('headers', headers);
     perform rota._check_queues('operator', array[queue]);
     if source is not null then perform rota._check_name('source', source); end if;
 
