@@ -42,9 +42,8 @@ create function rota_0_1_0._is_since(written_by xid, since xid)
 select age(written_by) <= age(since)
 $$;
 
--- What has the same key on both sides: which transaction wrote the old rows, these, and what is
--- called otherwise now.
-create view rota_0_1_0._queues as select q.xmin as written_by, q.* from rota_0_1_0.queues as q;
+-- What has the same key on both sides, but is called otherwise now: the old rows as they would be
+-- now, and which transaction wrote them.
 create view rota_0_1_0._pauses as
 select q.xmin as written_by, rota._pause_name(q.queue, null) as pause_name, q.queue,
     q.paused_at, q.paused_by, q.pause_reason as reason
@@ -52,14 +51,6 @@ from rota_0_1_0.queues as q where q.is_paused;
 create view rota_0_1_0._limits as
 select l.xmin as written_by, l.*, xid8 '18446744073709551615' as backfill_xid
 from rota_0_1_0.limits as l;
-create view rota_0_1_0._queue_grants as
-select g.xmin as written_by, g.* from rota_0_1_0.queue_grants as g;
-create view rota_0_1_0._workers as
-select w.xmin as written_by, w.* from rota_0_1_0.workers as w;
-create view rota_0_1_0._pipeline_stages as
-select p.xmin as written_by, p.* from rota_0_1_0.pipeline_stages as p;
-create view rota_0_1_0._job_definitions as
-select d.xmin as written_by, d.* from rota_0_1_0.job_definitions as d;
 create view rota_0_1_0._occurrences as
 select f.xmin as written_by, f.definition, f.scheduled_for,
     case f.outcome when 'fired' then 'enqueued' else f.outcome end as outcome, f.job_id,
@@ -101,32 +92,38 @@ create function rota_0_1_0._columns(source text, target text, others text[] defa
       and n.attgenerated = '' and n.attname <> all(others)
 $$;
 
-/* Carry the rows of one of these that were written since, or all; which are gone is of no
- * interest where only retention deletes. */
-create function rota_0_1_0._carry_rows(name text, keys text[], since xid, goes_by_age boolean)
+/* Carry the rows of a table that were written since, or all; which are gone is of no interest
+ * where only retention deletes. */
+create function rota_0_1_0._carry_rows(name text, since xid)
     returns void language plpgsql as $$
 declare
-    c_columns constant text := rota_0_1_0._columns('_' || name, name);
-    c_same constant text := (
-        select string_agg(format('n.%1$I = o.%1$I', k.key), ' and ')
-        from unnest(_carry_rows.keys) as k (key)
-    );
+    c_has_view constant boolean := to_regclass('rota_0_1_0._' || name) is not null;
+    c_source constant text := case when c_has_view then '_' else '' end || name;
+    c_written_by constant text := case when c_has_view then 'written_by' else 'xmin' end;
+    c_same constant text := coalesce((
+        select string_agg(format('n.%1$I = o.%1$I', a.attname), ' and ')
+        from pg_index as i
+        join pg_attribute as a on a.attrelid = i.indrelid and a.attnum = any(i.indkey)
+        where i.indrelid = format('rota.%I', _carry_rows.name)::regclass and i.indisprimary
+    ), 'n.job_id = o.job_id and n.lease_token = o.lease_token and n.failed_at = o.failed_at '
+        'and n.job_type = o.job_type');
 begin
     if since is not null then
         execute format(
-            'delete from rota.%1$I as n using rota_0_1_0._%1$s as o '
-            'where rota_0_1_0._is_since(o.written_by, $1) and %2$s', name, c_same)
+            'delete from rota.%I as n using rota_0_1_0.%I as o '
+            'where rota_0_1_0._is_since(o.%I, $1) and %s', name, c_source, c_written_by, c_same)
         using since;
     end if;
-    if since is not null and not goes_by_age then
+    if since is not null and name not in ('occurrences', 'job_errors') then
         execute format(
-            'delete from rota.%1$I as n where not exists ('
-            'select from rota_0_1_0._%1$s as o where %2$s)', name, c_same);
+            'delete from rota.%I as n where not exists ('
+            'select from rota_0_1_0.%I as o where %s)', name, c_source, c_same);
     end if;
     execute format(
-        'insert into rota.%1$I (%2$s) select %2$s from rota_0_1_0._%1$s as o '
-        'where $1 is null or rota_0_1_0._is_since(o.written_by, $1) '
-        'on conflict do nothing', name, c_columns)
+        'insert into rota.%I (%s) select %2$s from rota_0_1_0.%I as o '
+        'where $1 is null or rota_0_1_0._is_since(o.%I, $1) '
+        'on conflict do nothing', name, rota_0_1_0._columns(c_source, name), c_source,
+        c_written_by)
     using since;
 end $$;
 
@@ -297,20 +294,12 @@ declare
     ) end;
 begin
     -- Settings first: triggers list what they are for.
-    perform rota_0_1_0._carry_rows('queues', '{queue}', since, false);
-    perform rota_0_1_0._carry_rows('pauses', '{pause_name}', since, false);
-    perform rota_0_1_0._carry_rows('limits', '{limit_name}', since, false);
-    perform rota_0_1_0._carry_rows('queue_grants', '{role,access,queue}', since, false);
-    perform rota_0_1_0._carry_rows('workers', '{worker}', since, false);
-    perform rota_0_1_0._carry_rows('pipeline_stages', '{pipeline,stage}', since, false);
-    perform rota_0_1_0._carry_rows('job_definitions', '{name}', since, false);
-    perform rota_0_1_0._carry_rows('occurrences', '{definition,scheduled_for}', since, true);
-    perform rota_0_1_0._carry_rows('effects', '{scope,key}', since, false);
+    perform rota_0_1_0._carry_rows(t.name, since)
+    from unnest('{queues,pauses,limits,queue_grants,workers,pipeline_stages,job_definitions,'
+        'occurrences,effects}'::text[]) as t (name);
     perform rota_0_1_0._carry_jobs(c_changed);
-    perform rota_0_1_0._carry_rows('job_errors', '{job_id,lease_token,failed_at,job_type}',
-        since, true);
-    perform rota_0_1_0._carry_rows('dependencies', '{parent_id,job_id}', since, false);
-    perform rota_0_1_0._carry_rows('halted_keys', '{ordering_key}', since, false);
+    perform rota_0_1_0._carry_rows(t.name, since)
+    from unnest('{job_errors,dependencies,halted_keys}'::text[]) as t (name);
     perform rota_0_1_0._carry_keys(since);
     perform rota_0_1_0._settle_jobs(c_changed);
     return cardinality(c_changed);
