@@ -48,11 +48,7 @@ create or replace function rota.grant_statements(access text, role name)
     returns setof text language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp as $$
 begin
-    perform rota._check_choice('access', access, '{producer,worker,operator,observer}');
-    if role is null or to_regrole(quote_ident(role)) is null then
-        perform rota._refuse('role', format('%L does not exist', role));
-    end if;
-
+    perform rota._check_grant(role, '*', access);
     return query select format('grant %s to %I;', g.what, grant_statements.role)
     from (
         select 'usage on schema rota' as what, grant_statements.access

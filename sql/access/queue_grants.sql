@@ -10,7 +10,7 @@ create or replace function rota.grant_queue(role name, queue text, access text d
     set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    perform rota._check_queue_grant(role, queue, access);
+    perform rota._check_grant(role, queue, access);
     if access = 'producer' and queue ~ '^forward:[0-9]+$' then
         perform rota._refuse('queue', format('must not be %s, which would carry jobs of all '
             'queues: enqueue_to() asks for the right to the queue there', queue));
@@ -33,7 +33,7 @@ create or replace function rota.revoke_queue(
     role name, queue text, access text default 'worker'
 ) returns boolean language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    perform rota._check_queue_grant(role, queue, access);
+    perform rota._check_grant(role, queue, access);
 
     update rota.queue_grants as g
     set revoked_at = rota.now()
@@ -47,14 +47,14 @@ comment on function rota.revoke_queue is
     'Revoke what grant_queue() granted: the role stays confined to its other queues, even if '
     'there are none; false if there was nothing to revoke; only for the owner; raises 22023.';
 
-create or replace function rota._check_queue_grant(role name, queue text, access text)
+create or replace function rota._check_grant(role name, queue text, access text)
     returns void language plpgsql as $$
 begin
     if to_regrole(quote_ident(role)) is null then
         perform rota._refuse('role', format('%L does not exist', role));
     end if;
     perform rota._check_choice('access', access, '{producer,worker,operator,observer}');
-    if _check_queue_grant.queue is distinct from '*' then
+    if _check_grant.queue is distinct from '*' then
         perform rota._check_name('queue', queue);
     end if;
 end $$;

@@ -280,7 +280,6 @@ create or replace function rota.begin_queue_move(queue text, database integer)
 declare
     v_move_id bigint;
 begin
-    perform rota._check_name('queue', queue);
     loop
         perform rota._refuse('queue', format('cannot move: %s (%s)', p.evidence, p.finding))
         from rota.plan_queue_move(begin_queue_move.queue, begin_queue_move.database) as p
