@@ -243,13 +243,7 @@ begin
     select j.priority into v_priority from rota.jobs as j where j.id = set_priority.job_id
     for no key update;
     if not found then perform rota._raise_not_live(job_id); end if;
-    update rota.jobs as j
-    set priority = set_priority.priority, updated_at = rota.now(),
-        -- Of a running job it was in another lane.
-        own_lane = case when j.status <> 'running' then j.own_lane end,
-        own_place = case when j.status <> 'running' then j.own_place end
-    where j.id = set_priority.job_id;
-    perform rota._enter_lanes(array[job_id]);
+    perform rota._change_jobs(array[job_id], priority => set_priority.priority);
     perform rota._audit('set_priority', null, array[job_id],
         jsonb_build_object('priority', v_priority), jsonb_build_object('priority', priority));
 end $$;
@@ -284,13 +278,8 @@ begin
         perform rota._raise_running(job_id);
     end if;
 
-    update rota.jobs as j
-    set run_at = coalesce(
-            reschedule_job.run_at, rota.now() + rota._exact(reschedule_job.delay)),
-        updated_at = rota.now()
-    where j.id = reschedule_job.job_id returning j.run_at into v_run_at;
-    perform rota._enter_lanes(array[job_id]);
-    perform rota._notify_for(array[job_id]);
+    v_run_at := coalesce(run_at, rota.now() + rota._exact(delay));
+    perform rota._change_jobs(array[job_id], v_run_at);
     perform rota._audit('reschedule', null, array[job_id],
         jsonb_build_object('run_at', v_old_run_at), jsonb_build_object('run_at', v_run_at));
     return v_run_at;
@@ -299,6 +288,26 @@ end $$;
 comment on function rota.reschedule_job is
     'Move the next try of a waiting job and return its time; raises RT001 if there is no such '
     'job, RT003 if it has ended, RT008 if it is running, 22023.';
+
+/* Give live jobs, which the caller has locked, another time, priority or queue, of those that
+ * are given, and the places that go with it. */
+create or replace function rota._change_jobs(
+    job_ids bigint[], run_at timestamptz default null, priority integer default null,
+    queue text default null
+) returns void language plpgsql as $$
+begin
+    update rota.jobs as j
+    set run_at = coalesce(_change_jobs.run_at, j.run_at),
+        priority = coalesce(_change_jobs.priority, j.priority),
+        queue = coalesce(_change_jobs.queue, j.queue), updated_at = rota.now(),
+        -- Of a running job, which may get another priority, it was in another lane.
+        own_lane = case when j.status <> 'running' then j.own_lane end,
+        own_place = case when j.status <> 'running' then j.own_place end
+    where j.id = any(_change_jobs.job_ids);
+    if queue is not null then perform rota._check_brought(job_ids); end if;
+    perform rota._enter_lanes(job_ids);
+    if num_nonnulls(run_at, queue) > 0 then perform rota._notify_for(job_ids); end if;
+end $$;
 
 create or replace function rota._raise_running(job_id bigint)
     returns void language plpgsql as $$

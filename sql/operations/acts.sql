@@ -425,17 +425,8 @@ begin
             update rota.finished_jobs_dead as f
             set discarded_at = rota.now() where f.id = any(done);
         when 'reschedule', 'set_priority', 'move' then
-            update rota.jobs as j
-            set run_at = coalesce((_act.arguments ->> 'run_at')::timestamptz, j.run_at),
-                priority = coalesce((_act.arguments ->> 'priority')::smallint, j.priority),
-                queue = coalesce(_act.arguments ->> 'queue', j.queue), updated_at = rota.now(),
-                -- Of a running job, which may get another priority, it was in another lane.
-                own_lane = case when j.status <> 'running' then j.own_lane end,
-                own_place = case when j.status <> 'running' then j.own_place end
-            where j.id = any(done);
-            if act = 'move' then perform rota._check_brought(done); end if;
-            perform rota._enter_lanes(done);
-            if act <> 'set_priority' then perform rota._notify_for(done); end if;
+            perform rota._change_jobs(done, (arguments ->> 'run_at')::timestamptz,
+                (arguments ->> 'priority')::integer, arguments ->> 'queue');
         when 'purge' then
             -- What was not counted yet still will be (maintenance/statistics.sql).
             insert into rota.restored_ends (queue, job_type, status, waited, ran, finished_at,

@@ -87,7 +87,7 @@ UNGUARDED = {
     "_requeue": "an operator takes the job away by force, under the lock of retry_job()",
     "_begin_rerun": "its caller takes the jobs from their workers",
     "_update_keyed": "leaves a running job as it is",
-    "set_priority": "changes nothing that the worker relies on",
+    "_change_jobs": "takes locked rows, and of those that run the priority alone",
     "_place_jobs": "takes waiting rows that the caller has locked",
     "_open_for": "takes waiting rows that it has just locked",
     "_check_queue": "takes waiting rows that it has just locked",
@@ -102,7 +102,6 @@ UNGUARDED = {
     "_act": "changes rows that it has just locked in a status that the act is for",
     "_edit_jobs": "takes rows that the caller has locked, none of which run",
     "_cancel_jobs": "takes rows that the caller has locked, and asks those that run",
-    "reschedule_job": "refuses running jobs, under the lock it took",
 }
 _GLANCE = {"pg_try_advisory_lock", "pg_advisory_unlock"}
 _GLANCE_SHARED = {"pg_try_advisory_lock_shared", "pg_advisory_unlock_shared"}
