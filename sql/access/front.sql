@@ -26,12 +26,7 @@ create or replace function rota.find_live_keys(jobs jsonb, with_moves boolean de
     returns integer[] language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 begin
-    if jsonb_typeof(jobs) is distinct from 'array' then
-        perform rota._refuse('jobs', format('must be an array, got %s',
-            coalesce(jsonb_typeof(jobs), 'null')));
-    elsif jsonb_array_length(jobs) > 10000 then
-        perform rota._refuse('jobs', 'must be at most 10000');
-    end if;
+    perform rota._check_json('jobs', jobs, 'array', 10000);
     perform rota._check_given('with_moves', with_moves is not null);
     return array(
         select j.place::integer

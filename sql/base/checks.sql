@@ -87,6 +87,20 @@ begin
     end if;
 end $$;
 
+/* A JSON value of this type; an array of up to so many. */
+create or replace function rota._check_json(
+    argument text, value jsonb, type text, longest integer default null
+) returns void language plpgsql as $$
+begin
+    if jsonb_typeof(value) is distinct from type then
+        perform rota._refuse(argument, format('must be an %s, got %s', type,
+            coalesce(jsonb_typeof(value), 'null')));
+    elsif longest is not null and jsonb_array_length(value) > longest then
+        perform rota._refuse(argument, format('must be at most %s, got %s', longest,
+            jsonb_array_length(value)));
+    end if;
+end $$;
+
 /* A payload or a result, by the length of its text.  That is at least a quarter of the binary
  * form, as in [0, 0]; so what is far too long need not be made a text to be refused. */
 create or replace function rota._check_size(argument text, value jsonb, advice text)

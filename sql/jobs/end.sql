@@ -26,13 +26,7 @@ create or replace function rota.end_jobs(endings jsonb)
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 begin
-    if jsonb_typeof(end_jobs.endings) is distinct from 'array' then
-        perform rota._refuse('endings', 'must be an array, got '
-            || coalesce(jsonb_typeof(endings), 'null'));
-    elsif jsonb_array_length(endings) > 1000 then
-        perform rota._refuse('endings',
-            format('must be at most 1000, got %s', jsonb_array_length(endings)));
-    end if;
+    perform rota._check_json('endings', endings, 'array', 1000);
     return query select e.* from rota._end_each(end_jobs.endings) as e;
 end $$;
 

@@ -355,13 +355,7 @@ declare
     v_rule record;
     v_job record;
 begin
-    if jsonb_typeof(_read_jobs.jobs) is distinct from 'array' then
-        perform rota._refuse('jobs', 'must be an array of objects, got '
-            || coalesce(jsonb_typeof(jobs), 'null'));
-    elsif jsonb_array_length(jobs) > 10000 then
-        perform rota._refuse('jobs', format('must be at most 10000, got %s',
-            jsonb_array_length(jobs)));
-    end if;
+    perform rota._check_json('jobs', jobs, 'array', 10000);
     has_rules := exists (
         select from jsonb_array_elements(_read_jobs.jobs) as e (job)
         where case jsonb_typeof(e.job) when 'object' then e.job - c_plain <> '{}' else true end

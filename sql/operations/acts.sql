@@ -141,10 +141,7 @@ create or replace function rota._check_act(act text, arguments jsonb)
     returns jsonb language plpgsql as $$
 begin
     perform rota._check_choice('act', act, array(select a.act from rota._acts() as a));
-    if jsonb_typeof(arguments) is distinct from 'object' then
-        perform rota._refuse('arguments', 'must be an object, got '
-            || coalesce(jsonb_typeof(arguments), 'null'));
-    end if;
+    perform rota._check_json('arguments', arguments, 'object');
     perform rota._refuse('arguments', format('has %L, which %s does not take%s', k.name, a.act,
         coalesce(': it takes ' || nullif(array_to_string(a.takes, ', '), ''), '')))
     from rota._acts() as a cross join jsonb_object_keys(_check_act.arguments) as k (name)
@@ -231,10 +228,8 @@ declare
             select jsonb_array_elements_text(_check_filter.filter -> 'status'))
     end;
 begin
-    if jsonb_typeof(filter) is distinct from 'object' then
-        perform rota._refuse('filter', 'must be an object, got '
-            || coalesce(jsonb_typeof(filter), 'null'));
-    elsif filter = '{}' then
+    perform rota._check_json('filter', filter, 'object');
+    if filter = '{}' then
         perform rota._refuse('filter', 'must say which jobs: name ids, queue, job_type, status '
             'or another of its keys, or {"all": true}');
     elsif filter ? 'status'
