@@ -24,6 +24,7 @@ from psycopg.pq import TransactionStatus
 
 from faults.history.recorder import AnyConnection, Recorder, both_clocks, refusal
 from rota import AsyncClient, Client
+from rota.client.statement import prepared
 
 VARIABLE = "ROTA_HISTORY"
 SYNC, ASYNC = Client._execute, AsyncClient._execute
@@ -85,7 +86,7 @@ def _recorded(execute: Callable[..., list[Any]], choose: Choice) -> Callable[...
         client: Client, row: type[Any] | None, function: str, arguments: Mapping[str, Any]
     ) -> list[Any]:
         recorder = choose(client.connection)
-        call = recorder.begin(client.connection, function, arguments)
+        call = recorder.begin(client.connection, function, prepared(arguments))
         try:
             rows = execute(client, row, function, arguments)
         except BaseException as error:
@@ -103,7 +104,7 @@ def _recorded_async(execute: Callable[..., Any], choose: Choice) -> Callable[...
         client: AsyncClient, row: type[Any] | None, function: str, arguments: Mapping[str, Any]
     ) -> list[Any]:
         recorder = choose(client.connection)
-        call = recorder.begin(client.connection, function, arguments)
+        call = recorder.begin(client.connection, function, prepared(arguments))
         try:
             rows: list[Any] = await execute(client, row, function, arguments)
         except BaseException as error:
