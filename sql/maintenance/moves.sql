@@ -223,7 +223,7 @@ create or replace function rota.receive_plan(queue text, facts jsonb)
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
-    if jsonb_typeof(receive_plan.facts) is distinct from 'object' then
+    if facts ->> 'version' is null then
         perform rota._refuse('facts', 'must be what queue_move_facts() returns');
     end if;
     return query select 'refused', 'number', 'the other database has no number',

@@ -54,7 +54,7 @@ CALLS = {
     "end_moves": "select rota.end_moves(%(move_id)s, '{}', '[]')",
     "plan_queue_move": "select * from rota.plan_queue_move('free', 6)",
     "queue_move_facts": "select rota.queue_move_facts('q')",
-    "receive_plan": "select * from rota.receive_plan('q', '{}')",
+    "receive_plan": "select * from rota.receive_plan('q', '{\"version\": \"0\"}')",
     "begin_queue_move": "select rota.begin_queue_move('free', 6)",
     "end_queue_move": "select rota.end_queue_move('gone')",
     "queue_move_status": "select * from rota.queue_move_status('moving')",

@@ -1435,8 +1435,9 @@ def test_bad_arguments_are_refused_by_name(db, there):
     for endings in ("{}", "[{}]"):
         with refused("endings"):
             call(db, "end_moves", move_id=move_id, job_ids=[], endings=endings)
-    with refused("facts"):
-        call(there, "receive_plan", queue="q", facts="[]")
+    for facts in ("[]", "{}", "null", None):
+        with refused("facts"):
+            call(there, "receive_plan", queue="q", facts=facts)
     with refused("database"):
         call(db, "plan_queue_move", queue="q", database=1024)
 
