@@ -349,6 +349,27 @@ def test_who_acts_may_have_a_name_that_the_database_lacks(
         assert db.execute(newest).fetchone() == (r"\u0141ukasz",)
 
 
+def test_each_command_that_acts_says_who_did_it(
+    run: Run, client: Client, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The role is often one for all, as on a shared machine."""
+    monkeypatch.setenv("LOGNAME", "ann")
+    job_id = client.enqueue("a").job_id
+    (job,) = client.claim_jobs("w")
+    client.record_effect("mail", "k", job_id, job.lease_token)
+    client.fail_job(job_id, job.lease_token, "e", fatal=True)
+
+    run("effects", "settle", "mail", "k", "--done")
+    run("retry", str(job_id))
+    run("schedule", "add", "nightly", "0 2 * * *", "report")
+    run("schedule", "disable", "nightly")
+    run("pause", "default")
+
+    told = db.execute("select act, actor from rota.audit_log order by id").fetchall()
+    acts = ["settle_effect", "retry", "schedule", "schedule", "pause"]
+    assert told == [(act, "ann") for act in acts]
+
+
 def test_a_mistaken_cancel_is_undone_without_running_early(
     run: Run, client: Client, db: Db
 ) -> None:

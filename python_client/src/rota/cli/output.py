@@ -241,15 +241,19 @@ def answered(connection: Connection[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def committing(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator[None]:
-    """Have a transaction; where the answer to its commit is lost, say that nobody knows.
+def acting(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator[Client]:
+    """Lend a client that changes all or nothing, as the user of this process.
 
-    An operator who has gone away must not be obeyed by a call that still waited.
+    Where the answer to its commit is lost, say that nobody knows.  An operator who has gone
+    away must not be obeyed by a call that still waited.
     """
     is_committing = False
     try:
         with guarded(connection, is_dry_run=is_dry_run):
-            yield
+            with suppress(OSError, KeyError):  # a process may have no user that has a name
+                name = spelled_for(connection, getpass.getuser())
+                connection.execute("select set_config('rota.actor', %s, true)", [name])
+            yield Client(connection)
             is_committing = not is_dry_run
     except psycopg.OperationalError as error:
         if is_committing and connection.closed:
@@ -258,21 +262,11 @@ def committing(connection: Connection[Any], *, is_dry_run: bool = False) -> Iter
 
 
 @contextmanager
-def acting(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator[Client]:
-    """Lend a client that changes all or nothing."""
-    with committing(connection, is_dry_run=is_dry_run):
-        with suppress(OSError, KeyError):  # a process may have no user that has a name
-            name = spelled_for(connection, getpass.getuser())
-            connection.execute("select set_config('rota.actor', %s, true)", [name])
-        yield Client(connection)
-
-
-@contextmanager
 def changing(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
     """Open a connection in a transaction, which a dry run takes back."""
     with (
         connected(arguments) as connection,
-        committing(connection, is_dry_run=arguments.dry_run),
+        acting(connection, is_dry_run=arguments.dry_run),
     ):
         yield connection
 
