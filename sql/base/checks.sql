@@ -239,7 +239,8 @@ begin
     end if;
 end $$;
 
-/* The lease of a worker. */
+/* A job and its lease token, as a worker names them: a job of a queue that is not granted to it
+ * does not exist for it. */
 create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
     returns void language plpgsql as $$
 begin

@@ -704,42 +704,38 @@ begin
     return true;
 end $$;
 
-/* The beginning of a line that can go: up to the first that is held, or of another queue.  If
- * one of another queue waits for a head of this one, though its id is lower, as after a retry,
- * the line goes up to the head, which does not run here any more. */
+/* The beginning of a line that can go: up to the first that is held, or of another queue.  One
+ * that begins with a blocked job of another queue, as after a retry, waits for its head, which
+ * does not run here any more if it is of this queue: then the head goes alone. */
 create or replace function rota._line_to_go(ordering_key text, queue text, max_jobs integer)
     returns bigint[] language plpgsql as $$
 declare
-    v_head constant bigint := (
+    v_head bigint[];
+    v_line bigint[];
+begin
+    v_head := array(
         select j.id from rota.jobs as j
         where j.ordering_key >= _line_to_go.ordering_key
           and j.ordering_key <= _line_to_go.ordering_key and j.status <> 'blocked'
-          and j.queue = _line_to_go.queue limit 1
     );
-    v_ends_with_head constant boolean := exists (
-        -- By a range of one key, so that no planner walks the primary key.
-        select from rota.jobs as j
-        where j.ordering_key >= _line_to_go.ordering_key
-          and (j.ordering_key, j.id) < (_line_to_go.ordering_key, v_head)
-          and j.status = 'blocked' and j.queue <> _line_to_go.queue
-    );
-    v_line bigint[];
-begin
     v_line := array(
         select l.id
         from (
-            (select j.id from rota.jobs as j
-            where j.ordering_key >= _line_to_go.ordering_key
-              and j.ordering_key <= _line_to_go.ordering_key and j.status <> 'blocked')
+            select unnest(v_head) as id
             union all
             (select j.id from rota.jobs as j
             where j.ordering_key >= _line_to_go.ordering_key
               and j.ordering_key <= _line_to_go.ordering_key and j.status = 'blocked'
-              and (not v_ends_with_head or j.id < v_head and j.queue = _line_to_go.queue)
             order by j.ordering_key, j.id limit _line_to_go.max_jobs)
         ) as l
         order by l.id limit _line_to_go.max_jobs
     );
+    if exists (
+        select from rota.jobs as j
+        where j.id = v_line[1] and j.status = 'blocked' and j.queue <> _line_to_go.queue
+    ) then
+        v_line := v_head;
+    end if;
     v_line := rota._lock_beginning(queue, v_line);
     -- The head may run, and be behind a job of a lower id that came late.
     if exists (

@@ -565,6 +565,36 @@ def swallow(db: Db) -> None:
     db.execute("set statement_timeout = '20s'")
 
 
+READ_OF_JOBS = """
+    select sum(pg_stat_get_xact_tuples_returned(t.oid))::bigint
+    from pg_class as t left join pg_index as i on i.indexrelid = t.oid
+    where 'rota.jobs'::regclass in (t.oid, i.indrelid)
+"""
+
+
+def test_a_line_is_looked_at_no_further_than_it_can_go(db):
+    """However many wait behind its beginning, and before its head, as after a late retry."""
+    first = enqueue(db, queue="q", ordering_key="k")
+    db.execute(
+        "insert into rota.jobs (queue, job_type, payload, priority, max_attempts, ordering_key,"
+        " skip_dead, if_parent_dead, status, run_at) select 'q', 'x', '{}', 0, 10, 'k', false,"
+        " 'cancel', 'blocked', rota.now() from generate_series(1, 20000)"
+    )
+    db.execute(
+        "update rota.jobs set status = case when id = %s then 'blocked' else 'queued' end"
+        " where id in (%s, (select max(id) from rota.jobs))",
+        (first, first),
+    )
+    db.execute("analyze rota.jobs")
+    with db.transaction():
+        before = scalar(db, READ_OF_JOBS)
+        line = scalar(db, "select rota._line_to_go('k', 'q', 10)")
+        read = scalar(db, READ_OF_JOBS) - before
+
+    assert (len(line), line[0]) == (10, first)
+    assert read < 2000
+
+
 def test_a_line_that_came_back_goes_before_what_came_meanwhile(db, there):
     line = [enqueue(db, queue="q", ordering_key="k") for _ in range(3)]
     move_id = begin(db, there)
