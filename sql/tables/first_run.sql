@@ -1,7 +1,8 @@
 /*
  * tables/first_run.sql -- what a new installation does once.
  *
- * The first partitions of the history, and the timeline on which ids begin.
+ * The first partitions of the history, the timeline on which ids begin, and the trigger of
+ * limits whose function is in waiting/limits.sql.
  *
  * If all tables of the database are published, as for logical replication, the server refuses
  * to change or delete rows without a replica identity: for tables without a key the whole row
@@ -23,3 +24,9 @@ begin
     end loop;
     perform setval('rota.id_timeline', rota._timeline());
 end $$;
+
+create constraint trigger limits_counted after update of is_backfilled on rota.limits
+    deferrable initially deferred for each row
+    -- So set_limit() leaves one that may start before maintenance has counted.
+    when (new.is_backfilled and new.backfill_xid = '18446744073709551615')
+    execute function rota._look_again_at_commit();

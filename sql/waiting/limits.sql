@@ -109,6 +109,19 @@ comment on function rota.set_limit is
     'null leaves a setting unchanged, reset removes the others, and the limit with the last of '
     'them; raises 22023.';
 
+/* Trigger of limits, at the commit: what others have started since set_limit() looked, and
+ * before they can know of the limit, is counted before anything starts under it. */
+create or replace function rota._look_again_at_commit()
+    returns trigger language plpgsql security definer
+    set search_path = pg_catalog, pg_temp as $$
+begin
+    update rota.limits as l
+    set is_backfilled = false
+    where l.limit_name = new.limit_name and l.is_backfilled
+      and l.max_running is not null and exists (select from rota._uncounted(l));
+    return null;
+end $$;
+
 /* Jobs stopped and give back these slots, one for each name; held jobs may come in. */
 create or replace function rota._leave_limits(limit_names text[])
     returns void language plpgsql as $$

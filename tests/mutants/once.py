@@ -1485,6 +1485,16 @@ any(array['access producer', enqueue.queue])
         sql("waiting/limits", "        if v_new <> 0 then\n", "        if v_new > 0 then\n"),
     ),
     mutant(
+        "limit-looks-once",
+        "What starts while set_limit() stays open is counted only by the next tick.",
+        "sql/waiting/test_limits_open.py",
+        sql(
+            "waiting/limits",
+            "      and l.max_running is not null and exists (select from rota._uncounted(l));\n",
+            "      and false;\n",
+        ),
+    ),
+    mutant(
         "held-row-asked-once",
         "A job whose row is held when a limit is set is not counted later.",
         "races/test_racing_limits.py",

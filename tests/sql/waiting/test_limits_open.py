@@ -70,6 +70,37 @@ def test_an_open_claim_keeps_only_its_own_slot(db, connect, kind, is_fresh):
 
 
 @pytest.mark.parametrize("kind", SUBJECTS)
+def test_a_limit_counts_what_started_while_its_transaction_was_open(db, connect, kind):
+    subject, job = SUBJECTS[kind]
+    for _ in range(9):
+        enqueue(db, **job)
+
+    setter = connect()
+    with setter.transaction():
+        value(setter, "set_limit", **subject, max_running=2)
+        # Neither of these can know of the limit.
+        assert len(claim(db, max_jobs=1)) == 1
+        with connect().transaction() as other:
+            assert len(claim(other.connection, max_jobs=1)) == 1
+
+    assert claim(db, max_jobs=9) == []
+    settle(db)
+    assert claim(db, max_jobs=9) == []
+    recount(db)
+
+
+@pytest.mark.parametrize("kind", SUBJECTS)
+def test_a_limit_of_what_nobody_runs_needs_no_tick(db, connect, kind):
+    subject, job = SUBJECTS[kind]
+    for _ in range(9):
+        enqueue(db, **job)
+    with connect().transaction() as setter:
+        value(setter.connection, "set_limit", **subject, max_running=2)
+
+    assert len(claim(db, max_jobs=9)) == 2
+
+
+@pytest.mark.parametrize("kind", SUBJECTS)
 def test_an_open_end_keeps_only_its_own_slot(db, connect, kind):
     subject, job = SUBJECTS[kind]
     limit(db, **subject, max_running=3)
