@@ -1490,8 +1490,8 @@ any(array['access producer', enqueue.queue])
         "sql/waiting/test_limits_open.py",
         sql(
             "waiting/limits",
-            "      and l.max_running is not null and exists (select from rota._uncounted(l));\n",
-            "      and false;\n",
+            "and l.max_running is not null and exists (select from rota._uncounted(l));\n",
+            "and false;\n",
         ),
     ),
     mutant(
