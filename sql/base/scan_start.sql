@@ -56,13 +56,10 @@ end $$;
 /* Whether that time has come; one too far ahead is of a clock that went back. */
 create or replace function rota._is_full_scan_due(
     full_scan_at bigint, moment timestamptz, max_pause interval default '3 seconds'
-) returns boolean language plpgsql immutable as $$
-declare
-    c_moment constant bigint := (extract(epoch from moment) * 1000000)::bigint;
-begin
-    return (full_scan_at > c_moment
-        and full_scan_at <= c_moment + extract(epoch from max_pause) * 1000000) is not true;
-end $$;
+) returns boolean language sql stable as $$
+    select (full_scan_at > extract(epoch from moment) * 1000000
+        and full_scan_at <= extract(epoch from moment + max_pause) * 1000000) is not true
+$$;
 
 /* A time as the number that a scan remembers; null is the first time of all. */
 create or replace function rota._micros(moment timestamptz)

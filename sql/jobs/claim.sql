@@ -49,18 +49,20 @@ declare
     v_call constant text := format('claim %L %s %s %s', worker, queues, lease, job_types);
     v_start constant bigint[] := string_to_array(rota._scan_start(v_call), ' ')::bigint[];
     c_moment constant bigint := (extract(epoch from v_now) * 1000000)::bigint;
-    -- Which tables have settings for these queues: two are told at most.
+    -- Which tables have settings for these queues: three are told at most.
     v_configured constant text[] := array(
         select c.source from rota.configured_names as c
         where c.name = any(case when array_ndims(claim_jobs.queues) = 1
             then array_append(claim_jobs.queues, 'access worker') end)
           and rota._may_confine(c.role)
-        limit 2
+        limit 3
     );
-    -- Of several queues those that are neither paused nor full, and where their walk begins.
+    -- Those of the queues that are neither paused nor full, and where their walk begins.
     v_open text[] := queues;
     v_from bigint[] := v_start;
+    v_ids bigint[];
     v_rows tid[];
+    v_names text[];
     v_end timestamptz := v_now;
     v_has_pauses boolean := false;
     v_may_be_more boolean := false;
@@ -77,47 +79,76 @@ begin
             max_jobs := 200;
         end if;
     end if;
-    if v_configured = '{fair_queues}' and cardinality(queues) = 1 then
-        v_end := v_now + interval '1 minute';
-    elsif v_configured <> '{}' then
-        -- One statement, since each costs a claim more than the job does.
-        select case
-                when exists (select from rota.queue_grants)
-                  and claim_jobs.queues[1] <> all(rota._allowed_queues('worker')) then null
-                when exists (
-                    select from rota.limits as l where l.queue = claim_jobs.queues[1]
-                ) then (select o.ends[1] from rota._open_queues(claim_jobs.queues, v_now) as o)
-                -- The same, where a call would cost more.
-                when exists (
-                    select from rota.queues as q
-                    where q.queue = claim_jobs.queues[1] and q.ageing is not null
-                ) then 'infinity'
-                when exists (
-                    select from rota.fair_queues as f where f.queue = claim_jobs.queues[1]
-                ) then v_now + interval '1 minute'
-                else v_now
-            end, exists (select from rota.pauses), (
-                select jsonb_object_agg(q.queue, jsonb_build_array(q.lease, q.time_limit))
-                from rota.queues as q
-                where q.queue = any(claim_jobs.queues)
-                  and num_nonnulls(q.lease, q.time_limit) > 0
-            )
-        into v_end, v_has_pauses, v_settings;
-        if cardinality(queues) > 1 then
-            select o.open_queues, case when o.ends[1] = all(o.ends) then o.ends[1] end
-            into v_open, v_end
-            from rota._open_queues(claim_jobs.queues, v_now) as o
-            where not exists (select from rota.queue_grants)
-               or (claim_jobs.queues <@ rota._allowed_queues('worker')) is not false;
-            if cardinality(v_open) < cardinality(queues) then
-                -- As _lock_due() calls it.
-                v_from := string_to_array(
-                    rota._scan_start(concat('some ', v_call, ' ', v_open)), ' ')::bigint[];
+    if v_configured = '{}' then
+        null;  -- as for most claims, which so evaluate no more
+    elsif v_configured <@ '{fair_queues,queues}' and cardinality(queues) = 1 then
+        if 'fair_queues' = any(v_configured) then v_end := v_now + interval '1 minute'; end if;
+        if 'queues' = any(v_configured) then
+            select case when q.ageing is null then v_end else 'infinity' end,
+                jsonb_build_object(q.queue, jsonb_build_array(q.lease, q.time_limit))
+            into v_end, v_settings from rota.queues as q where q.queue = claim_jobs.queues[1];
+        end if;
+    else
+        select o.open_queues, case when o.ends[1] = all(o.ends) then o.ends[1] end, o.settings,
+            exists (select from rota.pauses)
+        into v_open, v_end, v_settings, v_has_pauses
+        from rota._open_queues(claim_jobs.queues, v_now) as o
+        where not exists (select from rota.queue_grants)
+           or (claim_jobs.queues <@ rota._allowed_queues('worker')) is not false;
+        if cardinality(v_open) < cardinality(queues) then
+            -- As _lock_due() calls it.
+            v_from := string_to_array(
+                rota._scan_start(concat('some ', v_call, ' ', v_open)), ' ')::bigint[];
+        end if;
+    end if;
+    -- Most claims find all in the lane in which the last one of this very call found its jobs.
+    -- Null where more has to be looked at: a queue that is full or paused, a job that expired.
+    if v_from[1] > c_moment and v_from[1] <= c_moment + 3000000 and cardinality(v_from) >= 5
+      and max_jobs between 1 and 1000 and v_end is not null
+      and current_setting('transaction_isolation') = 'read committed' then
+        if cardinality(v_open) = 1 then
+            select case when bool_or(h.is_expired) is not true then array_agg(h.ctid) end,
+                array_agg(rota._limit_names(h.queue, h.job_type, h.limit_key))
+            into v_rows, v_names
+            from (
+                select j.ctid, j.queue, j.job_type, j.limit_key,
+                    j.expires_at <= v_now as is_expired
+                from rota.jobs as j
+                where j.queue = v_open[1]
+                  and coalesce(j.own_lane, j.priority) = v_from[3]::integer
+                  and j.hold is null and j.status in ('queued', 'failed')
+                  and coalesce(j.own_place, j.run_at) <= v_end and j.run_at <= v_now
+                  and (coalesce(j.own_place, j.run_at), j.id)
+                    >= (coalesce('epoch'::timestamptz + nullif(v_from[4], 0)
+                        * interval '1 microsecond', '-infinity'), v_from[5])
+                  and (claim_jobs.job_types is null or j.job_type = any(claim_jobs.job_types))
+                  and not exists (
+                    select from rota.jobs as u where u.queue = v_open[1]
+                      and coalesce(u.own_lane, u.priority) < v_from[3]::integer
+                      and u.hold is null and u.status in ('queued', 'failed')
+                  )
+                order by coalesce(j.own_place, j.run_at), j.id limit claim_jobs.max_jobs
+                for update of j skip locked
+            ) as h;
+        elsif rota._next_lane(v_open, -32769, v_from[3]) = v_from[3] then
+            select m.ids into v_ids
+            from rota._lock_merged(v_open, array_fill(v_end, array[cardinality(v_open)]),
+                v_from[3]::integer, coalesce('epoch'::timestamptz + nullif(v_from[4], 0)
+                    * interval '1 microsecond', '-infinity'), v_from[5],
+                claim_jobs.max_jobs, claim_jobs.job_types, v_now, '{}') as m;
+            select case when (0 > any(v_ids)) is not true then array_agg(j.ctid) end,
+                array_agg(rota._limit_names(j.queue, j.job_type, j.limit_key))
+            into v_rows, v_names from rota.jobs as j where j.id = any(v_ids);
+        end if;
+        if v_has_pauses then
+            if exists (
+                select from rota.jobs as j join rota.pauses as p on p.job_type = j.job_type
+                where j.ctid = any(v_rows)
+            ) then
+                v_rows := null;
             end if;
         end if;
     end if;
-    v_rows := rota._lock_head(v_from, v_open, max_jobs, job_types, v_now, c_moment, v_end,
-        v_has_pauses);
     if cardinality(v_rows) = max_jobs is not true then
         -- Fewer are all that is due if the scan was from the start of the only lane.
         v_may_be_more := (v_from[4] = 0 and cardinality(v_rows) > 0 and not exists (
@@ -130,21 +161,12 @@ begin
     if not v_may_be_more then
         -- Asked when this transaction has an id: a limit not seen now waits for its end to
         -- count what runs.
-        if exists (select from rota.limits) then
-            v_are_limited := exists (
-                select from rota.jobs as j
-                where j.ctid = any(v_rows)
-                  and (exists (select from rota.limits as l where l.job_type = j.job_type)
-                    or exists (select from rota.limits as l where l.queue = j.queue)
-                    -- Its own limit, or that of its class; a weight alone holds no job.
-                    or j.limit_key is not null and exists (
-                        select from rota.limits as l
-                        where l.limit_name in ('key ' || j.limit_key,
-                            format('key %s:*', split_part(j.limit_key, ':', 1)))
-                          and num_nonnulls(l.max_running, l.max_starts) > 0
-                    ))
-            );
-        end if;
+        v_are_limited := exists (
+            select from rota.limits as l
+            -- A weight alone holds no job.
+            where l.limit_name = any(v_names)
+              and num_nonnulls(l.max_running, l.max_starts) > 0
+        );
     end if;
     if v_may_be_more or v_are_limited then
         if v_start is null or max_jobs between 1 and 1000 is not true
@@ -207,75 +229,6 @@ comment on function rota.claim_jobs is
     'Lease up to max_jobs due jobs of these queues to a worker, by priority, run_at and id, or '
     'up to 200 where their keys have limits; the lease is that of the job, else the argument, '
     'else that of the queue; raises 22023 or RT009.';
-
-/* The rows of the first due jobs of the lane that the last claim found them in, locked.  Null
- * if nothing fresh is remembered of this very call, and none or too few where more has to be
- * looked at: another lane, a full queue, one that is paused, a job that has expired.  Of one
- * queue, what is in this one statement is all that most claims need. */
-create or replace function rota._lock_head(
-    start bigint[], queues text[], max_jobs integer, job_types text[], due timestamptz,
-    due_micros bigint, walk_until timestamptz, has_pauses boolean
-) returns tid[] language plpgsql as $$
-declare
-    v_rows tid[];
-    v_ids bigint[];
-    v_has_expired boolean;
-begin
-    if (start[1] > due_micros and start[1] <= due_micros + 3000000 and cardinality(start) >= 5
-        and cardinality(queues) > 0 and max_jobs between 1 and 1000
-        and walk_until is not null
-        and current_setting('transaction_isolation') = 'read committed') is not true then
-        return null;
-    elsif has_pauses then
-        if rota._is_paused(queues[1], due) then return null; end if;
-    end if;
-
-    if cardinality(queues) > 1 then
-        if rota._next_lane(queues, -32769, start[3]) < start[3] then return null; end if;
-        select m.ids into v_ids
-        from rota._lock_merged(_lock_head.queues,
-            array_fill(walk_until, array[cardinality(_lock_head.queues)]), start[3]::integer,
-            case when start[4] = 0 then timestamptz '-infinity'
-                else 'epoch'::timestamptz + start[4] * interval '1 microsecond' end,
-            start[5], _lock_head.max_jobs, _lock_head.job_types, _lock_head.due, '{}') as m;
-        if 0 > any(v_ids) then return null; end if;
-        v_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));
-    else
-        select array_agg(h.ctid), bool_or(h.is_expired) into v_rows, v_has_expired
-        from (
-            select j.ctid, j.expires_at <= _lock_head.due as is_expired
-            from rota.jobs as j
-            where j.queue = _lock_head.queues[1]
-              and coalesce(j.own_lane, j.priority) = _lock_head.start[3]::integer
-              and j.hold is null and j.status in ('queued', 'failed')
-              and coalesce(j.own_place, j.run_at) <= _lock_head.walk_until
-              and j.run_at <= _lock_head.due
-              and (coalesce(j.own_place, j.run_at), j.id) >= (
-                case
-                    when _lock_head.start[4] = 0 then timestamptz '-infinity'
-                    else 'epoch'::timestamptz + _lock_head.start[4] * interval '1 microsecond'
-                end, _lock_head.start[5])
-              and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))
-              and not exists (
-                select from rota.jobs as u where u.queue = _lock_head.queues[1]
-                  and coalesce(u.own_lane, u.priority) < _lock_head.start[3]::integer
-                  and u.hold is null and u.status in ('queued', 'failed')
-              )
-            order by coalesce(j.own_place, j.run_at), j.id limit _lock_head.max_jobs
-            for update of j skip locked
-        ) as h;
-    end if;
-    if v_has_expired then return null; end if;
-    if has_pauses then
-        if exists (
-            select from rota.jobs as j join rota.pauses as p on p.job_type = j.job_type
-            where j.ctid = any(v_rows)
-        ) then
-            return null;
-        end if;
-    end if;
-    return v_rows;
-end $$;
 
 /*
  * Lock due jobs of the queues that are open, and say which slots they hold: a jsonb object from
@@ -469,19 +422,20 @@ begin
     end loop;
 end $$;
 
-/* The queues that are not paused, nor full; and until which place their lanes are walked.  A
- * place is in the future where jobs of a high number age, or of a key that has just sent many;
- * jobs for later are not in the lanes of such queues. */
-create or replace function rota._open_queues(
-    queues text[], due timestamptz, out open_queues text[], out ends timestamptz[]
-) language plpgsql stable as $$
-begin
+/* The queues that are not paused, nor full; until which place their lanes are walked; and what
+ * they set for a lease.  A place is in the future where jobs of a high number age, or of a key
+ * that has just sent many; jobs for later are not in the lanes of such queues.  The planner
+ * puts the body into the statement of the caller. */
+create or replace function rota._open_queues(queues text[], due timestamptz)
+    returns table (open_queues text[], ends timestamptz[], settings jsonb)
+    language sql stable as $$
     select coalesce(array_agg(c.queue), '{}'),
         coalesce(array_agg(case
             when q.ageing is not null then 'infinity'
             when f.queue is not null then _open_queues.due + interval '1 minute'
-            else _open_queues.due end), '{}')
-    into open_queues, ends
+            else _open_queues.due end), '{}'),
+        jsonb_object_agg(c.queue, jsonb_build_array(q.lease, q.time_limit))
+            filter (where num_nonnulls(q.lease, q.time_limit) > 0)
     from (select distinct u.queue from unnest(_open_queues.queues) as u (queue)) as c
     left join rota.queues as q on q.queue = c.queue
     left join rota.fair_queues as f on f.queue = c.queue
@@ -489,9 +443,13 @@ begin
     where (not exists (select from rota.pauses) or not rota._is_paused(c.queue, due))
       -- If it seems to have free capacity; a claim that goes on takes it for certain.
       and (num_nonnulls(b.max_running, b.max_starts) = 0 or b.is_backfilled
-        and (b.max_running is null or rota._free_slots(b, 1) > 0)
+        and (b.max_running is null or exists (
+            select from rota.limit_slots as s where s.limit_name = b.limit_name
+              and s.version
+                >= coalesce(rota._scan_from('free ' || b.limit_name, _open_queues.due), 0)
+          ) and rota._is_issued_for(b) or rota._parts(b) > 0 and rota._free_slots(b, 1) > 0)
         and (b.max_starts is null or rota._next_start_at(b) <= rota.now()));
-end $$;
+$$;
 
 /*
  * Walk the lanes from the lowest number up, until there are enough.  The place of the first job
@@ -619,10 +577,8 @@ declare
     c_queue constant text := queues[1];
     c_end constant timestamptz := ends[1];
     c_lane constant integer := first[1]::integer;
-    c_place constant timestamptz := case
-        when first[2] = 0 then timestamptz '-infinity'
-        else 'epoch'::timestamptz + first[2] * interval '1 microsecond'
-    end;
+    c_place constant timestamptz := coalesce('epoch'::timestamptz + nullif(first[2], 0)
+        * interval '1 microsecond', '-infinity');
     c_id constant bigint := first[3];
     v_place timestamptz;
     v_ids bigint[];

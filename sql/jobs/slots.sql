@@ -176,6 +176,13 @@ union all
 select l.* from rota.limits as l where l.queue = _limits_of.queue;
 $$;
 
+/* The names that limits of a job of this kind have. */
+create or replace function rota._limit_names(queue text, job_type text, limit_key text)
+    returns text[] language sql immutable as $$
+select array['queue ' || queue, 'type ' || job_type, 'key ' || limit_key,
+    'key ' || substring(limit_key, '^[^:]*:') || '*']
+$$;
+
 /* What is set for a limit: for that of a key its own setting, else that of its class. */
 create or replace function rota._bound(name text)
     returns rota.limits language plpgsql stable as $$

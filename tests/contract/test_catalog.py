@@ -343,7 +343,7 @@ def test_changes_of_a_running_job_are_fenced_by_its_token(
 def test_statuses_are_literals_where_a_partial_index_depends_on_them() -> None:
     code = bodies()
     for function in (
-        "_lock_head",
+        "claim_jobs",
         "_next_lane",
         "_lock_lane",
         "_lock_merged",

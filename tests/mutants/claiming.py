@@ -94,9 +94,7 @@ CLAIMS = (
         "expired-job-claimed",
         "A claim that knows where its lane begins does not see that a job has expired.",
         "sql/maintenance/test_expiry.py",
-        sql(
-            "jobs/claim", "j.expires_at <= _lock_head.due as is_expired", "false as is_expired"
-        ),
+        sql("jobs/claim", "j.expires_at <= v_now as is_expired", "false as is_expired"),
     ),
     mutant(
         "expired-job-claimed-from-two-queues",
@@ -203,10 +201,7 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            """\
-              and coalesce(j.own_place, j.run_at) <= _lock_head.walk_until
-              and j.run_at <= _lock_head.due
-""",
+            "and coalesce(j.own_place, j.run_at) <= v_end and j.run_at <= v_now",
             "",
         ),
     ),
@@ -247,16 +242,6 @@ CLAIMS = (
         "A paused queue goes on.",
         "sql/jobs/test_pauses.py",
         sql("jobs/claim", "or not rota._is_paused(c.queue, due)", "or true"),
-    ),
-    mutant(
-        "claim-with-a-hint-from-a-paused-queue",
-        "A paused queue goes on for who has a hint.",
-        "sql/jobs/test_scan_start.py sql/jobs/test_pauses.py",
-        sql(
-            "jobs/claim",
-            "if rota._is_paused(queues[1], due) then return null; end if;",
-            "",
-        ),
     ),
     mutant(
         "claim-of-a-paused-type",
@@ -444,8 +429,8 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "        _lock_head.start[1] > _lock_head.due_micros\n        and ",
-            "        ",
+            "if v_from[1] > c_moment and ",
+            "if ",
         ),
     ),
     mutant(
@@ -454,7 +439,7 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "and _lock_head.start[1] <= _lock_head.due_micros + 3000000",
+            "and v_from[1] <= c_moment + 3000000",
             "and true",
         ),
     ),
@@ -475,7 +460,7 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "and coalesce(u.own_lane, u.priority) < _lock_head.start[3]::integer",
+            "and coalesce(u.own_lane, u.priority) < v_from[3]::integer",
             "and false",
         ),
     ),
@@ -485,15 +470,19 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "_next_lane(queues, -32769, start[3]) < start[3]",
-            "_next_lane(queues, -32769, start[3]) < -32769",
+            "elsif rota._next_lane(v_open, -32769, v_from[3]) = v_from[3] then",
+            "else",
         ),
     ),
     mutant(
         "hint-of-two-queues-and-the-expired",
         "Who has a hint of two queues takes what has expired for the number of another job.",
         "sql/jobs/test_scan_start.py",
-        sql("jobs/claim", "        if 0 > any(v_ids) then return null; end if;\n", ""),
+        sql(
+            "jobs/claim",
+            "case when (0 > any(v_ids)) is not true then array_agg(j.ctid) end",
+            "array_agg(j.ctid)",
+        ),
     ),
     mutant(
         "hint-of-a-second-queue-that-ages",
@@ -515,7 +504,27 @@ CLAIMS = (
         "claim-from-a-fair-queue-forgets-what-is-set",
         "A queue with fair shares is taken for one that has no other settings.",
         "sql/jobs/test_scan_start.py",
-        sql("jobs/claim", "        limit 2\n", "        order by c.source limit 1\n"),
+        sql("jobs/claim", "        limit 3\n", "        order by c.source limit 1\n"),
+    ),
+    mutant(
+        "full-queue-walked-past-slots-that-are-gone",
+        "Under a held snapshot a claim looks for a slot of a full queue from the first on.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "jobs/claim",
+            ">= coalesce(rota._scan_from('free ' || b.limit_name, _open_queues.due), 0)",
+            ">= 0",
+        ),
+    ),
+    mutant(
+        "settings-of-the-first-queue-for-all",
+        "A claim of several queues reads the settings of the first.",
+        "sql/jobs/test_claim.py sql/jobs/test_queues.py",
+        sql(
+            "jobs/claim",
+            "v_configured <@ '{fair_queues,queues}' and cardinality(queues) = 1",
+            "v_configured <@ '{fair_queues,queues}'",
+        ),
     ),
     mutant(
         "hint-of-all-there-is",
@@ -631,7 +640,7 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))",
+            "and (claim_jobs.job_types is null or j.job_type = any(claim_jobs.job_types))",
             "and true",
         ),
     ),

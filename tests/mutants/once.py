@@ -2051,8 +2051,8 @@ any(array['access producer', enqueue.queue])
         "sql/waiting/test_limits.py",
         sql(
             "jobs/claim",
-            "if exists (select from rota.limits) then",
-            "if false then",
+            "v_are_limited := exists (",
+            "v_are_limited := false and exists (",
         ),
     ),
     mutant(
@@ -2060,10 +2060,9 @@ any(array['access producer', enqueue.queue])
         "A claim that began before the limit of its queue was set never counts for it.",
         "sql/waiting/test_limits.py",
         sql(
-            "jobs/claim",
-            "or exists (select from rota.limits as l where l.queue = j.queue)\n"
-            "                    -- Its own",
-            "-- Its own",
+            "jobs/slots",
+            "array['queue ' || queue, 'type ' || job_type,",
+            "array['type ' || job_type,",
         ),
     ),
     mutant(
@@ -2086,17 +2085,21 @@ any(array['access producer', enqueue.queue])
         "claim-with-a-hint-past-the-limit-of-a-key",
         "A claim that has a hint starts more jobs of a key than its limit allows.",
         "sql/waiting/test_limits.py",
-        sql("jobs/claim", "l.limit_name in ('key ' || j.limit_key,", "l.limit_name in ("),
+        sql(
+            "jobs/slots",
+            "'type ' || job_type, 'key ' || limit_key,",
+            "'type ' || job_type,",
+        ),
     ),
     mutant(
         "claim-with-a-hint-past-the-limit-of-a-class",
         "A claim that has a hint starts more jobs of a key than the limit of its class allows.",
         "sql/waiting/test_limits.py",
         sql(
-            "jobs/claim",
-            "j.limit_key,\n"
-            "                            format('key %s:*', split_part(j.limit_key, ':', 1)))",
-            "j.limit_key)",
+            "jobs/slots",
+            "'type ' || job_type, 'key ' || limit_key,\n"
+            "    'key ' || substring(limit_key, '^[^:]*:') || '*']",
+            "'type ' || job_type, 'key ' || limit_key]",
         ),
     ),
     mutant(

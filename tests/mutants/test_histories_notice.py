@@ -29,7 +29,7 @@ MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
     "two claims take the same row": (
         "I1",
         [
-            ("_lock_head", "for update of j skip locked", ""),
+            ("claim_jobs", "for update of j skip locked", ""),
             ("_lock_lane", "for update skip locked", ""),
         ],
     ),
@@ -84,9 +84,8 @@ MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
         "I7",
         [
             (
-                "_lock_head",
-                "and coalesce(j.own_place, j.run_at) <= _lock_head.walk_until\n"
-                f"{' ' * 14}and j.run_at <= _lock_head.due",
+                "claim_jobs",
+                "and coalesce(j.own_place, j.run_at) <= v_end and j.run_at <= v_now",
                 "",
             ),
             (

@@ -100,11 +100,13 @@ def test_claim_jobs_takes_the_lease_of_job_then_argument_then_queue(db, clock):
 
     of_queue = running(db, queue="q")
     enqueue(db, queue="q")
+    (of_second_queue,) = claim(db, queues=["p", "q"])
+    enqueue(db, queue="q")
     (of_argument,) = claim(db, queues=["q"], lease="2 s")
     enqueue(db, queue="q", lease="1 s")
     (of_job,) = claim(db, queues=["q"], lease="2 s")
 
-    for job, seconds in [(of_queue, 3), (of_argument, 2), (of_job, 1)]:
+    for job, seconds in [(of_queue, 3), (of_second_queue, 3), (of_argument, 2), (of_job, 1)]:
         assert job.locked_for == timedelta(seconds=seconds)
         assert job.locked_until == now + timedelta(seconds=seconds)
 

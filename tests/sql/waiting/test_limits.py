@@ -1176,6 +1176,28 @@ def test_a_slot_goes_to_the_type_that_has_a_worker_however_many_have_none(db, cl
     assert ids(take(db, job_types=["worked-at"])) == [last]
 
 
+@pytest.mark.slow
+def test_a_full_queue_costs_a_claim_of_others_nothing_under_a_held_snapshot(db, connect, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, queue="other", max_running=1)
+    settle(db)
+    connect(autocommit=False).execute("set transaction isolation level repeatable read; select")
+    for _ in range(300):
+        enqueue(db, queue="other")
+        finish(db, *claim(db, queues=["other"]))
+    for queue in ("other", "other", "default"):
+        enqueue(db, queue=queue)
+    claim(db, queues=["other"], lease="1 day")
+    read = "select pg_stat_get_xact_tuples_returned('rota.limit_slots_pkey'::regclass)"
+
+    with db.transaction():
+        before = scalar(db, read)
+        (job,) = claim(db, queues=["default", "other"])
+
+        assert scalar(db, read) - before < 20
+    assert job.queue == "default"
+
+
 def _stopped(db, connect):
     """Let a session's next claim wait between its snapshot and the id of its transaction."""
     db.execute(
@@ -1183,9 +1205,9 @@ def _stopped(db, connect):
         do $$
         begin
             execute replace(
-                pg_get_functiondef('rota._lock_head'::regproc),
-                'and j.run_at <= _lock_head.due',
-                'and j.run_at <= _lock_head.due'
+                pg_get_functiondef('rota.claim_jobs'::regproc),
+                'and j.run_at <= v_now',
+                'and j.run_at <= v_now'
                     ' and (select pg_advisory_xact_lock_shared(4711)) is not null');
         end $$
         """
