@@ -106,7 +106,6 @@ declare
     c_name constant text := rota._pause_name(queue, job_type);
 begin
     if until is not null then perform rota._check_run_at('until', until); end if;
-    if job_type is null then perform rota._check_stays(queue, 'another pause'); end if;
     -- One that is over is as none.
     delete from rota.pauses as p where p.pause_name = c_name and p.until <= rota.now();
     insert into rota.pauses as p (pause_name, queue, job_type, set_by, reason, until)
@@ -121,6 +120,8 @@ begin
         paused_by = case when p.set_by = excluded.set_by then p.paused_by
             else excluded.paused_by end
     where excluded.set_by = 'operator' or p.set_by = excluded.set_by;
+    -- Now that this has waited for a move that has just begun.
+    if job_type is null then perform rota._check_stays(queue, 'another pause'); end if;
     perform rota._add_checks('pause', array[c_name], _pause.until)
     where _pause.until is not null;
 end $$;
@@ -130,10 +131,10 @@ create or replace function rota._resume(queue text, job_type text)
 declare
     c_name constant text := rota._pause_name(queue, job_type);
 begin
-    if job_type is null then perform rota._check_stays(queue, 'claims'); end if;
     delete from rota.pauses as p where p.pause_name = c_name;
     -- Else the trigger leaves it.
     if not found then perform rota._add_checks('pause', array[c_name]); end if;
+    if job_type is null then perform rota._check_stays(queue, 'claims'); end if;
     perform rota._notify_paused(queue);
 end $$;
 

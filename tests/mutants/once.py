@@ -432,6 +432,22 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "resumed-before-it-moves",
+        "Who waits for a queue to move ends its pause, and its jobs run here and there.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "jobs/pauses",
+            "if job_type is null then perform rota._check_stays(queue, 'claims'); end if;",
+            "",
+        ),
+        sql(
+            "jobs/pauses",
+            "    delete from rota.pauses as p where p.pause_name = c_name;\n",
+            "    if job_type is null then perform rota._check_stays(queue, 'claims'); end if;\n"
+            "    delete from rota.pauses as p where p.pause_name = c_name;\n",
+        ),
+    ),
+    mutant(
         "ended-under-a-mover",
         "A late job is taken out while an operator ends the move, and no mover ever sends it.",
         "sql/maintenance/test_moves.py",

@@ -369,6 +369,25 @@ def test_two_who_begin_a_move_begin_one(connect, db, there, is_undone):
     assert rows(db, "select move_id from rota.queue_moves") == [(found,)]
 
 
+@pytest.mark.parametrize(
+    "act", ["pause_queue('q', until => now() + '1 s')", "resume_queue('q')"]
+)
+def test_who_waited_for_a_move_does_not_end_its_pause(connect, db, there, act):
+    """The queue is paused; A lets it move and stays open; B waits for A and is refused."""
+    a, b = Session(connect(autocommit=False), db), Session(connect(), db)
+    enqueue(db, queue="q")
+    value(db, "pause_queue", queue="q")
+    a.fetch("select rota.begin_queue_move('q', 6)")
+
+    pending = b.start(f"select rota.{act}".encode())
+    pending.wait_blocked(by=a)
+    a.connection.commit()
+
+    with raises("RT016"):
+        pending.result()
+    assert rows(db, "select queue, until from rota.pauses") == [("q", None)]
+
+
 def test_the_sequence_is_raised_before_jobs_with_a_key_are_taken_there(db, there):
     last = [enqueue(db, queue="q", ordering_key="k") for _ in range(2)][-1]
     move_id = begin(db, there)
