@@ -170,7 +170,6 @@ declare
 begin
     select p.* into v_pause from rota.pauses as p where p.pause_name = _check_pause.pause_name;
     if v_pause.until <= rota.now() then
-        -- A session that is about to change it leaves a check.
         delete from rota.pauses as p
         where p.ctid = any(array(
             select d.ctid from rota.pauses as d
@@ -190,11 +189,13 @@ begin
             coalesce(j.own_place, j.run_at), j.id limit 1000 for update skip locked
     );
     if v_ids = '{}' then
-        -- Those that another session has locked are asked for again.
+        -- Those that another session has locked are asked for again, and so is the pause.
         return not exists (
             select from rota.jobs as j
             where j.hold = 'pause ' || _check_pause.pause_name
               and j.hold <> 'time' and j.status in ('queued', 'failed')
+        ) and not exists (
+            select from rota.pauses as p where p.pause_name = _check_pause.pause_name
         );
     end if;
     v_ids := rota._let_in(v_ids, 'pause ' || pause_name, keep_places => true);

@@ -308,6 +308,17 @@ MAINTENANCE = (
         sql("maintenance/pending", "order by c.kind, min(c.id)", "order by c.kind, c.subject"),
     ),
     mutant(
+        "expired-pause-stays",
+        "A pause that an operator had locked when it ended stays in the list of pauses.",
+        "sql/jobs/test_pauses.py",
+        sql(
+            "jobs/pauses",
+            " and not exists (select from rota.pauses as p "
+            "where p.pause_name = _check_pause.pause_name)",
+            "",
+        ),
+    ),
+    mutant(
         "let-in-though-it-stayed",
         "A job that a trigger keeps as it is spends the retries of its queue.",
         "sql/maintenance/test_budgets.py",

@@ -220,6 +220,21 @@ def test_what_a_pause_has_held_comes_back_by_itself_at_its_end(db, clock):
     assert ids(claim(db, max_jobs=5)) == job_ids
 
 
+def test_a_pause_that_was_being_changed_at_its_end_is_deleted_later(db, connect, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    value(db, "pause_all", until=now + timedelta(minutes=1))
+    operator = connect(autocommit=False)
+    value(operator, "resume_all")
+    clock.advance("2 minutes")
+    call(db, "tick")
+
+    operator.rollback()
+    clock.advance("1 minute")
+    call(db, "tick")
+
+    assert rows(db, "select pause_name from rota.pauses") == []
+
+
 def test_a_claim_that_does_not_see_the_end_of_a_pause_holds_no_job_for_ever(db, connect):
     value(db, "pause_type", job_type="mail")
     job_id = enqueue(db, "mail")
