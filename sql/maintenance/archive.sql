@@ -14,10 +14,7 @@
 create or replace function rota.set_archive(schema text default null)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    c_rows_owner constant oid := (
-        select c.relowner from pg_class as c
-        where c.relname = 'rota_rows' and c.relnamespace = to_regnamespace(quote_ident(schema))
-    );
+    v_rows_owner oid;
 begin
     perform rota._check_queues('operator', '{*}');
     if schema is null then
@@ -31,19 +28,24 @@ begin
     ) then
         perform rota._refuse('schema', format('must be a schema that belongs to role %s and is '
             'for nothing else, got %L', current_user, rota._cut(schema, 80)));
-    elsif c_rows_owner <> to_regrole(quote_ident(current_user)) then
+    end if;
+
+    -- First, so that of two sessions one makes the table.
+    insert into rota.archive (schema) values (set_archive.schema)
+    on conflict on constraint archive_pkey do update set schema = excluded.schema;
+    v_rows_owner := (
+        select c.relowner from pg_class as c
+        where c.relname = 'rota_rows' and c.relnamespace = to_regnamespace(quote_ident(schema))
+    );
+    if v_rows_owner is null then
+        execute format('create table %I.rota_rows (source text not null, '
+            'archived_at timestamptz not null, row_as jsonb not null)',
+            schema);
+    elsif v_rows_owner <> to_regrole(quote_ident(current_user)) then
         -- Others may be allowed to make tables there.
         perform rota._refuse('schema', format('must have no table rota_rows that does not '
             'belong to role %s, got %L', current_user, rota._cut(schema, 80)));
     end if;
-
-    if c_rows_owner is null then
-        execute format('create table %I.rota_rows (source text not null, '
-            'archived_at timestamptz not null, row_as jsonb not null)',
-            schema);
-    end if;
-    insert into rota.archive (schema) values (set_archive.schema)
-    on conflict on constraint archive_pkey do update set schema = excluded.schema;
 end $$;
 
 comment on function rota.set_archive is

@@ -1356,10 +1356,31 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "two-archive-tables",
+        "Of two sessions that set the same archive one fails with an error of the catalog.",
+        "sql/maintenance/test_archive.py",
+        sql(
+            "maintenance/archive",
+            "    insert into rota.archive (schema) values (set_archive.schema)\n"
+            "on conflict on constraint archive_pkey do update set schema = excluded.schema;\n",
+            "",
+        ),
+        sql(
+            "maintenance/archive",
+            "'belong to role %s, got %L', current_user, rota._cut(schema, 80)));\n"
+            "    end if;\nend $$;",
+            "'belong to role %s, got %L', current_user, rota._cut(schema, 80)));\n"
+            "    end if;\n"
+            "    insert into rota.archive (schema) values (set_archive.schema)\n"
+            "on conflict on constraint archive_pkey do update set schema = excluded.schema;\n"
+            "end $$;",
+        ),
+    ),
+    mutant(
         "archive-of-another",
         "The archive takes a table of another role, and runs its triggers.",
         "sql/maintenance/test_archive.py",
-        sql("maintenance/archive", "elsif c_rows_owner <>", "elsif false and c_rows_owner <>"),
+        sql("maintenance/archive", "elsif v_rows_owner <>", "elsif false and v_rows_owner <>"),
     ),
     mutant(
         "expiry-given-again",

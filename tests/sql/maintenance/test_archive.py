@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg.types.json import Jsonb
 
+from races.harness import Session
 from sql.helpers import claim, one, owner, refused, rows, scalar, settle, value
 from sql.maintenance.test_retention import end, tick_until_done
 from sql.operations.test_acts import act, dead
@@ -33,6 +34,21 @@ def test_set_archive_refuses_a_schema_that_is_not_of_the_owner(db, schema):
     db.execute("create schema theirs")
     with refused("schema"):
         value(db, "set_archive", schema=schema)
+
+
+@pytest.mark.parametrize("is_undone", [False, True])
+def test_two_who_set_one_archive_make_one_table(connect, db, is_undone):
+    db.execute("create schema history authorization rota_installer")
+    a, b = Session(connect(autocommit=False), db), Session(connect(), db)
+    set_it = "select rota.set_archive('history')"
+    a.fetch(set_it)
+
+    pending = b.start(set_it)
+    pending.wait_blocked(by=a)
+    (a.connection.rollback if is_undone else a.connection.commit)()
+    pending.result()
+
+    assert scalar(db, "select count(*) from history.rota_rows") == 0
 
 
 def test_a_day_goes_to_the_archive_as_it_is(db, clock, history):
