@@ -197,8 +197,8 @@ end $$;
 /* Give jobs of a queue their places anew, from one id on, a few thousand at a time; the subject
  * is the queue, the id that the last step has come to, and the pass.  After the first pass it
  * waits until all transactions are over that may not have known the new setting, and begins
- * again now and then.  A second pass follows, and another as long as a session has one of the
- * jobs locked, which may come back. */
+ * again now and then.  A second pass follows, another as long as a session has one of the jobs
+ * locked, which may come back, and one when no snapshot is left from before the setting. */
 create or replace function rota._check_queue(subject text)
     returns boolean language plpgsql as $$
 declare
@@ -209,6 +209,12 @@ declare
     c_is_fair constant boolean := exists (
         select from rota.fair_queues as f where f.queue = c_queue);
     c_waiting constant text[] := '{queued,failed}'::text[];
+    -- Asked before the first step: what commits later may be behind this pass.
+    c_are_older constant boolean := c_after = 0 and exists (
+        select from rota.queues as q
+        join pg_stat_activity as a on age(a.backend_xmin) >= age(q.xmin)
+        where q.queue = c_queue and a.datname = current_database()
+    );
     v_pass text := split_part(subject, ' ', 3);
     v_ids bigint[];
     v_wanted bigint[];
@@ -226,6 +232,11 @@ begin
         where c.kind = 'queue' and c.subject = _check_queue.subject and c.due_at > '-infinity'
           and c.deferrals >= 7;
         return found;
+    elsif v_pass = 'older' and c_after = 0 then
+        if c_are_older then return false; end if;
+        v_pass := 'second';
+    elsif v_pass = 'second' and c_are_older then
+        v_pass := 'older';
     end if;
 
     v_ids := array(
@@ -263,7 +274,7 @@ begin
         select j.id from rota.jobs as j
         where j.id = any(v_locked) and coalesce(j.hold, 'time') = 'time'
     ));
-    if v_pass = 'second' and cardinality(v_locked) < cardinality(v_wanted) then
+    if v_pass <> '' and cardinality(v_locked) < cardinality(v_wanted) then
         v_pass := 'missed';
     end if;
     -- Fewer are the last: those that come in later know the setting.
@@ -275,6 +286,8 @@ begin
     elsif v_pass = 'missed' then
         perform rota._add_checks('queue', array[c_queue || ' 0 second'],
             rota.now() + interval '5 seconds');
+    elsif v_pass = 'older' then
+        perform rota._add_checks('queue', array[c_queue || ' 0 older']);
     end if;
     return true;
 end $$;

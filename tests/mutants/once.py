@@ -2271,6 +2271,12 @@ any(array['access producer', enqueue.queue])
         sql("waiting/fairness", "v_pass := 'missed';", "null;"),
     ),
     mutant(
+        "placed-but-for-older-snapshots",
+        "What a transaction from before its queue stopped ageing enqueues waits for months.",
+        "sql/waiting/test_fairness.py",
+        sql("waiting/fairness", "elsif v_pass = 'second' and c_are_older", "elsif false"),
+    ),
+    mutant(
         "held-where-it-aged",
         "A job that was held when its queue stopped ageing waits for months.",
         "sql/waiting/test_fairness.py",

@@ -203,6 +203,24 @@ def test_a_stranger_keeps_no_job_where_it_aged(db, connect, clock):
     assert {c.job_id for c in claim(db, max_jobs=5)} == {locked, unseen}
 
 
+def test_an_older_snapshot_gives_no_job_the_place_of_before_for_long(db, connect, clock):
+    """In it a queue ages as it did when its transaction began."""
+    clock.set("2026-03-01 12:00+00")
+    value(db, "set_queue", queue="default", ageing="1 day")
+    producer = connect(autocommit=False)
+    producer.execute("set transaction isolation level repeatable read")
+    rows(producer, "select * from rota.jobs")
+    value(db, "set_queue", queue="default", reset=True)
+    _maintain(db, clock)
+
+    late = enqueue(producer, priority=5)
+    producer.commit()
+    _maintain(db, clock)
+
+    assert [c.job_id for c in claim(db)] == [late]
+    assert pending(db) == []
+
+
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_job_for_later_takes_its_turn_when_it_is_due(db, clock, is_batch):
     clock.set("2026-03-01 12:00+00")
