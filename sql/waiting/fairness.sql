@@ -149,8 +149,13 @@ begin
       or not rota._try_lock('rota.fair ' || queue) then
         return;
     end if;
-    -- With the lock no other session is about to write it, so this does not wait.
-    insert into rota.fair_queues (queue) values (_note_fair_queue.queue) on conflict do nothing;
+    begin
+        -- With the lock no other session is about to write it, so this does not wait.
+        insert into rota.fair_queues (queue) values (_note_fair_queue.queue)
+        on conflict do nothing;
+    exception when serialization_failure then
+        return;  -- another session has, since an older snapshot
+    end;
     perform rota._add_checks('queue', array[queue]);
 end $$;
 

@@ -2277,6 +2277,16 @@ any(array['access producer', enqueue.queue])
         sql("waiting/fairness", "elsif v_pass = 'second' and c_are_older", "elsif false"),
     ),
     mutant(
+        "first-key-of-an-older-snapshot",
+        "A producer fails because another session's key was the first of its queue.",
+        "sql/waiting/test_fairness.py",
+        sql(
+            "waiting/fairness",
+            "exception when serialization_failure then",
+            "exception when division_by_zero then",
+        ),
+    ),
+    mutant(
         "held-where-it-aged",
         "A job that was held when its queue stopped ageing waits for months.",
         "sql/waiting/test_fairness.py",

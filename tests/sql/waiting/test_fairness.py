@@ -203,6 +203,21 @@ def test_a_stranger_keeps_no_job_where_it_aged(db, connect, clock):
     assert {c.job_id for c in claim(db, max_jobs=5)} == {locked, unseen}
 
 
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_first_key_comes_in_beside_the_first_key_of_another_session(db, connect, level):
+    """The older snapshot does not show that the queue has fair shares by now."""
+    producer = connect(autocommit=False)
+    producer.execute(f"set transaction isolation level {level}".encode())
+    rows(producer, "select 1")
+    enqueue(db, limit_key="a")
+
+    enqueue(producer, limit_key="b")
+    call(producer, "enqueue_many", jobs=json.dumps([{"job_type": "x", "limit_key": "c"}]))
+    producer.commit()
+
+    assert len(claim(db, max_jobs=5)) == 3
+
+
 def test_an_older_snapshot_gives_no_job_the_place_of_before_for_long(db, connect, clock):
     """In it a queue ages as it did when its transaction began."""
     clock.set("2026-03-01 12:00+00")
