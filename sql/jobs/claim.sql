@@ -300,15 +300,15 @@ begin
         if not v_is_limited then
             v_ids := v_ids || v_found;
         else
-            select a.ids, a.held_limits, a.full_queues, a.limits_to_check into v_admitted
-            from rota._admit_jobs(v_found) as a;
+            select a.* into v_admitted from rota._admit_jobs(v_found) as a;
             v_ids := v_ids || v_admitted.ids;
             v_full_queues := v_full_queues || v_admitted.full_queues;
             v_limits_to_check := v_limits_to_check || v_admitted.limits_to_check;
             held_limits := coalesce(held_limits || v_admitted.held_limits, held_limits,
                 v_admitted.held_limits);
             v_may_leave := v_may_leave - cardinality(v_found) + cardinality(v_admitted.ids);
-            v_is_end := v_is_end and v_admitted.full_queues = '{}';
+            v_is_end := v_is_end and v_admitted.full_queues = '{}'
+                and not v_admitted.must_look_again;
         end if;
         exit when v_is_end or cardinality(v_ids) >= max_jobs or v_may_leave <= 0;
 

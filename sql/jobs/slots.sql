@@ -23,10 +23,12 @@
 /* Of locked jobs that are about to run, in their order, those that find a slot and a start
  * under each of their limits, with the slots that they take, as _lock_due() has it.  The others
  * leave their lane, but for those of a full queue: there no claim walks past them to others,
- * and the queue is named.  The limits of those are to be checked after the commit. */
+ * and the queue is named.  So do not those for which a slot or a start is left after all, since
+ * another limit refused a job in front of them: then the caller looks again.  The limits of
+ * those that leave are to be checked after the commit. */
 create or replace function rota._admit_jobs(
     job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
-    out limits_to_check text[]
+    out limits_to_check text[], out must_look_again boolean
 ) language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
@@ -38,7 +40,10 @@ declare
     v_refused bigint[];
     v_slots integer;
     v_free integer;
-    v_unused text[];
+    v_unused text[] := '{}'::text[];
+    v_slots_back text[];
+    v_leaving bigint[] := '{}'::bigint[];
+    v_holds text[] := '{}'::text[];
 begin
     ids := job_ids;
     full_queues := '{}';
@@ -98,15 +103,21 @@ begin
             select i.id from unnest(ids) with ordinality as i (id, ordinal)
             where i.id <> all(v_refused) order by i.ordinal
         );
-        v_unused := array(
+        v_slots_back := array(
             select unnest((held_limits ->> r.id::text)::text[])
             from unnest(v_refused) as r (id)
         );
-        if v_unused <> '{}' then
+        if v_slots_back <> '{}' then
             -- Jobs that are held for the other limit may have these slots.
-            perform rota._give_slots(v_unused);
-            limits_to_check := limits_to_check || v_unused;
+            perform rota._give_slots(v_slots_back);
+            limits_to_check := limits_to_check || v_slots_back;
         end if;
+        v_unused := v_unused || v_slots_back || array(
+            select l.limit_name from rota.jobs as j
+            cross join lateral rota._limits_of(j.job_type, j.limit_key, j.queue) as l
+            where j.id = any(v_refused) and l.limit_name = any(v_rates)
+              and l.limit_name <> v_limit.limit_name
+        );
         held_limits := held_limits - v_refused::text[];
         if v_limit.queue is not null then
             full_queues := full_queues || v_limit.queue;
@@ -116,10 +127,18 @@ begin
                 select j.opened_for from rota.jobs as j
                 where j.id = any(v_refused) and j.opened_for is not null
             );
-            update rota.jobs as j
-            set hold = v_limit.limit_name, opened_for = null where j.id = any(v_refused);
+            v_leaving := v_leaving || v_refused;
+            v_holds := v_holds
+                || array_fill(v_limit.limit_name, array[cardinality(v_refused)]);
         end if;
     end loop;
+    if v_leaving <> '{}' then
+        update rota.jobs as j
+        set hold = v_holds[array_position(v_leaving, j.id)], opened_for = null
+        where j.id = any(v_leaving)
+          and v_holds[array_position(v_leaving, j.id)] <> all(v_unused);
+    end if;
+    must_look_again := v_holds && v_unused;
     if v_rates <> '{}' then
         perform rota._take_starts(r.bound, r.starts, v_now, true)
         from (

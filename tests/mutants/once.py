@@ -1501,6 +1501,28 @@ any(array['access producer', enqueue.queue])
         sql("waiting/limits", "        if v_new <> 0 then\n", "        if v_new > 0 then\n"),
     ),
     mutant(
+        "claim-leaves-what-is-given-back",
+        "A claim holds a job for a slot that another limit has just left free.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "jobs/slots",
+            "          and v_holds[array_position(v_leaving, j.id)] <> all(v_unused);\n",
+            ";\n",
+        ),
+    ),
+    mutant(
+        "start-that-is-left-unseen",
+        "A claim does not see that another limit has left it a start at a rate.",
+        "sql/waiting/test_limits.py",
+        sql("jobs/slots", "j.id = any(v_refused) and l.limit_name = any(v_rates)", "false"),
+    ),
+    mutant(
+        "claim-does-not-look-again",
+        "A claim ends at a job that another limit has just left a slot for.",
+        "sql/waiting/test_limits.py",
+        sql("jobs/claim", "                and not v_admitted.must_look_again", ""),
+    ),
+    mutant(
         "limit-looks-once",
         "What starts while set_limit() stays open is counted only by the next tick.",
         "sql/waiting/test_limits_open.py",
@@ -1589,7 +1611,7 @@ any(array['access producer', enqueue.queue])
         "unused-slot-not-given-back",
         "A job that found one limit full keeps the slots of the others.",
         "sql/waiting/test_limits_open.py",
-        sql("jobs/slots", "            perform rota._give_slots(v_unused);\n", ""),
+        sql("jobs/slots", "            perform rota._give_slots(v_slots_back);\n", ""),
     ),
     mutant(
         "start-of-a-refused-job-counts",

@@ -563,6 +563,22 @@ def test_rate_gives_the_refused_their_time_instead_of_polling_them(db, clock):
     assert checks == [("type x", timedelta(seconds=30))]
 
 
+@pytest.mark.parametrize(
+    "by", [{"max_running": 1}, {"max_starts": 1, "per": timedelta(hours=1)}]
+)
+def test_what_a_full_limit_refuses_is_for_the_next_of_the_same_claim(db, by):
+    """The jobs in front of it have another limit, under which none of them can start."""
+    for _ in range(5):
+        enqueue(db, "full", limit_key="k")
+    (job_id,) = keyed(db, "k", job_type="free")
+    limit(db, job_type="full", max_running=0)
+    limit(db, limit_key="k", **by)
+
+    assert ids(claim(db, max_jobs=10)) == [job_id]
+    held = "select hold, count(*) from rota.jobs where status = 'queued' group by hold"
+    assert rows(db, held) == [("type full", 5)]
+
+
 def test_a_rate_counts_no_job_that_another_rate_has_refused(db, clock):
     clock.set("2026-01-01")
     limit(db, job_type="x", max_starts=5, per="1 minute", burst=5)
