@@ -141,10 +141,10 @@ ROTA = Peer(
     waiting="select count(*) from rota.jobs",
     prepare=ours,
     commands={
-        "work": f"{WORKER}:registry --concurrency 100 --batch 500",
+        "work": f"{WORKER}:registry --concurrency 100",
         "listen": f"{WORKER}:listening",
     },
-    note="--concurrency 100 --batch 500",
+    note="--concurrency 100",
     is_peer=False,
 )
 ROTA_THREADS = Peer(
@@ -153,8 +153,8 @@ ROTA_THREADS = Peer(
     waiting="select count(*) from rota.jobs",
     prepare=ours,
     fill="fill_threads",
-    commands={"work": f"{WORKER}:registry --concurrency 8 --batch 500"},
-    note="--concurrency 8 --batch 500",
+    commands={"work": f"{WORKER}:registry --concurrency 8"},
+    note="--concurrency 8",
     is_peer=False,
 )
 BARE = Peer(
