@@ -22,10 +22,10 @@
 
 /* Of locked jobs that are about to run, in their order, those that find a slot and a start
  * under each of their limits, with the slots that they take, as _lock_due() has it.  The others
- * leave their lane, but for those of a full queue: there no claim walks past them to others,
- * and the queue is named.  So do not those for which a slot or a start is left after all, since
- * another limit refused a job in front of them: then the caller looks again.  The limits of
- * those that leave are to be checked after the commit. */
+ * leave their lane, and their limits are to be checked after the commit.  Two kinds stay: jobs
+ * of a full queue, which is named, since no claim walks past them to others; and jobs for which
+ * a slot or a start is left after all, because another limit refused a job in front of them:
+ * for these the caller looks again. */
 create or replace function rota._admit_jobs(
     job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
     out limits_to_check text[], out must_look_again boolean
@@ -195,7 +195,7 @@ union all
 select l.* from rota.limits as l where l.queue = _limits_of.queue;
 $$;
 
-/* The names that limits of a job of this kind have. */
+/* The names that limits of a job of this kind may have; null where there can be none. */
 create or replace function rota._limit_names(queue text, job_type text, limit_key text)
     returns text[] language sql immutable as $$
 select array['queue ' || queue, 'type ' || job_type, 'key ' || limit_key,
@@ -219,8 +219,7 @@ end $$;
 /* The names of the limits that may be meant for a key: its own and that of its class. */
 create or replace function rota._key_limits(limit_key text)
     returns text[] language sql immutable as $$
-select array_remove(
-    array['key ' || limit_key, 'key ' || substring(limit_key, '^[^:]*:') || '*'], null)
+select array_remove(rota._limit_names(null, null, limit_key), null)
 $$;
 
 /* Into how many parts the slots of a limit are split that claims issue; none where maintenance

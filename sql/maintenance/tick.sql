@@ -134,6 +134,7 @@ create or replace function rota._has_maintenance(patient boolean default false)
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_full_scan_at bigint;
 begin
     if rota._has_late('sweep') or rota._has_late('expiry')
       or rota._first_due_schedule() is not null
@@ -144,8 +145,9 @@ begin
     ) then
         return true;
     end if;
-    if patient
-      and not rota._is_full_scan_due(rota._scan_start('patient')::bigint, v_now, '6 s') then
+    -- A variable: the planner puts no function in line of which an argument is a call.
+    v_full_scan_at := rota._scan_start('patient')::bigint;
+    if patient and not rota._is_full_scan_due(v_full_scan_at, v_now, '6 s') then
         return false;
     elsif rota._has_uncounted() or rota._has_count_due() or rota._is_tick_due(true, false)
       or rota._kept_limits('ask') <> '{}'
