@@ -10,6 +10,11 @@
  * so the locks of its application are left alone, and one that a rollback left behind is found
  * again.
  *
+ * Of many idle workers the first few do the looking: the first of a queue polls as often as it
+ * was told, the others two to ten times less often, and from the fifth on they do not ask when
+ * something will come due.  The first of all is told each time whether there is maintenance,
+ * the others in case those before them hang: 3 s later for each place.
+ *
  * A worker has to look by itself for what no session notifies it of: a run_at, a retry or a
  * start at a rate whose time comes, and what was claimable before it held the locks.
  * look_again_in says when.  It is 0 after the locks have changed, unless nothing is due; so
@@ -37,39 +42,38 @@ create or replace function rota.wait_for_jobs(
     ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_slots integer[]; v_has_changed boolean; v_is_first boolean;
+    v_ask_at constant bigint := rota._scan_start('asked')::bigint;
+    v_slots integer[]; v_place integer; v_has_changed boolean; v_times integer;
 begin
-    perform rota._check_names('queues', queues);
-    perform rota._check_queues('worker', queues);
-    if job_types is not null then perform rota._check_names('job_types', job_types); end if;
-    perform rota._check_interval('poll_interval', poll_interval, '1 ms', '1 hour');
-    perform rota._check_given('active', active is not null);
-    perform rota._check_given('claimed', claimed is not null);
+    perform rota._check_names('queues', queues), rota._check_queues('worker', queues),
+        case when job_types is not null then rota._check_names('job_types', job_types) end,
+        rota._check_interval('poll_interval', poll_interval, '1 ms', '1 hour'),
+        rota._check_given('active', active is not null),
+        rota._check_given('claimed', claimed is not null);
 
-    select t.channels, t.slots, t.has_changed, t.is_active, t.is_first
-    into channels, v_slots, v_has_changed, is_active, v_is_first
+    select t.channels, t.slots, t.place, t.has_changed, t.is_active
+    into channels, v_slots, v_place, v_has_changed, is_active
     -- What a session can lock is limited, and so each queue costs the others something.
     from rota._take_listen_slots(wait_for_jobs.queues[1:100], wait_for_jobs.active) as t;
-    if job_types is not null then
-        perform rota._notify_slots(hashtext(q.queue), 1, q.slot)
-        from unnest(wait_for_jobs.queues[1:100], v_slots) as q (queue, slot)
-        where rota._has_due(q.queue, v_now, wait_for_jobs.job_types);
-    end if;
-
-    -- One worker of a queue polls as often as it was told, the others less often.
+    v_times := case when is_active or 0 = any(v_slots) then 1
+        when v_slots && '{1,2,3}'::integer[] then 2 when -1 < any(v_slots) then 5 else 10 end;
     look_again_in := rota._look_again_in(
-        wait_for_jobs.queues[1:100], v_now,
-        v_now + wait_for_jobs.poll_interval * (0.9 + random() / 10) * case
-            when is_active or 0 = any(v_slots) then 1
-            when (select min(s.slot) from unnest(v_slots) as s (slot) where s.slot >= 0) < 4
-                then 2
-            else 5
-        end,
+        wait_for_jobs.queues[1:100], v_slots, job_types, v_now,
+        v_now + wait_for_jobs.poll_interval * (0.9 + random() / 10) * v_times, v_times < 5,
         v_has_changed, channels, claimed);
     if is_active then look_again_in := least(look_again_in, '10 ms'); end if;
     -- The first worker ticks without being asked to where it does not ask each second.
-    has_maintenance := v_is_first and (is_active or wait_for_jobs.poll_interval > '1 second')
-        or rota._has_maintenance(patient => true);
+    has_maintenance := v_place = 0
+        and (is_active or wait_for_jobs.poll_interval > '1 second');
+    -- Also where it may let a job in now: the first may not look at this queue.
+    if not has_maintenance and (look_again_in <= '0'
+      or rota._is_full_scan_due(v_ask_at, v_now, '1 minute')) then
+        has_maintenance := rota._has_maintenance(patient => true);
+        if not has_maintenance then
+            perform rota._keep_scan_start('asked',
+                rota._micros(v_now + v_place * interval '3 s')::text);
+        end if;
+    end if;
     return next;
 end $$;
 
@@ -85,7 +89,12 @@ declare
     v_keys constant integer[] := array(
         select h.key from rota._held_locks() as h where h.kind > 0);
 begin
-    perform rota._give_up(h.kind, h.key) from rota._held_locks() as h;
+    -- One that it took twice, as after a rollback, it also gives up twice.
+    for v_time in 1..16 loop
+        perform rota._give_up(h.kind, h.key) from rota._held_locks() as h;
+        exit when not found;
+    end loop;
+    perform set_config('rota.held_locks', '', false);
     perform set_config('rota.waiting', '', false);
     -- The next worker also moves up to the slot, and so looks again until the transactions of
     -- all producers have ended that had found this session there.
@@ -96,13 +105,20 @@ comment on function rota.stop_waiting is
     'Stop notifying this session, and notify the next waiting worker instead.';
 
 /* Take the lowest free listen slot of each queue and of all queues together, or become their
- * active poller, and give up what was held before instead. */
+ * active poller, and give up what was held before instead.  The place is that among all who
+ * wait: 0 for the first. */
 create or replace function rota._take_listen_slots(
     queues text[], active boolean, out channels text[], out slots integer[],
-    out has_changed boolean, out is_active boolean, out is_first boolean
+    out place integer, out has_changed boolean, out is_active boolean
 ) language plpgsql as $$
 declare
-    v_held text[] := array(select concat(h.kind, ' ', h.key) from rota._held_locks() as h);
+    c_queues constant text[] := array[''] || queues;
+    c_idle constant text := concat('0 ', hashtext(''));
+    -- Of a slot that the application has dropped nobody would be notified; without one nobody
+    -- is, and pg_locks need not list the locks of all sessions.
+    v_held text[] := case when current_setting('rota.held_locks', true) = c_idle
+        then array[c_idle]
+        else array(select concat(h.kind, ' ', h.key) from rota._held_locks() as h) end;
     v_kept text[] := '{}'::text[];
     v_key integer; v_slot integer; v_lock text; v_is_active boolean;
 begin
@@ -110,10 +126,8 @@ begin
     slots := '{}';
     has_changed := false;
     is_active := false;
-    for v_key in
-        select hashtext(q.queue)
-        from unnest(array[''] || _take_listen_slots.queues) as q (queue)
-    loop
+    for v_queue in 1..cardinality(c_queues) loop
+        v_key := hashtext(c_queues[v_queue]);
         v_slot := null;
         v_lock := concat('1 ', v_key);
         v_is_active := active
@@ -136,35 +150,36 @@ begin
             end if;
         end loop;
         -- After the slot: from here on producers look for it.
-        if v_slot is not null or v_key = hashtext('') then
+        if v_slot is not null or v_queue = 1 then
             v_lock := concat('0 ', v_key);
             if v_lock <> all(v_held) and rota._share_lock(1919907936, v_key) then
                 v_held := v_held || v_lock;
             end if;
             v_kept := v_kept || v_lock;
         end if;
-        if is_first is null then
-            is_first := v_is_active or v_slot is not distinct from 0;
+        if v_queue = 1 then
+            place := case when v_is_active then 0 else coalesce(v_slot, 16) end;
         else
             slots := slots || coalesce(v_slot, -1);
         end if;
     end loop;
 
-    perform rota._give_up(split_part(h.lock, ' ', 1)::integer,
-        split_part(h.lock, ' ', 2)::integer)
-    from unnest(v_held) as h (lock) where h.lock <> all(v_kept);
+    foreach v_lock in array v_held loop
+        continue when v_lock = any(v_kept);
+        perform rota._give_up(split_part(v_lock, ' ', 1)::integer,
+            split_part(v_lock, ' ', 2)::integer);
+    end loop;
+    perform set_config('rota.held_locks', array_to_string(v_kept, ', '), false);
 end $$;
 
 /* The locks of this session: kind 0 idle lock, 1 active poller, 2 and more the listen slots. */
 create or replace function rota._held_locks()
-    returns table (kind integer, key integer) language plpgsql as $$
-begin
-    return query
-    select (l.classid::bigint - 1919907936)::integer, l.objid::bigint::bit(32)::integer
-    from pg_locks as l
-    where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.objsubid = 2
-      and l.classid::bigint between 1919907936 and 1919907953;
-end $$;
+    returns table (kind integer, key integer) language sql stable as $$
+select (l.classid::bigint - 1919907936)::integer, l.objid::bigint::bit(32)::integer
+from pg_locks as l
+where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.objsubid = 2
+  and l.classid::bigint between 1919907936 and 1919907953
+$$;
 
 create or replace function rota._give_up(kind integer, key integer)
     returns void language plpgsql as $$
@@ -176,12 +191,13 @@ begin
     end if;
 end $$;
 
-/* How long until this session has to look again.  The setting rota.waiting holds, in
- * microseconds and as an id: the call before, the last change of the locks, the first
- * transaction after it, and until when a look takes long. */
+/* How long until this session has to look again; notifies those above its slots of due jobs of
+ * other types.  The setting rota.waiting holds, in microseconds and as an id: the call before,
+ * the last change of the locks, the first transaction after it, and until when a look takes
+ * long. */
 create or replace function rota._look_again_in(
-    queues text[], moment timestamptz, until timestamptz, has_changed boolean, channels text[],
-    claimed boolean
+    queues text[], slots integer[], job_types text[], moment timestamptz, until timestamptz,
+    with_times boolean, has_changed boolean, channels text[], claimed boolean
 ) returns interval language plpgsql set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
     set enable_sort = off as $$
@@ -193,37 +209,51 @@ declare
     v_state bigint[] := case when c_text ~ '^[0-9]{1,18}( [0-9]{1,18}){3}$'
         then string_to_array(c_text, ' ')::bigint[] end;
     v_is_new constant boolean := has_changed or v_state is null or v_state[1] > c_now;
-    v_is_sure boolean; v_due bigint;
+    c_has_pauses constant boolean := exists (select from rota.pauses);
+    v_is_sure boolean; v_since timestamptz; v_must_claim boolean; v_is_put_off boolean;
+    v_next timestamptz := until;
+    v_due bigint; v_found record;
 begin
     if v_is_new then
         v_state := array[c_now, c_now, c_xmin
             + age(pg_snapshot_xmin(pg_current_snapshot())::xid), coalesce(v_state[4], 0)];
+        v_must_claim := c_xmin < v_state[3] or v_state[4] > c_now or exists (
+            select unnest(_look_again_in.channels) except select pg_listening_channels()
+        );
+        v_is_put_off := v_must_claim;
+    else
+        v_since := rota._from_micros(v_state[1]);
+        -- Under a held snapshot a look takes long, and is worth it now and then.
+        v_is_put_off := v_state[4] > c_now and v_state[4] <= c_now + 60000000;
+        v_must_claim := v_is_put_off and not claimed;
     end if;
     v_is_sure := c_xmin >= v_state[3];
 
-    if v_is_new and (not v_is_sure or v_state[4] > c_now or exists (
-        select unnest(_look_again_in.channels) except select pg_listening_channels()
-    )) then
-        v_due := c_now;
-    elsif v_state[4] > c_now and v_state[4] <= c_now + 60000000 then
-        -- Under a held snapshot a look takes long, and is worth it now and then.
-        v_due := case when claimed then least(rota._micros(until), v_state[4]) else c_now end;
-    else
-        v_due := rota._micros(rota._next_due_at(queues,
-            case when v_is_new then '-infinity' else rota._from_micros(v_state[1]) end, until));
-        if not v_is_new then
-            -- Of what comes due all the time, and is not for this worker, the most together.
-            v_due := greatest(v_due, v_state[1] + 10000);
+    if with_times and not v_is_put_off then
+        v_next := rota._next_due_at(queues, coalesce(v_since, '-infinity'), until);
+    end if;
+    for v_n in 1..cardinality(queues) loop
+        continue when c_has_pauses and rota._is_paused(queues[v_n], moment);
+        v_found := rota._look_into_lanes(queues[v_n], job_types, moment,
+            case when not v_is_put_off then coalesce(v_since, moment) end, v_next);
+        v_next := least(v_next, v_found.next_run_at);
+        v_must_claim := v_must_claim or v_found.has_due and (v_is_new or not claimed);
+        if v_found.has_others then
+            perform rota._notify_slots(hashtext(queues[v_n]), 1, slots[v_n]);
         end if;
-        if not claimed and exists (
-            select from unnest(_look_again_in.queues) as c (queue)
-            where (not exists (select from rota.pauses) or not rota._is_paused(c.queue, moment))
-              and rota._has_due(c.queue, moment)
-        ) then
-            v_due := c_now;
-        end if;
+    end loop;
+    v_due := rota._micros(v_next);
+    if not v_is_put_off then
         v_state[4] := case when rota.now() - moment > interval '5 ms'
             then c_now + least(20 * (rota._micros(rota.now()) - c_now), 60000000) else 0 end;
+    elsif not v_is_new then
+        v_due := least(v_due, v_state[4]);
+    end if;
+    if v_must_claim then
+        v_due := c_now;
+    elsif not v_is_new then
+        -- Of what comes due all the time, and is not for this worker, the most together.
+        v_due := greatest(v_due, v_state[1] + 10000);
     end if;
     if not v_is_sure then
         v_due := least(v_due, c_now + greatest(3 * (c_now - v_state[2]), 5000));
@@ -237,73 +267,59 @@ begin
     return greatest(v_due - c_now, 0) * interval '1 microsecond';
 end $$;
 
-/* Whether a queue has a due job, of other types than these if any are given, asked of the first
- * ones of each lane.  True also where a queue has more lanes than are looked at. */
-create or replace function rota._has_due(
-    queue text, due timestamptz, other_than text[] default null
-) returns boolean language plpgsql stable set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
-    set enable_sort = off as $$
+/* What waits in the lanes of a queue: whether a job is due, and one of other types than these,
+ * asked of the first ones of each lane, and the first run_at between two times.  In a queue of
+ * more lanes than are looked at both are taken to be due. */
+create or replace function rota._look_into_lanes(
+    queue text, job_types text[], due timestamptz, after timestamptz, before timestamptz,
+    out has_due boolean, out has_others boolean, out next_run_at timestamptz
+) language plpgsql stable as $$
 declare
     v_lane bigint := -32769::bigint;
+    v_run_at timestamptz;
 begin
+    has_due := false;
+    has_others := false;
     for v_step in 1..11 loop
         v_lane := rota._next_lane(array[queue], v_lane, null);
         exit when v_lane is null;
-        if v_step = 11 or exists (
-            select
-            from (
-                select j.job_type from rota.jobs as j
-                where j.queue = _has_due.queue
-                  and coalesce(j.own_lane, j.priority) = v_lane and j.hold is null
-                  and j.status in ('queued', 'failed')
-                  and coalesce(j.own_place, j.run_at) <= _has_due.due
-                limit 1000
-            ) as d
-            where (d.job_type = any(_has_due.other_than)) is not true
-        ) then
-            return true;
+        if v_step = 11 then
+            has_due := true;
+            has_others := job_types is not null;
+            exit;
         end if;
+        select has_due or count(*) > 0,
+            has_others or count(*) filter (where d.job_type <> all(job_types)) > 0
+        into has_due, has_others
+        from (
+            select j.job_type from rota.jobs as j
+            where j.queue = _look_into_lanes.queue
+              and coalesce(j.own_lane, j.priority) = v_lane and j.hold is null
+              and j.status in ('queued', 'failed')
+              and coalesce(j.own_place, j.run_at) <= _look_into_lanes.due
+            limit 1000
+        ) as d;
+        continue when after is null;
+        select min(j.run_at) into v_run_at from rota.jobs as j
+        where j.queue = _look_into_lanes.queue
+          and coalesce(j.own_lane, j.priority) = v_lane and j.hold is null
+          and j.status in ('queued', 'failed')
+          and coalesce(j.own_place, j.run_at) > _look_into_lanes.after
+          and coalesce(j.own_place, j.run_at) < _look_into_lanes.before;
+        next_run_at := least(next_run_at, v_run_at);
     end loop;
-    return false;
 end $$;
 
-/* When something comes due between these times that no session notifies of: the time of a job
- * or of a schedule, a start at a rate, or a check that may let a job in. */
+/* When something comes due between these times that no session notifies of and that is in no
+ * lane yet: a job or a schedule whose time comes, a start at a rate, a check that may let a job
+ * in. */
 create or replace function rota._next_due_at(
     queues text[], since timestamptz, until timestamptz
 ) returns timestamptz language plpgsql stable as $$
-declare
-    v_next timestamptz := least(rota._next_let_in_at(queues, since, until),
+begin
+    return least(rota._next_let_in_at(queues, since, until),
         (select min(n.start_at) from rota.limits as l
         cross join lateral rota._next_start_at(l) as n (start_at)
         where l.queue = any(_next_due_at.queues)
           and l.max_starts is not null and n.start_at > _next_due_at.since));
-begin
-    return least(v_next, (
-        select min(rota._next_run_at(c.queue, since, v_next))
-        from unnest(_next_due_at.queues) as c (queue)
-        where not exists (select from rota.pauses) or not rota._is_paused(c.queue, rota.now())
-    ));
-end $$;
-
-/* The first run_at between these times in the lanes of a queue. */
-create or replace function rota._next_run_at(queue text, after timestamptz, before timestamptz)
-    returns timestamptz language plpgsql stable as $$
-declare
-    v_lane bigint := -32769::bigint;
-    v_run_at timestamptz; v_first timestamptz;
-begin
-    for v_step in 1..10 loop
-        v_lane := rota._next_lane(array[queue], v_lane, null);
-        exit when v_lane is null;
-        select min(j.run_at) into v_run_at from rota.jobs as j
-        where j.queue = _next_run_at.queue
-          and coalesce(j.own_lane, j.priority) = v_lane and j.hold is null
-          and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) > _next_run_at.after
-          and coalesce(j.own_place, j.run_at) < _next_run_at.before;
-        v_first := least(v_first, v_run_at);
-    end loop;
-    return v_first;
 end $$;

@@ -405,6 +405,7 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
             "_look_again_in",
             "_try_lock_key",
             "_raise_ids",
+            "_take_listen_slots",
             "stop_waiting",
         }
         settings.update(COMMITTING)

@@ -945,8 +945,8 @@ MAINTENANCE = (
         "sql/maintenance/test_wakeups.py",
         sql(
             "maintenance/wakeups",
-            "        if not claimed and exists (\n",
-            "        if exists (\n            select where false\n        ) and exists (\n",
+            "v_found.has_due and (v_is_new or not claimed)",
+            "v_found.has_due and v_is_new",
         ),
     ),
     mutant(
@@ -955,9 +955,57 @@ MAINTENANCE = (
         "sql/maintenance/test_wakeups.py",
         sql(
             "maintenance/wakeups",
-            "v_due := case when claimed then",
-            "v_due := case when true then",
+            "v_must_claim := v_is_put_off and not claimed;",
+            "v_must_claim := false;",
         ),
+    ),
+    mutant(
+        "stopped-worker-taken-for-waiting",
+        "A worker that had no slot, stopped and waits again is never notified.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "maintenance/wakeups",
+            "    perform set_config('rota.held_locks', '', false);\n",
+            "",
+        ),
+    ),
+    mutant(
+        "slot-of-a-rollback-kept",
+        "A session that took a slot twice, once before a rollback, holds it for ever.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "maintenance/wakeups",
+            "    for v_time in 1..16 loop\n",
+            "    for v_time in 1..1 loop\n",
+        ),
+    ),
+    mutant(
+        "locks-of-slots-remembered",
+        "Nobody notifies a worker again whose application has dropped its locks.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "maintenance/wakeups",
+            "    v_held text[] := case when current_setting('rota.held_locks', true) = c_idle\n"
+            "        then array[c_idle]\n",
+            "    v_held text[] := case when current_setting('rota.held_locks', true) <> ''\n"
+            "        then string_to_array(current_setting('rota.held_locks', true), ', ')\n",
+        ),
+    ),
+    mutant(
+        "only-the-first-asks-to-tick",
+        "Where the first idle worker hangs no other ticks.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "maintenance/wakeups",
+            "      or rota._is_full_scan_due(v_ask_at, v_now, '1 minute')) then",
+            "      or v_place = 0) then",
+        ),
+    ),
+    mutant(
+        "let-in-late-behind-the-first",
+        "What a tick lets in waits for the first worker, which may look at other queues.",
+        "sql/maintenance/test_wakeups.py",
+        sql("maintenance/wakeups", "(look_again_in <= '0'\n      or ", "("),
     ),
     mutant(
         "locks-of-others-dropped",
@@ -975,8 +1023,8 @@ MAINTENANCE = (
         "sql/maintenance/test_wakeups.py client/test_woken_workers.py",
         sql(
             "maintenance/wakeups",
-            "where rota._has_due(q.queue, v_now, wait_for_jobs.job_types);",
-            "where false;",
+            "        if v_found.has_others then\n",
+            "        if false then\n",
         ),
     ),
     mutant(
@@ -985,8 +1033,8 @@ MAINTENANCE = (
         "sql/maintenance/test_wakeups.py",
         sql(
             "maintenance/wakeups",
-            "perform rota._notify_slots(hashtext(q.queue), 1, q.slot)",
-            "perform rota._notify_slots(hashtext(q.queue), 16)",
+            "perform rota._notify_slots(hashtext(queues[v_n]), 1, slots[v_n]);",
+            "perform rota._notify_slots(hashtext(queues[v_n]), 16);",
         ),
     ),
     mutant(

@@ -161,6 +161,74 @@ def test_wait_for_jobs_has_sixteen_slots_and_no_seat_for_more(connect):
     assert [len(sleeper.channels) for sleeper in sleepers] == [2] * 16 + [0] * 2
 
 
+def take_all_slots(db: Db) -> None:
+    """Hold all listen slots of the queue default and of all queues."""
+    db.execute(
+        "select pg_advisory_lock(1919907938 + s, hashtext(q)) "
+        "from generate_series(0, 15) as s, unnest(array['', 'default']) as q"
+    )
+
+
+def test_a_worker_that_had_no_slot_is_notified_once_it_has_one(db, connect):
+    others, sleeper = connect(), Sleeper(connect())
+    one(sleeper.db, "stop_waiting")
+    take_all_slots(others)
+    before = sleeper.wait().channels
+    one(sleeper.db, "stop_waiting")
+    others.execute("select pg_advisory_unlock_all()")
+
+    sleeper.wait()
+    enqueue(db)
+
+    assert before == []
+    assert sleeper.heard() == ["default"]
+    assert locks(sleeper.db) == 4
+
+
+def roll_back_a_slot(sleeper: Sleeper, others: Db) -> None:
+    """Let a worker that had no slot take one in a transaction that ends with a rollback."""
+    others.execute("select pg_advisory_unlock_all()")
+    sleeper.db.execute("begin")
+    one(sleeper.db, "wait_for_jobs")
+    sleeper.db.execute("rollback")
+    sleeper.wait()
+
+
+def test_a_worker_gives_up_the_slot_that_a_rollback_left(connect):
+    others, sleeper = connect(), Sleeper(connect())
+    one(sleeper.db, "stop_waiting")
+    take_all_slots(others)
+    sleeper.wait()
+    roll_back_a_slot(sleeper, others)
+
+    one(sleeper.db, "stop_waiting")
+
+    assert locks(sleeper.db) == 0
+
+
+def test_a_worker_that_waits_on_gives_up_the_slot_that_a_rollback_left(connect):
+    others, sleeper = connect(), Sleeper(connect())
+    one(sleeper.db, "stop_waiting")
+    take_all_slots(others)
+    sleeper.wait()
+    roll_back_a_slot(sleeper, others)
+
+    for _ in range(2):
+        sleeper.wait(queues=["other"])
+
+    assert Sleeper(others).slots()["default"] == 0
+
+
+def test_a_worker_without_a_slot_does_not_read_the_locks_of_all_sessions(db, connect):
+    take_all_slots(connect())
+    sleeper = Sleeper(db)
+    db.execute("select pg_advisory_unlock_all()")
+
+    sleeper.wait()
+
+    assert locks(db) == 0  # else it had found that its idle lock is gone
+
+
 def test_wait_for_jobs_leaves_the_locks_of_the_application_alone(db):
     db.execute("select pg_advisory_lock(7), pg_advisory_lock(7, 8)")
 
@@ -297,7 +365,8 @@ def test_only_the_first_of_a_queue_polls_as_often_as_it_was_told(connect):
 
     assert 7.4 <= waits[0] <= 10
     assert all(14 <= wait <= 20 for wait in waits[1:4])
-    assert [wait for wait in waits[4:] if not 37 <= wait <= 50] == []
+    assert [wait for wait in waits[4:16] if not 37 <= wait <= 50] == []
+    assert [wait for wait in waits[16:] if not 75 <= wait <= 100] == []
 
 
 @pytest.mark.parametrize(
@@ -364,6 +433,39 @@ def test_wait_for_jobs_says_whether_a_tick_would_do_anything(db, connect, clock)
 
     assert (fresh, done, sleeper.wait().has_maintenance) == (True, False, True)
     assert first.wait().has_maintenance
+
+
+def test_those_behind_the_first_worker_ask_seldom_whether_to_tick(db, connect, clock):
+    clock.set("2031-03-01 12:00+00")
+    call(db, "tick")
+    first, *others = (Sleeper(connect(), poll_interval="1 s") for _ in range(3))
+    before = [s.wait().has_maintenance for s in (first, *others)]
+    running(db, lease="1 s")
+    answers = []
+    for _ in range(3):
+        clock.advance("2 seconds")
+        answers.append([s.wait().has_maintenance for s in (first, *others)])
+
+    assert before == [False] * 3
+    assert answers == [
+        [True, False, False],
+        [True, True, False],
+        [True, True, True],
+    ]
+
+
+def test_a_worker_behind_the_first_asks_when_a_job_may_be_let_in(db, connect, clock):
+    clock.set("2031-03-01 12:00+00")
+    call(db, "tick")
+    Sleeper(connect(), "other")
+    sleeper = Sleeper(connect(), poll_interval="1 s")
+    before = sleeper.wait().has_maintenance
+    enqueue(db, limit_key="k", delay="1 s")
+    clock.advance("1100 ms")
+    due = sleeper.wait()
+
+    assert (before, due.has_maintenance) == (False, True)
+    assert due.look_again_in.total_seconds() == 0
 
 
 def test_what_can_wait_is_looked_for_each_five_seconds(db, connect, clock):
