@@ -69,6 +69,8 @@ declare
     v_are_limited boolean := false;
     v_held_limits jsonb;
     v_claimed integer;
+    v_slots oid;
+    v_walked bigint;
     v_lease interval;
     v_settings jsonb;
 begin
@@ -89,6 +91,8 @@ begin
             into v_end, v_settings from rota.queues as q where q.queue = claim_jobs.queues[1];
         end if;
     else
+        v_slots := 'rota.limit_slots_pkey'::regclass::oid;
+        v_walked := pg_stat_get_xact_tuples_returned(v_slots);
         select o.open_queues, case when o.ends[1] = all(o.ends) then o.ends[1] end, o.settings,
             exists (select from rota.pauses)
         into v_open, v_end, v_settings, v_has_pauses
@@ -99,6 +103,11 @@ begin
             -- As _lock_due() calls it.
             v_from := string_to_array(
                 rota._scan_start(concat('some ', v_call, ' ', v_open)), ' ')::bigint[];
+            -- A session that takes no slot would walk past all dead ones in each claim.
+            perform rota._free_slots(l, 1) from rota.limits as l
+            where l.queue = any(claim_jobs.queues) and l.queue <> all(v_open)
+              and l.max_running is not null
+              and pg_stat_get_xact_tuples_returned(v_slots) - v_walked >= 200;
         end if;
     end if;
     -- Most claims find all in the lane in which the last one of this very call found its jobs.

@@ -155,23 +155,32 @@ begin
 end $$;
 
 /* How many slots are free, up to that many: those that are issued, from where this session
- * takes them or, in a full scan, from the first on, and those of parts that are not. */
+ * takes them or, in a full scan, from the first on, and those of parts that are not.  Where it
+ * finds the first is remembered for those who take. */
 create or replace function rota._free_slots(
     bound rota.limits, max_slots integer, is_full boolean default false
-) returns integer language plpgsql stable as $$
+) returns integer language plpgsql as $$
 declare
+    c_scan constant text := 'free ' || bound.limit_name;
+    c_index constant oid := 'rota.limit_slots_pkey'::regclass::oid;
     c_parts constant integer := rota._parts(bound);
-    v_first constant bigint := case when not is_full
-        then rota._scan_from('free ' || bound.limit_name, rota.now()) end;
+    v_now constant timestamptz := rota.now();
+    v_first constant bigint := case when not is_full then rota._scan_from(c_scan, v_now) end;
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    -- Before the scan: what comes in during it stands behind it.
+    c_last constant bigint := (select q.last_value from rota.limit_slots_version_seq as q);
     v_free integer;
+    v_oldest bigint;
 begin
     if not rota._is_issued_for(bound) then return 0; end if;
-    select count(*)::integer into v_free
+    select count(*)::integer, min(f.version) into v_free, v_oldest
     from (
-        select from rota.limit_slots as s
+        select s.version from rota.limit_slots as s
         where s.limit_name = bound.limit_name and s.version >= coalesce(v_first, 0)
         order by s.version limit _free_slots.max_slots
     ) as f;
+    perform rota._keep_scan_from(c_scan, v_now, v_first is null, c_index, v_walked,
+        coalesce(v_oldest, v_first, c_last));
     if v_free < max_slots and c_parts > 0 then
         v_free := v_free + bound.max_running - (
             select count(*)::integer * (bound.max_running / c_parts)

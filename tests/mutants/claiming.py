@@ -6,6 +6,12 @@ from mutants.mutant import mutant, sql
 
 CLAIMS = (
     mutant(
+        "dead-slots-of-a-full-queue-walked-again",
+        "A session that never takes a slot of a full queue walks all dead ones in each claim.",
+        "sql/waiting/test_limits.py",
+        sql("jobs/claim", "(v_slots) - v_walked >= 200;", "(v_slots) - v_walked < 0;"),
+    ),
+    mutant(
         "claim-keeps-slots-of-kept-rows",
         "Each claim of a job that a trigger keeps as it was loses its slots for ever.",
         "sql/waiting/test_limits.py",

@@ -1214,6 +1214,34 @@ def test_a_full_queue_costs_a_claim_of_others_nothing_under_a_held_snapshot(db, 
     assert job.queue == "default"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
+def test_a_session_that_finds_a_queue_full_walks_its_dead_slots_once(
+    db, connect, clock, queues
+):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, queue="default", max_running=1)
+    settle(db)
+    connect(autocommit=False).execute("set transaction isolation level repeatable read; select")
+    for _ in range(300):
+        enqueue(db)
+        finish(db, *claim(db))
+    for queue in ("default", "default", "other"):
+        enqueue(db, queue=queue)
+    (running,) = claim(db, lease="1 day")
+    fresh = connect()
+    read = "select pg_stat_get_xact_tuples_returned('rota.limit_slots_pkey'::regclass)"
+    claim(fresh, queues=queues)
+
+    with fresh.transaction():
+        before = scalar(fresh, read)
+        assert claim(fresh, queues=queues) == []
+        assert scalar(fresh, read) - before < 20
+
+    finish(db, running)
+    assert [job.queue for job in claim(fresh, queues=queues)] == ["default"]
+
+
 def _stopped(db, connect):
     """Let a session's next claim wait between its snapshot and the id of its transaction."""
     db.execute(
