@@ -418,15 +418,20 @@ declare
 begin
     v_is_backfilled := rota._backfill_limit(limit_name);
     v_bound := rota._bound(limit_name);
-    if limit_name like 'queue %' then
-        if v_bound.max_running is not null then
-            v_is_backfilled := v_bound.is_backfilled and rota._adjust_slots(v_bound)
-              and v_is_backfilled;
-        end if;
-        perform rota._notify(substr(limit_name, 7));
-        return v_is_backfilled;
-    elsif limit_name like '%:*' then
+    if limit_name like '%:*' then
         perform rota._check_class(limit_name);
+        return v_is_backfilled;
+    elsif v_bound.max_running is not null then
+        if not v_bound.is_backfilled then
+            return false;
+        elsif not rota._adjust_slots(v_bound) then
+            -- Jobs that run have slots that it has to give back: nobody knows when they end.
+            perform rota._check_later(limit_name, rota.now() + interval '1 second');
+            return v_is_backfilled;
+        end if;
+    end if;
+    if limit_name like 'queue %' then
+        perform rota._notify(substr(limit_name, 7));
         return v_is_backfilled;
     end if;
 
@@ -435,9 +440,6 @@ begin
         if v_opened > 0 then perform rota._add_checks('limit', array[limit_name]); end if;
         return v_opened > 0 or not exists (select from rota._held_kinds(limit_name, 1));
     elsif v_bound.max_running is not null then
-        if not (v_bound.is_backfilled and rota._adjust_slots(v_bound)) then
-            return false;
-        end if;
         v_taken := rota._slots_being_taken(limit_name);
         v_free := rota._free_slots(v_bound, 1000 + v_taken, true) - v_taken;
     end if;

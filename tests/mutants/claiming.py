@@ -6,6 +6,17 @@ from mutants.mutant import mutant, sql
 
 CLAIMS = (
     mutant(
+        "lowered-limit-looked-at-later-and-later",
+        "A limit that was lowered below what runs lets in seconds after enough have ended.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/limits",
+            "            perform rota._check_later(limit_name, rota.now() + interval '1 second');\n"
+            "            return v_is_backfilled;\n",
+            "            return false;\n",
+        ),
+    ),
+    mutant(
         "dead-slots-of-a-full-queue-walked-again",
         "A session that never takes a slot of a full queue walks all dead ones in each claim.",
         "sql/waiting/test_limits.py",

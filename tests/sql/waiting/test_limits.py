@@ -1242,6 +1242,29 @@ def test_a_session_that_finds_a_queue_full_walks_its_dead_slots_once(
     assert [job.queue for job in claim(fresh, queues=queues)] == ["default"]
 
 
+@pytest.mark.parametrize(
+    "subject", [{"queue": "default"}, {"job_type": "x"}, {"limit_key": "k"}], ids=str
+)
+def test_a_limit_that_was_lowered_lets_in_a_second_after_enough_have_ended(db, clock, subject):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, **subject, max_running=6)
+    settle_all(db, clock)
+    for _ in range(8):
+        enqueue(db, "x", limit_key="k")
+    *ending, _last = take(db, lease="1 day")
+    limit(db, **subject, max_running=2)
+    for _ in range(60):
+        clock.advance("0.5 s")
+        call(db, "tick")
+
+    finish(db, *ending)
+    clock.advance("1.1 s")
+    settle(db)
+
+    assert len(ending) == 5
+    assert len(take(db)) == 1
+
+
 def _stopped(db, connect):
     """Let a session's next claim wait between its snapshot and the id of its transaction."""
     db.execute(
