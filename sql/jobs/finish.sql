@@ -225,11 +225,10 @@ begin
           and (_archive_jobs.new_status <> 'succeeded'
             or not exists (select from rota.queue_grants)
             or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))
-        returning j.*
+        -- Read when the first row is deleted: the statistics rely on finished_at being later
+        -- than the lock on finished_jobs and the number of this transaction.
+        returning j.*, (select rota.now()) as ended_at
     ),
-    -- Read when the first row is deleted: the statistics rely on finished_at being later than
-    -- the lock on finished_jobs and the number of this transaction.
-    clock as (select rota.now() as now),
     archived as (
         insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,
             lease, time_limit, expires_at, headers, backoff, idempotency_key, ordering_key,
@@ -243,8 +242,7 @@ begin
             e.scheduled_for, e.run_at, e.attempts, e.lease_token, e.locked_by,
             e.cancel_requested_at, e.cancel_reason, e.progress_percent, e.progress_message,
             e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
-            _archive_jobs.new_status, (select c.now from clock as c),
-            (select c.now from clock as c),
+            _archive_jobs.new_status, e.ended_at, e.ended_at,
             case when _archive_jobs.results is not null then nullif(_archive_jobs.results
                     -> (array_position(_archive_jobs.job_ids, e.id) - 1), 'null') end
         from ended as e
