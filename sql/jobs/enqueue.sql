@@ -48,7 +48,7 @@ declare
         and if_parent_dead = 'cancel' and num_nonnulls(run_at, delay, max_attempts, lease,
             backoff, unique_for, updated_at, max_wait, ordering_key, depends_on, blocks,
             limit_key, time_limit, expires_at, headers, expires_after) = 0) is true;
-    v_may_wait constant boolean := num_nonnulls(ordering_key, depends_on) > 0;
+    v_may_wait boolean;
     v_is_confined boolean;
     v_has_settings boolean;
     v_takes_place boolean;
@@ -76,12 +76,13 @@ begin
         where rota._is_sound(enqueue.job_type, enqueue.queue, enqueue.payload, enqueue.priority,
             null)
           -- With exists() the planner would read the list, and hope for an early row.
-          and array(
+          and (
             select 1 from rota.configured_names as c
             where c.name
                 = any(array['access producer', enqueue.queue, 'type ' || enqueue.job_type])
               and (c.name <> 'access producer' or rota._may_confine(c.role))
-          ) = '{}'
+            order by c.name limit 1
+          ) is null
         returning j.id into v_job_id;
         if v_job_id is not null then
             if not (pg_try_advisory_lock(1919907936, hashtext(queue))
@@ -92,6 +93,7 @@ begin
         end if;
     end if;
 
+    v_may_wait := num_nonnulls(ordering_key, depends_on) > 0;
     if not v_is_plain
       or not rota._is_sound(job_type, queue, payload, priority, idempotency_key) then
         perform rota._check_new_job('', job_type, payload, queue, run_at, delay, priority,
