@@ -176,12 +176,43 @@ CLAIMS = (
         ),
     ),
     mutant(
+        "claim-in-the-order-of-a-session",
+        "A setting of the session lets a claim read the table, and tell its jobs as they lie.",
+        "sql/jobs/test_claim.py",
+        sql(
+            "jobs/claim",
+            "set enable_sort = off set enable_nestloop = on",
+            "set enable_sort = off",
+        ),
+    ),
+    mutant(
+        "claim-of-lanes-in-the-order-of-ids",
+        "The jobs of a walk through several lanes come by their numbers.",
+        "sql/jobs/test_claim.py",
+        sql(
+            "jobs/claim",
+            "where j.id = any(v_ids)"
+            " order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id",
+            "where j.id = any(v_ids) order by j.id",
+        ),
+    ),
+    mutant(
+        "hint-of-two-queues-in-the-order-of-ids",
+        "The jobs of several queues, found where the last claim was, come by their numbers.",
+        "sql/jobs/test_scan_start.py sql/jobs/test_claim.py",
+        sql(
+            "jobs/claim",
+            "array_agg(j.ctid order by coalesce(j.own_place, j.run_at), j.id)",
+            "array_agg(j.ctid order by j.id)",
+        ),
+    ),
+    mutant(
         "claim-in-a-subquery",
         "The update chooses its rows itself, and a plan that looks twice takes too many.",
         "sql/jobs/test_claim.py",
         sql(
             "jobs/claim",
-            "        where j.ctid = any(v_rows)\n        returning",
+            "    from (select unnest(v_rows) as row_id) as r where j.ctid = r.row_id returning",
             """\
         where j.id in (
             select w.id
@@ -496,8 +527,9 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "case when (0 > any(v_ids)) is not true then array_agg(j.ctid) end",
-            "array_agg(j.ctid)",
+            "case when (0 > any(v_ids)) is not true then"
+            " array_agg(j.ctid order by coalesce(j.own_place, j.run_at), j.id) end",
+            "array_agg(j.ctid order by coalesce(j.own_place, j.run_at), j.id)",
         ),
     ),
     mutant(
@@ -682,8 +714,8 @@ CLAIMS = (
         "sql/jobs/test_claim.py",
         sql(
             "jobs/claim",
-            "    order by c.lane, c.place, c.id;",
-            "    order by c.id desc;",
+            "from (select unnest(v_rows) as row_id) as r where j.ctid = r.row_id returning",
+            "where j.ctid = any(v_rows) returning",
         ),
     ),
 )

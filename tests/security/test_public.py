@@ -124,6 +124,7 @@ def test_definer_functions_have_the_path_and_no_setting_that_a_user_could_use(db
     assert {path for _, path, _ in settings} == {"search_path=pg_catalog, pg_temp"}
     assert {name for *_, others in settings for name in others} <= {
         "enable_bitmapscan",
+        "enable_nestloop",
         "enable_seqscan",
         "enable_sort",
         "jit",

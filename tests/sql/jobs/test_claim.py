@@ -190,6 +190,17 @@ def test_claim_jobs_goes_by_priority_then_time_then_id(db, clock):
     assert ids(claim(db, max_jobs=9)) == [late, twin, lazy]
 
 
+@pytest.mark.own_session
+@pytest.mark.parametrize("method", ["nestloop", "hashjoin", "mergejoin", "sort"])
+def test_claim_jobs_keeps_the_order_whatever_the_session_tells_the_planner(db, method):
+    """Its rows lie in the table the other way round."""
+    jobs = [enqueue(db, run_at=f"2026-01-01 00:{n:02}+00") for n in range(9, 0, -1)]
+    db.execute("analyze rota.jobs")
+    db.execute(f"set enable_{method} = off")
+
+    assert ids(claim(db, max_jobs=9)) == jobs[::-1]
+
+
 def test_claim_jobs_goes_by_priority_over_queues_that_have_no_lane_in_common(db):
     lazy = enqueue(db, queue="a", priority=5)
     urgent = enqueue(db, queue="b", priority=0)
