@@ -292,9 +292,9 @@ begin
             select u.ids, v_may_leave - u.held into v_found, v_may_leave
             from rota._hold_unfit(v_found, due, v_may_leave - cardinality(v_found)) as u;
         end if;
-        v_is_limited := exists (select from rota.limits);
-        if v_is_limited then
-            v_is_limited := exists (
+        v_is_limited := true;
+        if v_head is null then  -- else the caller has seen a limit
+            v_is_limited := exists (select from rota.limits) and exists (
                 select from rota.jobs as j
                 where j.id = any(v_found) and (j.limit_key is not null
                   or exists (select from rota.limits as l where l.job_type = j.job_type)
@@ -333,6 +333,10 @@ begin
         perform rota._notify(q.queue) from unnest(_lock_due.queues) as q (queue);
     end if;
     -- By number: an update of rows that are locked needs no index to find them.
+    if v_ids = v_head then
+        locked_rows := head;
+        return;
+    end if;
     locked_rows := array(
         select j.ctid from rota.jobs as j where j.id = any(v_ids)
         order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
