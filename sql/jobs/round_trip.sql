@@ -22,17 +22,23 @@ create or replace function rota.finish_and_claim(
         run_at timestamptz, locked_until timestamptz, locked_for interval, idempotency_key text,
         created_at timestamptz, pipeline text, stage text, stage_input jsonb, definition text,
         scheduled_for timestamptz, time_limit interval, headers jsonb
-    ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off as $$
+declare
+    v_answers text[];
 begin
     if (job_ids = '{}' and lease_tokens = '{}' and results is null
         and next_stages is null) is not true then
-        for outcome, job_id, lease_token in
-            select f.outcome, f.job_id, finish_and_claim.lease_tokens[f.ordinal]
-            from rota.finish_jobs(finish_and_claim.job_ids, finish_and_claim.lease_tokens,
-                finish_and_claim.results, finish_and_claim.next_stages)
-                with ordinality as f (job_id, outcome, ordinal)
-            where f.outcome in ('lost', 'busy')
-        loop return next; end loop;
+        v_answers := rota._finish_listed(job_ids, lease_tokens, results, next_stages);
+        if v_answers && '{lost,busy}' then
+            for outcome, job_id, lease_token in
+                select f.answer, f.job_id, f.lease_token
+                from unnest(v_answers, finish_and_claim.job_ids, finish_and_claim.lease_tokens)
+                    as f (answer, job_id, lease_token)
+                where f.answer in ('lost', 'busy')
+            loop return next; end loop;
+        end if;
     end if;
     if endings is not null then
         for outcome, job_id, lease_token in

@@ -116,6 +116,26 @@ begin
         sql("jobs/finish", "    if v_keyed is not null then", "    if false then"),
     ),
     mutant(
+        "finish-of-lists-with-nulls",
+        "A list with a null in it is taken for one of jobs.",
+        "sql/jobs/test_finish.py",
+        sql(
+            "jobs/finish",
+            "and array_position(lease_tokens, null) is null) is not true",
+            ") is not true",
+        ),
+    ),
+    mutant(
+        "finish-of-lists-from-zero",
+        "Lists that do not begin at one are taken for plain ones.",
+        "sql/jobs/test_finish.py",
+        sql(
+            "jobs/finish",
+            "and array_lower(job_ids, 1) = 1 and cardinality(job_ids)",
+            "and cardinality(job_ids)",
+        ),
+    ),
+    mutant(
         "attempts-counted-by-fail",
         "An attempt counts when a failure is told, and who dies tells nothing.",
         "sql/jobs/test_claim.py sql/jobs/test_fail.py",

@@ -1041,7 +1041,13 @@ MAINTENANCE = (
         "round-trip-hides-the-lost",
         "The call that finishes and claims does not tell what was lost.",
         "sql/jobs/test_round_trip.py",
-        sql("jobs/round_trip", "where f.outcome in ('lost', 'busy')", "where false"),
+        sql("jobs/round_trip", "where f.answer in ('lost', 'busy')", "where false"),
+    ),
+    mutant(
+        "round-trip-tells-only-the-lost",
+        "The call that finishes and claims is silent where all that it did not end is busy.",
+        "sql/jobs/test_round_trip.py",
+        sql("jobs/round_trip", "if v_answers && '{lost,busy}'", "if v_answers && '{lost}'"),
     ),
     mutant(
         "public-may-execute",

@@ -380,6 +380,7 @@ BAD_REFS = [
     ("job_ids", {"job_ids": [[1, 2]], "lease_tokens": [[1, 2]]}),
     ("job_ids", {"job_ids": "[0:0]={1}", "lease_tokens": [1]}),
     ("job_ids", {"job_ids": [1], "lease_tokens": "[2:2]={1}"}),
+    ("job_ids", {"job_ids": "[0:0]={1}", "lease_tokens": "[0:0]={1}"}),
 ]
 
 

@@ -109,6 +109,7 @@ def test_finish_and_claim_tells_what_did_not_go_as_asked(db, connect):
         ("busy", also_locked.job_id),
     ]
     assert [row.lease_token for row in answer[:2]] == [lost.lease_token, locked.lease_token]
+    assert told(turn(db, **finished(locked), queues=["none"])) == [("busy", locked.job_id)]
     holder.execute("rollback")
 
 
