@@ -32,8 +32,9 @@ from (values
     ('{observer}', 'view', '{job_runs,queue_stats,running_jobs,stale_jobs,dead_jobs,'
         'error_groups,hourly_stats,workers,worker_starts,queues,job_types,pauses,job_errors,'
         'effects,dependencies,halted_keys,pipeline_stages,stage_runs,audit_log,limits,'
-        'retry_rules,breakers,retry_budgets,job_definitions,occurrences,queue_grants,'
-        'queue_moves,moved_jobs,limit_stats,unknown_effects,worker_health,ticker_health}'),
+        'retry_rules,breakers,breaker_states,retry_budgets,job_definitions,occurrences,'
+        'queue_grants,queue_moves,moved_jobs,limit_stats,unknown_effects,worker_health,'
+        'ticker_health}'),
     ('{observer}', 'function', '{explain_job,doctor,verify,fold_error,job_stats,job_counts,'
         'rising_failures,visible_queues,sees_all_queues}'),
     -- The views compute ages with now(), as the calling role.

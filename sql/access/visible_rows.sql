@@ -19,7 +19,8 @@ begin
                     'retry_budgets,queue_moves,effects}', 'queue = any(v.queues)'),
                 ('{moved_jobs}', 'exists (select from rota.queue_moves as m '
                     'where m.move_id = moved_jobs.move_id)'),
-                ('{retry_rules,breakers}', $q$queue in ('', '*') or queue = any(v.queues)$q$),
+                ('{retry_rules,breakers,breaker_states}',
+                    $q$queue in ('', '*') or queue = any(v.queues)$q$),
                 ('{pauses}', 'queue is null or queue = any(v.queues)'),
                 ('{workers}', 'queues && v.queues'),
                 ('{occurrences}',

@@ -36,7 +36,6 @@ begin
         case tg_table_name
             when 'queues' then 'set_queue'
             when 'job_types' then 'set_type'
-            when 'retry_budgets' then 'set_queue'
             when 'limits' then 'set_limit'
             when 'retry_rules' then 'set_retry_rule'
             when 'breakers' then 'set_breaker'

@@ -43,11 +43,12 @@ begin
     perform rota._check_given('reset', reset is not null);
 
     insert into rota.queues as q (queue, lease, max_attempts, backoff, keep_finished, keep_dead,
-        ageing, time_limit, expires_after)
+        ageing, time_limit, retry_budget, expires_after)
     values (set_queue.queue, rota._exact(set_queue.lease), set_queue.max_attempts,
         set_queue.backoff, rota._exact(set_queue.keep_finished),
         rota._exact(set_queue.keep_dead), rota._exact(set_queue.ageing),
-        rota._exact(set_queue.time_limit), rota._exact(set_queue.expires_after))
+        rota._exact(set_queue.time_limit), '{"percent": 0}' || set_queue.retry_budget,
+        rota._exact(set_queue.expires_after))
     on conflict on constraint queues_pkey do update
     set lease = coalesce(excluded.lease, case when not reset then q.lease end),
         max_attempts = coalesce(excluded.max_attempts,
@@ -58,20 +59,13 @@ begin
         keep_dead = coalesce(excluded.keep_dead, case when not reset then q.keep_dead end),
         ageing = coalesce(excluded.ageing, case when not reset then q.ageing end),
         time_limit = coalesce(excluded.time_limit, case when not reset then q.time_limit end),
+        retry_budget = coalesce(excluded.retry_budget,
+            case when not reset then q.retry_budget end),
         expires_after = coalesce(excluded.expires_after,
             case when not reset then q.expires_after end),
         updated_at = rota.now();
-    if retry_budget is not null then
-        insert into rota.retry_budgets as b (queue, per_minute, percent)
-        values (set_queue.queue, (retry_budget ->> 'per_minute')::numeric::integer,
-            coalesce((retry_budget ->> 'percent')::numeric::integer, 0))
-        on conflict on constraint retry_budgets_pkey do update
-        set per_minute = excluded.per_minute, percent = excluded.percent,
-            updated_at = rota.now();
-    elsif reset then
-        update rota.retry_budgets as b set per_minute = null, updated_at = rota.now()
-        where b.queue = set_queue.queue and b.per_minute is not null;
-    end if;
+    insert into rota.retry_budgets (queue)
+    select set_queue.queue where set_queue.retry_budget is not null on conflict do nothing;
     -- Jobs that wait take the places that the new setting gives them.
     perform rota._add_checks('queue', array[queue]) where ageing is not null or reset;
 end $$;

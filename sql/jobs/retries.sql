@@ -10,6 +10,9 @@
  *
  * A breaker pauses a job type of a queue when too much of it fails.  It costs claims and ends
  * nothing: maintenance counts what is written anyhow (maintenance/breakers.sql).
+ *
+ * The state of a budget or breaker is a row of another table, which only maintenance writes: a
+ * transaction that changes a setting and stays open keeps nothing as it is.
  */
 
 create or replace function rota.set_retry_rule(
@@ -74,9 +77,9 @@ begin
     with held as (
         update rota.jobs as j
         set hold = 'retries ' || j.queue, own_lane = null, own_place = null
-        from rota.retry_budgets as b
+        from rota.queues as q
         where j.id = any(_hold_retries.job_ids) and j.status = any('{failed}'::text[])
-          and b.queue = j.queue and b.per_minute is not null returning j.id
+          and q.queue = j.queue and q.retry_budget is not null returning j.id
     )
     select array_agg(h.id) into v_held from held as h;
     return array(select i.id from unnest(_hold_retries.job_ids) as i (id)
@@ -90,6 +93,8 @@ create or replace function rota.set_breaker(
     pause_for interval default '30 seconds', probes integer default 1,
     reset boolean default false
 ) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_tag uuid;
 begin
     perform rota._check_name('job_type', job_type);
     perform rota._check_name('queue', queue);
@@ -108,9 +113,6 @@ begin
     if reset then
         delete from rota.breakers as b
         where b.job_type = set_breaker.job_type and b.queue = set_breaker.queue;
-        perform rota._resume(p.queue, p.job_type) from rota.pauses as p
-        where p.pause_name = rota._pause_name(set_breaker.queue, set_breaker.job_type)
-          and p.set_by = 'breaker';
         return;
     end if;
     insert into rota.breakers as b (job_type, queue, max_failures, failed_percent, min_attempts,
@@ -122,7 +124,9 @@ begin
     set max_failures = excluded.max_failures, failed_percent = excluded.failed_percent,
         min_attempts = excluded.min_attempts, span = excluded.span,
         error_type = excluded.error_type, pause_for = excluded.pause_for,
-        probes = excluded.probes, updated_at = rota.now();
+        probes = excluded.probes, updated_at = rota.now() returning b.tag into v_tag;
+    insert into rota.breaker_states (tag, job_type, queue)
+    values (v_tag, set_breaker.job_type, set_breaker.queue) on conflict do nothing;
 end $$;
 
 comment on function rota.set_breaker is

@@ -15,7 +15,9 @@
  * cannot open what has just closed, nor decide about those that try.
  *
  * An operator has the last word: where he resumes the type the breaker closes, and where he
- * pauses it the breaker leaves it to him.
+ * pauses it the breaker leaves it to him.  He writes breakers and only ticks breaker_states, so
+ * while he changes or removes a breaker it goes on as it was.  One that is set anew after a
+ * reset is another, with a state of its own; the next tick ends the pause of the former.
  *
  * A retry rule with pause_for (jobs/retries.sql) has no states: the type is paused until so
  * long after its last such failure.
@@ -33,109 +35,119 @@ declare
         from (
             select r.queue, r.job_type from rota.job_errors as r
             where r.failed_at >= (
-                select min(b.counts_from) from rota.breakers as b where b.retry_at is null
+                select min(s.counts_from) from rota.breaker_states as s
+                where s.retry_at is null
             )
               and r.failed_at <= c_now
             order by r.failed_at desc limit 5000
         ) as e
     );
-    v_breaker rota.breakers;
+    v_state rota.breaker_states;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then return; end if;
-    for v_breaker in
-        select b.* from rota.breakers as b
-        where b.retry_at is not null or b.updated_at > c_now
-          or b.queue || ' ' || b.job_type = any(c_failing) order by b.job_type, b.queue
+    for v_state in
+        select s.* from rota.breaker_states as s
+        left join rota.breakers as b on b.tag = s.tag
+        where b.tag is null or s.retry_at is not null or s.updated_at > c_now
+          or s.queue || ' ' || s.job_type = any(c_failing)
+        order by s.job_type, s.queue, b.tag is not null
     loop
         begin
-            perform rota._check_breaker(v_breaker);
+            perform rota._check_breaker(v_state);
         exception
             when lock_not_available then null;
             when others then
                 raise warning 'breaker of % in queue % failed and will be tried again: %',
-                    v_breaker.job_type, v_breaker.queue, sqlerrm;
+                    v_state.job_type, v_state.queue, sqlerrm;
         end;
     end loop;
 end $$;
 
 /* Change the state of a breaker if it is time to, or let jobs through. */
-create or replace function rota._check_breaker(breaker rota.breakers)
+create or replace function rota._check_breaker(state rota.breaker_states)
     returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    c_name constant text := rota._pause_name(breaker.queue, breaker.job_type);
+    c_name constant text := rota._pause_name(state.queue, state.job_type);
+    c_breaker constant rota.breakers := (
+        select b from rota.breakers as b where b.tag = state.tag);
     v_set_by text; v_failed record; v_succeeded integer;
 begin
     v_set_by := (
         select p.set_by from rota.pauses as p
         where p.pause_name = c_name and (p.until is null or p.until > v_now)
     );
-    if breaker.retry_at is not null and v_set_by is distinct from 'breaker' then
-        perform rota._set_breaker_state(breaker, null, null, 0);
-    elsif breaker.updated_at > v_now then
-        -- The clock was set back, and what it waits for may be far off.
-        perform rota._set_breaker_state(breaker,
-            case when breaker.retry_at is not null then v_now end, null, breaker.times_opened);
-    elsif breaker.retry_at is null then
-        if v_set_by is null then
-            perform rota._open_breaker(breaker, rota._breaker_reason(breaker));
+    if c_breaker.tag is null then
+        -- It was removed, perhaps while another tick was opening it.
+        if rota._set_breaker_state(state, null, null, 0) then
+            delete from rota.breaker_states as s where s.tag = state.tag;
+            perform rota._resume(state.queue, state.job_type)
+            where state.retry_at is not null and v_set_by = 'breaker';
         end if;
-    elsif breaker.probed_at is null then
-        if breaker.retry_at <= v_now
-          and rota._set_breaker_state(breaker, breaker.retry_at, v_now,
-            breaker.times_opened) then
-            perform rota._let_probes(c_name, breaker.probes);
+    elsif state.retry_at is not null and v_set_by is distinct from 'breaker' then
+        perform rota._set_breaker_state(state, null, null, 0);
+    elsif state.updated_at > v_now then
+        -- The clock was set back, and what it waits for may be far off.
+        perform rota._set_breaker_state(state,
+            case when state.retry_at is not null then v_now end, null, state.times_opened);
+    elsif state.retry_at is null then
+        if v_set_by is null then
+            perform rota._open_breaker(c_breaker, state,
+                rota._breaker_reason(c_breaker, state));
+        end if;
+    elsif state.probed_at is null then
+        if state.retry_at <= v_now
+          and rota._set_breaker_state(state, state.retry_at, v_now, state.times_opened) then
+            perform rota._let_probes(c_name, c_breaker.probes);
         end if;
     else
-        v_failed := rota._breaker_failures(breaker, breaker.probed_at, 1);
-        v_succeeded := rota._breaker_successes(breaker, breaker.probed_at, breaker.probed_at,
-            breaker.probes);
+        v_failed := rota._breaker_failures(c_breaker, state.probed_at, 1);
+        v_succeeded := rota._breaker_successes(c_breaker, state.probed_at, state.probed_at,
+            c_breaker.probes);
         if v_failed.failures > 0 then
-            perform rota._open_breaker(breaker, 'what was let through to try failed with '
-                || v_failed.last);
-        elsif v_succeeded < breaker.probes then
+            perform rota._open_breaker(c_breaker, state,
+                'what was let through to try failed with ' || v_failed.last);
+        elsif v_succeeded < c_breaker.probes then
             -- What another tick has let through just now is not seen yet.
-            perform from rota.breakers as b
-            where b.job_type = breaker.job_type and b.queue = breaker.queue
+            perform from rota.breaker_states as s where s.tag = state.tag
             for update skip locked;
             if found then
-                perform rota._let_probes(c_name, breaker.probes - v_succeeded - (
+                perform rota._let_probes(c_name, c_breaker.probes - v_succeeded - (
                     select count(*)::integer
                     from (
                         select from rota.jobs as j
-                        where j.opened_for = 'try ' || c_name and j.queue = breaker.queue
-                          and j.job_type = breaker.job_type
+                        where j.opened_for = 'try ' || c_name and j.queue = c_breaker.queue
+                          and j.job_type = c_breaker.job_type
                         -- In place of one that another session keeps, the next may try.
                         limit 100 for update skip locked
                     ) as w
                 ) - (
                     select count(*)::integer from rota.jobs as j
                     where j.status = 'running' and j.locked_until is not null
-                      and j.job_type = breaker.job_type and j.queue = breaker.queue
-                      and j.started_at >= breaker.probed_at
+                      and j.job_type = c_breaker.job_type and j.queue = c_breaker.queue
+                      and j.started_at >= state.probed_at
                 ));
             end if;
-        elsif rota._set_breaker_state(breaker, null, null, 0) then
-            perform rota._resume(breaker.queue, breaker.job_type);
+        elsif rota._set_breaker_state(state, null, null, 0) then
+            perform rota._resume(state.queue, state.job_type);
         end if;
     end if;
 end $$;
 
 /* Change the state, unless another tick has done so just now. */
 create or replace function rota._set_breaker_state(
-    breaker rota.breakers, retry_at timestamptz, probed_at timestamptz, times_opened integer
+    state rota.breaker_states, retry_at timestamptz, probed_at timestamptz, times_opened integer
 ) returns boolean language plpgsql as $$
 begin
-    update rota.breakers as b
+    update rota.breaker_states as s
     set retry_at = _set_breaker_state.retry_at, probed_at = _set_breaker_state.probed_at,
         times_opened = _set_breaker_state.times_opened,
         counts_from = case when _set_breaker_state.retry_at is null then rota.now()
-            else b.counts_from end,
+            else s.counts_from end,
         updated_at = rota.now()
-    where b.ctid = any(array(
-        select o.ctid from rota.breakers as o
-        where o.job_type = breaker.job_type and o.queue = breaker.queue
-          and o.updated_at = breaker.updated_at
+    where s.ctid = any(array(
+        select o.ctid from rota.breaker_states as o
+        where o.tag = state.tag and o.updated_at = state.updated_at
         for update skip locked
     ));
     return found;
@@ -143,15 +155,16 @@ end $$;
 
 /* If there is a reason, pause the type until a few may try; what was let through and has not
  * started waits again. */
-create or replace function rota._open_breaker(breaker rota.breakers, reason text)
-    returns void language plpgsql as $$
+create or replace function rota._open_breaker(
+    breaker rota.breakers, state rota.breaker_states, reason text
+) returns void language plpgsql as $$
 declare
     c_name constant text := rota._pause_name(breaker.queue, breaker.job_type);
     c_retry_at constant timestamptz := rota.now()
-        + breaker.pause_for * power(2, least(breaker.times_opened, 4));
+        + breaker.pause_for * power(2, least(state.times_opened, 4));
 begin
     if reason is null
-      or not rota._set_breaker_state(breaker, c_retry_at, null, breaker.times_opened + 1) then
+      or not rota._set_breaker_state(state, c_retry_at, null, state.times_opened + 1) then
         return;
     end if;
     perform rota._pause(breaker.queue, breaker.job_type, format('%s; it tries again at %s UTC',
@@ -188,16 +201,17 @@ begin
 end $$;
 
 /* Why a closed breaker has to open; null if it need not. */
-create or replace function rota._breaker_reason(breaker rota.breakers)
-    returns text language plpgsql stable as $$
+create or replace function rota._breaker_reason(
+    breaker rota.breakers, state rota.breaker_states
+) returns text language plpgsql stable as $$
 declare
-    c_from constant timestamptz := greatest(breaker.counts_from, rota.now() - breaker.span);
+    c_from constant timestamptz := greatest(state.counts_from, rota.now() - breaker.span);
     v_failed record; v_succeeded integer;
 begin
     if breaker.max_failures is not null then
-        v_failed := rota._breaker_failures(breaker, breaker.counts_from, breaker.max_failures);
+        v_failed := rota._breaker_failures(breaker, state.counts_from, breaker.max_failures);
         if v_failed.failures >= breaker.max_failures and rota._breaker_successes(breaker,
-            breaker.counts_from, v_failed.since, 1) = 0 then
+            state.counts_from, v_failed.since, 1) = 0 then
             return format('%s attempts in a row failed, the last with %s', v_failed.failures,
                 v_failed.last);
         end if;

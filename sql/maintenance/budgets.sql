@@ -8,12 +8,12 @@
  * seconds' worth.  So while a provider is down, first attempts make retries possible in
  * proportion, and a thousand jobs that come back together do not hammer it.
  *
- * No claim, enqueue or end of a job writes the row of a budget, and a tick that finds it locked
- * goes on without it.  One that may hold it for long leaves budgets, as it leaves limits, for
- * three seconds to ticks that are alone in their transaction.  A job that cannot be let in
- * keeps no other.  While no retry is due nothing is counted and nothing written.  The row stays
- * when the budget is taken away: a transaction that has not seen that may still commit jobs
- * that are held.
+ * Only ticks write the row of a budget: its setting is one of the queue.  A tick that finds the
+ * row locked goes on without it.  One that may hold it for long leaves budgets, as it leaves
+ * limits, for three seconds to ticks that are alone in their transaction.  A job that cannot be
+ * let in keeps no other.  While no retry is due nothing is counted and nothing written.  A row
+ * stays when the budget is taken away: a transaction that has not seen that may still commit
+ * jobs that are held.
  */
 
 /* Let in what the budgets allow. */
@@ -61,8 +61,8 @@ end $$;
 create or replace function rota._spend_budget(queue text)
     returns void language plpgsql as $$
 declare
-    v_budget rota.retry_budgets; v_state record; v_max_jobs integer; v_due bigint[];
-    v_locked bigint[];
+    v_budget rota.retry_budgets; v_state record; v_max_jobs integer;
+    v_due bigint[]; v_locked bigint[];
     v_ids bigint[] := '{}'::bigint[];
 begin
     select b.* into v_budget from rota.retry_budgets as b where b.queue = _spend_budget.queue
@@ -98,16 +98,19 @@ end $$;
 create or replace function rota._budget_state(
     budget rota.retry_budgets, out per_minute float8, out tokens float8
 ) language plpgsql stable as $$
+declare
+    c_set constant jsonb := (
+        select q.retry_budget from rota.queues as q where q.queue = budget.queue);
 begin
-    if budget.per_minute is null then
+    if c_set is null then
         per_minute := float8 'infinity';
         tokens := 1000::float8;
         return;
     end if;
-    per_minute := budget.per_minute::float8;
-    if budget.percent > 0 then
+    per_minute := (c_set ->> 'per_minute')::float8;
+    if c_set -> 'percent' > '0' then
         per_minute := per_minute
-            + budget.percent / 100.0::float8 * rota._first_attempts(budget.queue);
+            + (c_set ->> 'percent')::float8 / 100 * rota._first_attempts(budget.queue);
     end if;
     tokens := least(greatest(1, per_minute / 6), budget.tokens + per_minute / 60
         * greatest(0, extract(epoch from rota.now() - budget.filled_at)));

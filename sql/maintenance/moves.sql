@@ -202,17 +202,13 @@ create or replace function rota._settings_of(queue text)
     select nullif(jsonb_strip_nulls(coalesce((
             select to_jsonb(q) - '{queue,created_at,updated_at}'::text[] from rota.queues as q
             where q.queue = _settings_of.queue
-        ), '{}') || jsonb_build_object('retry_budget', (
-            select jsonb_build_object('per_minute', b.per_minute, 'percent', b.percent)
-            from rota.retry_budgets as b
-            where b.queue = _settings_of.queue and b.per_minute is not null
-        ), 'retry_rules', (
+        ), '{}') || jsonb_build_object('retry_rules', (
             select jsonb_agg(to_jsonb(r) - '{queue,updated_at}'::text[]
                 order by r.error_type, r.job_type)
             from rota.retry_rules as r where r.queue = _settings_of.queue
         ), 'breakers', (
-            select jsonb_agg(to_jsonb(b) - '{queue,counts_from,times_opened,retry_at,probed_at,'
-                'updated_at}'::text[] order by b.job_type)
+            select jsonb_agg(to_jsonb(b) - '{queue,tag,updated_at}'::text[]
+                order by b.job_type)
             from rota.breakers as b where b.queue = _settings_of.queue
         ))), '{}');
 $$;

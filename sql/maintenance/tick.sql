@@ -139,7 +139,7 @@ begin
     if rota._has_late('sweep') or rota._has_late('expiry')
       or rota._first_due_schedule() is not null
       or rota._has_checks(asks => patient)
-      or rota._has_late('later') or exists (select from rota.breakers)
+      or rota._has_late('later') or exists (select from rota.breaker_states)
       or exists (
         select from rota._held_budgets() as b where rota._first_retries(b.queue, 1) <> '{}'
     ) then

@@ -486,11 +486,13 @@ begin
             '%s, has been due for %s, and %s may begin per minute', b.queue, j.id,
             rota._span(c_now - j.run_at), round(s.per_minute::numeric, 1)),
         format('select rota.set_queue(%L, retry_budget => ''{"per_minute": %s, "percent": '
-            '%s}'');', b.queue, least(2 * b.per_minute, 1000000), least(2 * b.percent, 1000))
-    from rota._held_budgets() as b
+            '%s}'');', b.queue,
+            least(2 * (q.retry_budget ->> 'per_minute')::numeric, 1000000),
+            least(2 * (q.retry_budget ->> 'percent')::numeric, 1000))
+    from rota._held_budgets() as b join rota.queues as q on q.queue = b.queue
     cross join lateral unnest(rota._first_retries(b.queue, 1)) as f (id)
     join rota.jobs as j on j.id = f.id cross join lateral rota._budget_state(b) as s
-    where j.run_at < c_now - interval '10 seconds' and b.per_minute is not null
+    where j.run_at < c_now - interval '10 seconds' and q.retry_budget is not null
     order by j.run_at limit 1000;
 
     -- What is paused is told above, and what no worker takes of the type.

@@ -136,11 +136,12 @@ create or replace function rota._explain_budget(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
     c_max_ahead constant integer := 1000;
-    c_budget constant rota.retry_budgets := (
-        select b from rota.retry_budgets as b where b.queue = job.queue);
+    c_budget constant jsonb := (
+        select q.retry_budget from rota.queues as q where q.queue = job.queue);
     v_state record; v_ahead integer; v_wait interval;
 begin
-    v_state := rota._budget_state(c_budget);
+    select s.* into v_state from rota.retry_budgets as b
+    cross join lateral rota._budget_state(b) as s where b.queue = job.queue;
     v_ahead := rota._held_before(job, c_max_ahead);
     v_wait := make_interval(
         secs => greatest(0, v_ahead + 1 - v_state.tokens) / v_state.per_minute * 60);
@@ -149,8 +150,8 @@ begin
             'queue %s is used up: it allows %s retries per minute (%s, and %s %% of first '
             'attempts), %s before it, so this one is ready in about %s, at %s',
             rota._span(rota.now() - job.run_at), job.queue,
-            round(v_state.per_minute::numeric, 1), c_budget.per_minute, c_budget.percent,
-            rota._jobs_words(v_ahead, c_max_ahead), rota._span(v_wait),
+            round(v_state.per_minute::numeric, 1), c_budget ->> 'per_minute',
+            c_budget ->> 'percent', rota._jobs_words(v_ahead, c_max_ahead), rota._span(v_wait),
             rota._moment(rota.now() + v_wait)),
         format('select rota.retry_job(%s);', job.id)
     where v_wait > interval '1 second';

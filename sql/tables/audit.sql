@@ -48,11 +48,5 @@ create trigger retry_rules_audited after insert or update or delete on rota.retr
     for each row execute function rota._audit_setting();
 create trigger archive_audited after insert or delete or update of schema on rota.archive
     for each row execute function rota._audit_setting();
--- Not how they stand.
-create trigger retry_budgets_audited
-    after insert or delete or update of per_minute, percent
-    on rota.retry_budgets for each row execute function rota._audit_setting();
-create trigger breakers_audited
-    after insert or delete or update of max_failures, failed_percent, min_attempts, span,
-        error_type, pause_for, probes
-    on rota.breakers for each row execute function rota._audit_setting();
+create trigger breakers_audited after insert or update or delete on rota.breakers
+    for each row execute function rota._audit_setting();

@@ -229,6 +229,7 @@ create table rota.queues (
     keep_finished interval,
     keep_dead interval,
     ageing interval,
+    retry_budget jsonb,
     expires_after interval,
     created_at timestamptz not null default rota.now(),
     updated_at timestamptz not null default rota.now(),
@@ -241,6 +242,8 @@ create table rota.queues (
     constraint queues_keep_finished_check check (keep_finished between '0' and '36525 days'),
     constraint queues_keep_dead_check check (keep_dead between '0' and '36525 days'),
     constraint queues_ageing_check check (ageing between '1 second' and '30 days'),
+    constraint queues_retry_budget_check
+        check (retry_budget ?& '{per_minute,percent}'::text[]),
     constraint queues_expires_after_check
         check (expires_after between interval '1 millisecond' and interval '36525 days')
 );
@@ -256,6 +259,9 @@ comment on column rota.queues.keep_finished is
 comment on column rota.queues.keep_dead is 'How long dead jobs are kept; null means 90 days.';
 comment on column rota.queues.ageing is
     'A waiting job gains one priority each time this has passed; null means never.';
+comment on column rota.queues.retry_budget is
+    'So many retries per_minute may begin, and percent of the first attempts that ended in the '
+    'last one; null means all.';
 comment on column rota.queues.expires_after is
     'How long after its time a new job without its own expiry may start; null means forever.';
 

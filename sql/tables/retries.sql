@@ -33,21 +33,18 @@ create table rota.breakers (
     error_type text collate "C",
     pause_for interval not null,
     probes integer not null,
-    counts_from timestamptz not null default rota.now(),
-    times_opened integer not null default 0,
-    retry_at timestamptz,
-    probed_at timestamptz,
+    tag uuid not null default gen_random_uuid(),
     updated_at timestamptz not null default rota.now(),
 
     constraint breakers_pkey primary key (job_type, queue),
+    constraint breakers_tag_key unique (tag),
     constraint breakers_max_failures_check check (max_failures between 1 and 1000),
     constraint breakers_failed_percent_check check (failed_percent between 1 and 100),
-    constraint breakers_given_check check (num_nonnulls(max_failures, failed_percent) > 0),
-    constraint breakers_probed_at_check check (probed_at is null or retry_at is not null)
+    constraint breakers_given_check check (num_nonnulls(max_failures, failed_percent) > 0)
 );
 
 comment on table rota.breakers is
-    'Job types that are paused automatically when they fail too often, and their state.';
+    'Job types that are paused automatically when they fail too often.';
 comment on column rota.breakers.max_failures is
     'This many failures in a row open it; null means that none do.';
 comment on column rota.breakers.failed_percent is
@@ -55,31 +52,41 @@ comment on column rota.breakers.failed_percent is
 comment on column rota.breakers.min_attempts is 'With fewer attempts the share does not count.';
 comment on column rota.breakers.error_type is 'Only such errors count; null means all.';
 comment on column rota.breakers.probes is 'This many have to succeed before all may run again.';
-comment on column rota.breakers.counts_from is 'Attempts that began before do not count.';
-comment on column rota.breakers.times_opened is
+comment on column rota.breakers.tag is
+    'That of its state; one that is set anew after a reset has another.';
+
+create table rota.breaker_states (
+    tag uuid primary key,
+    job_type text collate "C" not null,
+    queue text collate "C" not null,
+    counts_from timestamptz not null default rota.now(),
+    times_opened integer not null default 0,
+    retry_at timestamptz,
+    probed_at timestamptz,
+    updated_at timestamptz not null default rota.now(),
+
+    constraint breaker_states_probed_at_check check (probed_at is null or retry_at is not null)
+);
+
+comment on table rota.breaker_states is
+    'How breakers stand; the row of one that was removed stays until the next tick.';
+comment on column rota.breaker_states.counts_from is 'Attempts that began before do not count.';
+comment on column rota.breaker_states.times_opened is
     'How often it has opened in a row; the pause doubles each time.';
-comment on column rota.breakers.retry_at is
+comment on column rota.breaker_states.retry_at is
     'When its probes begin, or began; null while it is closed and all may run.';
-comment on column rota.breakers.probed_at is
+comment on column rota.breaker_states.probed_at is
     'Since when jobs run as probes; null while it is closed, or open.';
 
 create table rota.retry_budgets (
     queue text collate "C" not null,
-    per_minute integer,
-    percent integer not null,
     tokens float8 not null default 1000000,
     filled_at timestamptz not null default rota.now(),
-    updated_at timestamptz not null default rota.now(),
 
-    constraint retry_budgets_pkey primary key (queue),
-    constraint retry_budgets_per_minute_check check (per_minute between 1 and 1000000),
-    constraint retry_budgets_percent_check check (percent between 0 and 1000)
+    constraint retry_budgets_pkey primary key (queue)
 );
 
-comment on table rota.retry_budgets is 'How many retries of a queue may begin.';
-comment on column rota.retry_budgets.per_minute is
-    'This many per minute in any case; null if the budget was removed.';
-comment on column rota.retry_budgets.percent is
-    'This many more per hundred first attempts that ended in the last minute.';
+comment on table rota.retry_budgets is
+    'How many retries may begin in the queues that have, or had, a budget.';
 comment on column rota.retry_budgets.tokens is
     'This many could begin at filled_at; more than ten seconds'' worth does not count.';

@@ -42,7 +42,7 @@ MAINTENANCE = (
         "tick-reads-failures-for-each-breaker",
         "Each tick reads the newest 5000 failures once more for each breaker.",
         "sql/jobs/test_retries.py",
-        sql("maintenance/breakers", "b.queue || ' ' || b.job_type = any(c_failing)", "true"),
+        sql("maintenance/breakers", "s.queue || ' ' || s.job_type = any(c_failing)", "true"),
     ),
     mutant(
         "retention-goes-on-for-nothing",
@@ -243,9 +243,7 @@ MAINTENANCE = (
         "breaker-of-a-later-time",
         "A breaker waits, and counts nothing, until a clock that was set back has caught up.",
         "sql/jobs/test_retries.py",
-        sql(
-            "maintenance/breakers", "elsif breaker.updated_at > v_now then", "elsif false then"
-        ),
+        sql("maintenance/breakers", "elsif state.updated_at > v_now then", "elsif false then"),
     ),
     mutant(
         "breaker-of-failures-to-come",
@@ -467,7 +465,7 @@ MAINTENANCE = (
         sql(
             "maintenance/breakers",
             "raise warning 'breaker of % in queue % failed and will be tried again: %',"
-            " v_breaker.job_type, v_breaker.queue, sqlerrm;",
+            " v_state.job_type, v_state.queue, sqlerrm;",
             "raise;",
         ),
     ),
@@ -487,8 +485,36 @@ MAINTENANCE = (
         "sql/jobs/test_retries.py",
         sql(
             "maintenance/breakers",
-            "breaker.retry_at is not null and v_set_by is distinct from 'breaker'",
-            "false",
+            "elsif state.retry_at is not null and v_set_by is distinct from 'breaker'",
+            "elsif false",
+        ),
+    ),
+    mutant(
+        "breaker-opened-twice-at-once",
+        "Two ticks at once open a breaker twice, for twice as long.",
+        "races/test_open_settings.py",
+        sql("maintenance/breakers", " and o.updated_at = state.updated_at", ""),
+    ),
+    mutant(
+        "breaker-that-is-no-more",
+        "The pause of a breaker that was removed lasts for ever.",
+        "races/test_open_settings.py",
+        sql(
+            "maintenance/breakers",
+            "where b.tag is null or s.retry_at",
+            "where s.retry_at",
+        ),
+        sql("maintenance/breakers", "if c_breaker.tag is null then", "if false then"),
+    ),
+    mutant(
+        "breaker-of-another",
+        "A breaker that is set anew goes on where the former one was.",
+        "races/test_open_settings.py",
+        sql("maintenance/breakers", "b.tag = s.tag\n", "b.job_type = s.job_type\n"),
+        sql(
+            "maintenance/breakers",
+            "where b.tag = state.tag);",
+            "where b.job_type = state.job_type and b.queue = state.queue);",
         ),
     ),
     mutant(

@@ -159,6 +159,7 @@ _READS = """
     archive               .       .         .         .
     retry_rules           .       .         x         x
     breakers              .       .         x         x
+    breaker_states        .       .         x         x
     retry_budgets         .       .         x         x
     audit_log             .       .         x         x
     audit_log_id_seq      .       .         .         .

@@ -232,6 +232,5 @@ def test_what_is_set_again_as_it_is_leaves_no_record(db):
     value(db, "set_queue", queue="mail", max_attempts=4)
 
     assert [row.act for row in rows(db, "select act from rota.audit_log order by id")] == [
-        "set_queue", "set_queue", "set_type", "set_limit", "set_retry_rule", "set_breaker",
-        "set_queue",
+        "set_queue", "set_type", "set_limit", "set_retry_rule", "set_breaker", "set_queue",
     ]  # fmt: skip

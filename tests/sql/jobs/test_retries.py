@@ -23,7 +23,7 @@ from sql.helpers import (
 )
 
 SECOND = timedelta(seconds=1)
-STATE = "select times_opened, retry_at, probed_at from rota.breakers"
+STATE = "select times_opened, retry_at, probed_at from rota.breaker_states"
 
 
 def fail(db, job, error_type="SMTPError", **arguments):
@@ -429,7 +429,7 @@ def open_breaker_until_now(db, **arguments):
     fail_all(db, 1)
     settle(db)
     assert claim(db) == []
-    db.execute("update rota.breakers set retry_at = rota.now() - interval '1 s'")
+    db.execute("update rota.breaker_states set retry_at = rota.now() - interval '1 s'")
 
 
 def test_what_a_breaker_lets_through_stops_at_the_pause_of_an_operator(db):
@@ -463,9 +463,10 @@ def test_set_breaker_reset_ends_its_pause(db):
     settle(db)
 
     value(db, "set_breaker", job_type="mail", reset=True)
+    one(db, "tick")
 
-    assert scalar(db, "select count(*) from rota.pauses") == 0
-    assert scalar(db, "select count(*) from rota.breakers") == 0
+    for table in ("pauses", "breakers", "breaker_states"):
+        assert scalar(db, f"select count(*) from rota.{table}") == 0
 
 
 def test_explain_and_doctor_tell_of_an_open_breaker(db):
@@ -493,7 +494,7 @@ def test_two_ticks_at_once_let_through_as_many_as_one(db, connect, has_probed):
     """Both find the breaker half open; the one that is second changes nothing."""
     open_breaker_until_now(db)
     if has_probed:
-        db.execute("update rota.breakers set probed_at = rota.now()")
+        db.execute("update rota.breaker_states set probed_at = rota.now()")
     a, b = connect(autocommit=False), connect(autocommit=False)
     a.execute("select rota._check_breakers()")
     b.execute("select rota._check_breakers()")

@@ -285,8 +285,9 @@ USE_BY_KEY: LiteralString = """
 
 BREAKERS: LiteralString = """
     select b.job_type, b.queue, b.max_failures, b.failed_percent, b.min_attempts, b.span,
-        b.error_type, b.pause_for, b.probes, b.times_opened, b.retry_at, b.probed_at
-    from rota.breakers as b order by b.retry_at is null, b.job_type, b.queue limit 100
+        b.error_type, b.pause_for, b.probes, s.times_opened, s.retry_at, s.probed_at
+    from rota.breakers as b join rota.breaker_states as s on s.tag = b.tag
+    order by s.retry_at is null, b.job_type, b.queue limit 100
     """
 
 HALTED: LiteralString = """

@@ -28,7 +28,7 @@ MASKED_KEYS = (
 NOISE = frozenset((
     "anchored_at", "created_at", "updated_at", "kind", "is_backfilled", "backfill_xid",
     "limit_name", "pause_name", "paused_at", "paused_by", "next_run_at", "disabled_at",
-    "counts_from", "times_opened", "queue_of", "priority_of", "run_at_of",
+    "tag", "queue_of", "priority_of", "run_at_of",
 ))  # fmt: skip
 """What the database notes with each change of a setting, and is no news."""
 MASK = "••••••"
