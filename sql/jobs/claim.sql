@@ -453,13 +453,12 @@ create or replace function rota._open_queues(queues text[], due timestamptz)
     left join rota.limits as b on b.queue = c.queue
     where (not exists (select from rota.pauses) or not rota._is_paused(c.queue, due))
       -- If it seems to have free capacity; a claim that goes on takes it for certain.
-      and (num_nonnulls(b.max_running, b.max_starts) = 0 or b.is_backfilled
-        and (b.max_running is null or exists (
+      and (b.max_running is null or exists (
             select from rota.limit_slots as s where s.limit_name = b.limit_name
               and s.version
                 >= coalesce(rota._scan_from('free ' || b.limit_name, _open_queues.due), 0)
           ) and rota._is_issued_for(b) or rota._parts(b) > 0 and rota._free_slots(b, 1) > 0)
-        and (b.max_starts is null or rota._next_start_at(b) <= rota.now()));
+      and (b.max_starts is null or rota._next_start_at(b) <= rota.now());
 $$;
 
 /*

@@ -74,7 +74,7 @@ begin
             );
         end if;
         v_bound := v_limit.bound;
-        v_free := case when v_bound.is_backfilled then cardinality(v_wanted) else 0 end;
+        v_free := cardinality(v_wanted);
         if v_bound.max_running is not null and v_free > 0 then
             v_free := rota._take_slots(v_bound, v_free);
         end if;
@@ -240,7 +240,8 @@ select case when bound.max_running > 10000 or bound.limit_name like 'key %:%'
     then greatest(least(bound.max_running, 64), bound.max_running / 256) else 0 end
 $$;
 
-/* Whether all that is issued of a limit is for this setting; else it has to be adjusted. */
+/* Whether all that is issued of a limit is for this setting, and what ran before it is counted;
+ * else nothing starts under it. */
 create or replace function rota._is_issued_for(bound rota.limits)
     returns boolean language plpgsql stable as $$
 begin
@@ -251,6 +252,11 @@ begin
     ) and not exists (
         select from rota.limit_parts as p
         where p.limit_name = bound.limit_name and p.max_running > bound.max_running
+    ) and not exists (
+        -- As _is_counted() has it, which would be one more function to call.
+        select from rota.limits_to_count as c
+        where c.limit_name = coalesce('key ' || bound.limit_key, bound.limit_name)
+          and c.asked_xid is null
     );
 end $$;
 

@@ -223,7 +223,7 @@ begin
         where num_nonnulls(l.max_running, l.max_starts) > 0
         order by l.limit_name is distinct from c_hold
     loop
-        v_free := case when v_bound.max_running is not null and v_bound.is_backfilled
+        v_free := case when v_bound.max_running is not null
             then rota._free_slots(v_bound, c_max_room, is_full => true) else c_max_room end;
         v_next_start_at := case
             when v_bound.max_starts is not null then rota._next_start_at(v_bound) end;
@@ -241,7 +241,7 @@ begin
             end if;
         end if;
 
-        if not v_bound.is_backfilled then
+        if not rota._is_counted(v_bound) then
             return query
             select 'limit_new', format('limit %s was set %s ago: nothing starts under it until '
                     'maintenance has counted the running jobs', v_bound.limit_name,

@@ -192,7 +192,7 @@ begin
                 l.limit_name, l.issued, l.free, l.held) end
         from limits as l
     )), ('no more run under a limit than may', array(
-        select case when b.max_running < l.held and b.is_backfilled and rota._is_issued_for(b)
+        select case when b.max_running < l.held and rota._is_issued_for(b)
             then format('%s run under limit %s, which lets %s', l.held, l.limit_name,
                 b.max_running) end
         from limits as l cross join lateral rota._bound(l.limit_name) as b

@@ -36,9 +36,8 @@ create trigger queues_audited after insert or update or delete on rota.queues
     for each row execute function rota._audit_setting();
 create trigger job_types_audited after insert or update or delete on rota.job_types
     for each row execute function rota._audit_setting();
-create trigger limits_audited
-    after insert or delete or update of max_running, max_starts, per, burst, weight
-    on rota.limits for each row execute function rota._audit_setting();
+create trigger limits_audited after insert or update or delete on rota.limits
+    for each row execute function rota._audit_setting();
 create trigger pauses_audited after insert or update or delete on rota.pauses
     for each row execute function rota._audit_setting();
 create trigger job_definitions_audited

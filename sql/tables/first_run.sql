@@ -25,8 +25,8 @@ begin
     perform setval('rota.id_timeline', rota._timeline());
 end $$;
 
-create constraint trigger limits_counted after update of is_backfilled on rota.limits
+create constraint trigger limits_counted after insert on rota.limits_to_count
     deferrable initially deferred for each row
     -- So set_limit() leaves one that may start before maintenance has counted.
-    when (new.is_backfilled and new.backfill_xid = '18446744073709551615')
+    when (new.asked_xid = '18446744073709551615')
     execute function rota._look_again_at_commit();

@@ -4,6 +4,9 @@
  * limit_slots: a row for each free slot of a limit in use, such as 'key customer:8' of the
  * class customer:*.  How claims and ends use them is told in jobs/slots.sql.
  *
+ * limits_to_count: a row for each time that a limit was set, until maintenance has counted what
+ * runs.  set_limit() only adds one, so while it stays open nobody waits for it.
+ *
  * limit_parts: which parts of the capacity of a limit have been issued as slots.  The slots of
  * all parts are the free ones and those that running jobs hold (jobs.held_limits); so the sum
  * can be checked at any time.  Parts from 0 on are issued by claims, of keys with a class and
@@ -23,8 +26,6 @@ create table rota.limits (
     weight integer,
     created_at timestamptz not null default rota.now(),
     updated_at timestamptz not null default rota.now(),
-    is_backfilled boolean not null default false,
-    backfill_xid xid8,
 
     constraint limits_subject_check check (num_nonnulls(queue, job_type, limit_key) = 1
         and limit_name = coalesce('queue ' || queue, 'type ' || job_type, 'key ' || limit_key)),
@@ -49,9 +50,18 @@ comment on column rota.limits.burst is
     'How many may start at once after a rest; null means what the rate starts in 100 ms, or 1.';
 comment on column rota.limits.weight is
     'The share of the key among the keys of its queue; null means 1.';
-comment on column rota.limits.is_backfilled is 'Whether what ran before is counted.';
-comment on column rota.limits.backfill_xid is
-    'Transactions before this one may not know of the limit; null when all is counted.';
+
+create table rota.limits_to_count (
+    limit_name text collate "C" not null,
+    asked_xid xid8
+);
+
+create index limits_to_count_limit_name_idx on rota.limits_to_count (limit_name);
+
+comment on table rota.limits_to_count is
+    'Limits that were set, until what ran before is counted.';
+comment on column rota.limits_to_count.asked_xid is
+    'Transactions before this one may not know of the limit; while it is null nothing starts.';
 
 create table rota.limit_slots (
     limit_name text collate "C" not null,

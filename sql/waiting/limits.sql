@@ -57,8 +57,8 @@ begin
         delete from rota.limits as l where l.limit_name = v_limit_name;
         if found then
             -- What runs counts for the class of the key from now on.
-            update rota.limits as l
-            set is_backfilled = false
+            insert into rota.limits_to_count (limit_name)
+            select l.limit_name from rota.limits as l
             where l.limit_name = any(rota._key_limits(set_limit.limit_key));
             perform rota._add_checks('limit', v_limit_name || rota._key_limits(limit_key));
         end if;
@@ -79,15 +79,16 @@ begin
         per = coalesce(excluded.per, case when not reset then l.per end),
         burst = coalesce(excluded.burst, case when not reset then l.burst end),
         weight = coalesce(excluded.weight, case when not reset then l.weight end),
-        updated_at = rota.now(), is_backfilled = false returning l.* into v_limit;
+        updated_at = rota.now() returning l.* into v_limit;
     -- Maintenance has to count again after the commit, when all claims know of the limit.
-    update rota.limits as l
-    -- An older snapshot does not show all that runs.
-    set is_backfilled = v_limit.max_running is null
-            or current_setting('transaction_isolation') = 'read committed'
-            and not exists (select from rota._uncounted(v_limit)),
-        backfill_xid = '18446744073709551615'
-    where l.limit_name = v_limit_name returning l.* into v_limit;
+    insert into rota.limits_to_count (limit_name, asked_xid)
+    select v_limit_name, case
+        -- An older snapshot does not show all that runs.
+        when current_setting('transaction_isolation') = 'read committed'
+          and not exists (select from rota._uncounted(v_limit))
+          then '18446744073709551615'::xid8
+        end
+    where v_limit.max_running is not null;
     -- No time may be out of range.  What was set before counts too, so this looks at the row.
     perform rota._refuse('burst', format('must be 1 to %s at one start in %s, got %s', m.burst,
         m.gap * interval '1 microsecond', v_limit.burst))
@@ -98,7 +99,7 @@ begin
     ) as m
     where v_limit.burst > m.burst;
     perform rota._adjust_slots(v_limit)
-    where v_limit.max_running is not null and v_limit.is_backfilled and not exists (
+    where v_limit.max_running is not null and rota._is_counted(v_limit) and not exists (
         select from rota.limit_parts as p where p.limit_name = v_limit_name
     );
     perform rota._add_checks('limit', array[v_limit_name]);
@@ -109,15 +110,15 @@ comment on function rota.set_limit is
     'null leaves a setting unchanged, reset removes the others, and the limit with the last of '
     'them; raises 22023.';
 
-/* Trigger of limits, at the commit: what others have started since set_limit() looked, and
- * before they can know of the limit, is counted before anything starts under it. */
+/* Trigger at the commit: what others have started since set_limit() looked, and before they can
+ * know of the limit, is counted before anything starts under it. */
 create or replace function rota._look_again_at_commit()
     returns trigger language plpgsql security definer
     set search_path = pg_catalog, pg_temp as $$
 begin
-    update rota.limits as l
-    set is_backfilled = false
-    where l.limit_name = new.limit_name and l.is_backfilled
+    insert into rota.limits_to_count (limit_name)
+    select l.limit_name from rota.limits as l
+    where l.limit_name = new.limit_name
       and l.max_running is not null and exists (select from rota._uncounted(l));
     return null;
 end $$;
@@ -422,7 +423,7 @@ begin
         perform rota._check_class(limit_name);
         return v_is_backfilled;
     elsif v_bound.max_running is not null then
-        if not v_bound.is_backfilled then
+        if not rota._is_counted(v_bound) then
             return false;
         elsif not rota._adjust_slots(v_bound) then
             -- Jobs that run have slots that it has to give back: nobody knows when they end.
@@ -565,20 +566,16 @@ declare
     v_names text[] := array[limit_name];
     v_count integer := 1;
     v_locked text[];
-    v_is_counted boolean;
+    v_is_whole boolean;
+    v_rows constant tid[] := array(
+        select c.ctid from rota.limits_to_count as c
+        where c.limit_name = _backfill_limit.limit_name for update skip locked
+    );
 begin
+    -- Nothing to count, or another tick has locked it, which has a check of its own.
+    if v_rows = '{}' then return true; end if;
     select l.* into v_limit from rota.limits as l
-    where l.limit_name = _backfill_limit.limit_name
-      and (not l.is_backfilled or l.backfill_xid is not null) for update skip locked;
-    if not found then
-        -- One that another session has locked is asked for again, should that roll back.
-        return not exists (
-            select from rota.limits as l
-            where l.limit_name = _backfill_limit.limit_name
-              and (not l.is_backfilled or l.backfill_xid is not null)
-        );
-    end if;
-
+    where l.limit_name = _backfill_limit.limit_name;
     if v_limit.max_running is not null then
         if limit_name like '%:*' then
             -- Of a class the keys that run uncounted, or whose part -2 may be too large by now:
@@ -612,27 +609,37 @@ begin
             where rota._try_lock('rota.part -1 ' || n.name)
         );
         if v_locked <> '{}' then perform rota._count_running(v_limit, v_locked); end if;
+        v_is_whole := cardinality(v_locked) = v_count;
     end if;
 
-    v_is_counted := v_limit.max_running is null
-        or not exists (select from rota._uncounted(v_limit));
-    update rota.limits as l
-    set is_backfilled = v_limit.max_running is null or cardinality(v_locked) = v_count,
-        backfill_xid = case
-            when l.max_running is null then null
-            -- A later one is that of set_limit(), or of the server that a dump is from.
-            when not l.is_backfilled or l.backfill_xid > n.next_xid then n.next_xid
-            when l.backfill_xid > pg_snapshot_xmin(pg_current_snapshot()) then l.backfill_xid
-            when not v_is_counted then l.backfill_xid
-        end
+    delete from rota.limits_to_count as c
+    where c.ctid = any(v_rows) and (v_limit.max_running is null
+        or v_is_whole and c.asked_xid <= pg_snapshot_xmin(pg_current_snapshot())
+          and not exists (select from rota._uncounted(v_limit)));
+    update rota.limits_to_count as c
+    set asked_xid = case when v_is_whole then n.next_xid end
     -- A snapshot alone does not know of those that began after the last that ended.
     from (
         select greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot()))
             as next_xid
     ) as n
-    where l.limit_name = v_limit.limit_name returning l.* into v_limit;
-    return v_limit.is_backfilled and v_limit.backfill_xid is null;
+    -- A later one is that of set_limit(), or of the server that a dump is from.
+    where c.ctid = any(v_rows) and (v_is_whole and c.asked_xid <= n.next_xid) is not true;
+    return not exists (
+        select from rota.limits_to_count as c
+        where c.limit_name = _backfill_limit.limit_name
+    );
 end $$;
+
+/* Whether what ran before a limit was set is counted, that of a key under its own name. */
+create or replace function rota._is_counted(bound rota.limits)
+    returns boolean language sql stable as $$
+select not exists (
+    select from rota.limits_to_count as c
+    where c.limit_name = coalesce('key ' || bound.limit_key, bound.limit_name)
+      and c.asked_xid is null
+)
+$$;
 
 /* What runs without a slot of this limit, or of these keys, though it counts for it. */
 create or replace function rota._uncounted(bound rota.limits, names text[] default null)
@@ -834,7 +841,11 @@ begin
     select array_agg(p.part), sum(p.slots) into v_parts, v_issued from rota.limit_parts as p
     where p.limit_name = _purge_slots.limit_name;
     if cardinality(v_rows) < v_issued
-      or (select b.backfill_xid from rota._bound(_purge_slots.limit_name) as b) is not null then
+      or exists (
+        select from rota.limits_to_count as c
+        where c.limit_name in (_purge_slots.limit_name,
+            substring(_purge_slots.limit_name, '^key [^:]*:') || '*')
+    ) then
         -- Asked again in an hour.
         update rota.limit_parts as p
         set checked_at = rota.now() where p.limit_name = _purge_slots.limit_name;

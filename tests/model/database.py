@@ -24,7 +24,15 @@ from support.clock import now_is
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EMPTIED = (
     *("jobs", "finished_jobs", "job_errors", "queues", "pauses", "idempotency_keys"),
-    *("pending_checks", "limits", "limit_slots", "limit_parts", "limit_starts", "fair_queues"),
+    *(
+        "pending_checks",
+        "limits",
+        "limits_to_count",
+        "limit_slots",
+        "limit_parts",
+        "limit_starts",
+        "fair_queues",
+    ),
     *("job_definitions", "occurrences", "halted_keys", "effects", "dependencies"),
     *("pipeline_stages", "stage_runs", "restored_ends", "audit_log", "reruns"),
 )

@@ -39,6 +39,8 @@ ROWS: dict[str, str] = {
     "audit_log": "to_jsonb(t) - '{id,before,after}'::text[]"
     " - case t.act when 'run_schedule_now' then 'job_ids' else '' end",
     "queue_moves": "to_jsonb(t) - 'move_id'",
+    **dict.fromkeys(("breakers", "breaker_states"), "to_jsonb(t) - 'tag'"),
+    "limits_to_count": "to_jsonb(t) - 'asked_xid'",
     # Which job made it unique; a run that follows late is that of another.
     "idempotency_keys": "to_jsonb(t) - 'job_id'",
     # The end of the job takes the newest, and with it those that no check has deleted yet.

@@ -22,7 +22,7 @@ from support.clock import Clock
 
 STAGES = """'[{"stage": "a", "queue": "go"}, {"stage": "b", "queue": "go"}]'"""
 LIMITED = ("job_type => 'limited'", "limit_key => 'c:*'", "limit_key => 'k'")
-NEW = ("job_type => 'new'", "limit_key => 'n:*'")
+NEW = ("job_type => 'new'", "job_type => 'ended'", "limit_key => 'n:*'")
 KEYS = {"of_class": "c:1", "of_key": "k", "of_new": "n:1"}
 
 
@@ -31,11 +31,16 @@ def _enqueue(job_type: str) -> str:
     return f"select rota.enqueue('{job_type}', queue => 'go', limit_key => {key})"
 
 
+def _running(job_type: str) -> str:
+    return f"from rota.jobs as j where j.job_type = '{job_type}' and j.status = 'running'"
+
+
+def _finish(job_type: str) -> str:
+    return f"select rota.finish_job(j.id, j.lease_token) {_running(job_type)}"
+
+
 def _fail(job_type: str, more: str) -> str:
-    return (
-        f"select rota.fail_job(j.id, j.lease_token, 'bad', {more}) from rota.jobs as j"
-        f" where j.job_type = '{job_type}' and j.status = 'running'"
-    )
+    return f"select rota.fail_job(j.id, j.lease_token, 'bad', {more}) {_running(job_type)}"
 
 
 # A queue with settings of each kind, and what goes on in it, up to where a tick is to go on.
@@ -55,10 +60,10 @@ GOING = (
     "select rota.disable_schedule('disabled')",
     "select rota.grant_queue('pg_monitor', 'go', 'worker')",
     "select rota.start_pipeline('p')",
-    *map(_enqueue, ("opened", "closed", "quota", "retried", "limited", "new", *KEYS)),
+    *map(_enqueue, ("opened", "closed", "quota", "retried", "limited", "new", "ended", *KEYS)),
     "select from rota.claim_jobs('v', '{go}', 20, lease => '1 day')",
     _fail("closed", "retry_in => '1 day'"),
-    *map(_enqueue, ("closed", "closed", "limited", "new", *KEYS, "over", "plain")),
+    *map(_enqueue, ("closed", "closed", "limited", "new", "ended", *KEYS, "over", "plain")),
     "select rota.pause_type('stopped', 'go')",
     "select rota.pause_type('over', 'go', until => now() + interval '1 hour')",
     "select from rota.tick()",
@@ -66,19 +71,19 @@ GOING = (
     "select from rota.claim_jobs('v', '{go}', 20,"
     " job_types => '{closed,limited,of_class,of_key,over}')",
     _fail("retried", "retry_in => '0'"),
-    # What runs already is to be counted by the next tick.
+    # What runs already is to be counted by the next tick, though some has ended by then.
     *[f"select rota.set_limit({subject}, max_running => 2)" for subject in NEW],
+    _finish("ended"),
     "select rota.set_limit(queue => 'go', max_running => 99)",
 )
 # What workers report meanwhile, and what they then claim, by the settings as they were.
 REPORTED = (
     _fail("opened", "retry_in => '1 day'"),
     _fail("quota", "'Quota', retry_in => '1 day'"),
-    "select rota.finish_job(j.id, j.lease_token) from rota.jobs as j"
-    " where j.job_type = any('{a,limited,of_class,of_key}') and j.status = 'running'",
+    *map(_finish, ("a", "limited", "of_class", "of_key")),
 )
 CLAIMED = {"b": 1, "closed": 2, "limited": 1, "new": 1, "of_class": 1, "of_key": 1}
-CLAIMED |= {"of_new": 1, "over": 1, "plain": 1, "planned": 1, "retried": 1}
+CLAIMED |= {"ended": 1, "of_new": 1, "over": 1, "plain": 1, "planned": 1, "retried": 1}
 PAUSED = ["type opened of go", "type quota of go"]
 
 # Each is left open by itself.
@@ -102,7 +107,7 @@ CHANGES = {
             "max_starts => 10, per => '1 s', burst => 2",
             "reset => true",
         )
-        for subject in (*LIMITED, "limit_key => 'c:1'", "queue => 'go'")
+        for subject in (*LIMITED, *NEW, "limit_key => 'c:1'", "queue => 'go'")
     },
     "set_limit(limit_key => 'k', {})": ("weight => 2",),
     "set_retry_rule('Quota', 'quota', 'go', {})": (

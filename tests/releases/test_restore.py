@@ -297,8 +297,8 @@ def test_what_waits_for_transactions_goes_on_where_their_numbers_are_lower(
             "update rota.pending_checks set made_by = '1099511627776' where deferrals > 0"
         )
         db.execute(
-            "update rota.limits set backfill_xid = '1099511627776'"
-            " where backfill_xid is not null"
+            "update rota.limits_to_count set asked_xid = '1099511627776'"
+            " where asked_xid is not null"
         )
         db.execute("update rota.queue_moves set horizon = '1099511627776'")
         waits = db.execute("select distinct kind from rota.pending_checks where deferrals > 0")
@@ -317,7 +317,7 @@ def test_what_waits_for_transactions_goes_on_where_their_numbers_are_lower(
             db.execute("select rota.take_moves(move_id) from rota.queue_moves")
             row = db.execute(
                 "select not exists (select from rota.pending_checks where kind = 'queue')"
-                " and not exists (select from rota.limits where backfill_xid is not null)"
+                " and not exists (select from rota.limits_to_count)"
                 " and exists (select from rota.moved_jobs)"
             ).fetchone()
             return row == (True,)

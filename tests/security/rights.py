@@ -143,6 +143,7 @@ _READS = """
     limit_starts          .       .         .         .
     limit_stats           .       .         x         x
     limits                .       .         x         x
+    limits_to_count       .       .         .         .
     pipeline_stages       .       .         x         x
     stage_runs            .       .         x         x
     receipts              .       .         .         .

@@ -48,9 +48,6 @@ create view rota_0_1_0._pauses as
 select q.xmin as written_by, rota._pause_name(q.queue, null) as pause_name, q.queue,
     q.paused_at, q.paused_by, q.pause_reason as reason
 from rota_0_1_0.queues as q where q.is_paused;
-create view rota_0_1_0._limits as
-select l.xmin as written_by, l.*, xid8 '18446744073709551615' as backfill_xid
-from rota_0_1_0.limits as l;
 create view rota_0_1_0._occurrences as
 select f.xmin as written_by, f.definition, f.scheduled_for,
     case f.outcome when 'fired' then 'enqueued' else f.outcome end as outcome, f.job_id,

@@ -70,6 +70,7 @@ begin
     select u.task, u.done_at, u.done_by from rota_0_1_0.upkeep as u;
     perform rota._add_checks('schedule', array(
         select d.name from rota.job_definitions as d where d.kind = 'after'));
+    insert into rota.limits_to_count (limit_name) select l.limit_name from rota.limits as l;
     perform rota._add_checks('limit', array(select l.limit_name from rota.limits as l));
     perform rota._add_checks('queue', array(
         select q.queue from rota.queues as q where q.ageing is not null));

@@ -435,7 +435,7 @@ def test_a_limit_that_was_just_set_says_that_it_is_counted_first(db):
     job_id = enqueue(db)
     value(db, "set_limit", job_type="x", max_running=2)
     # As long as the limit does not know of the running one.
-    assert scalar(db, "select is_backfilled from rota.limits") is False
+    assert rows(db, "select asked_xid from rota.limits_to_count") == [(None,)]
 
     assert first(db, job_id).reason == "limit_new"
     cure(db, job_id)

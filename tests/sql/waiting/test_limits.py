@@ -39,7 +39,7 @@ def settled_limit(db, **arguments):
 
     def is_counted():
         settle(db)
-        return not rows(db, "select from rota.limits where backfill_xid is not null")
+        return not rows(db, "select from rota.limits_to_count")
 
     wait_until(is_counted, "what ran before is still counted")
 
@@ -246,7 +246,7 @@ def test_set_limit_of_a_class_counts_few_keys_at_a_time(db):
         db.execute("select rota._check_limit('key c:*', false)")
         held = "locktype = 'advisory' and pid = pg_backend_pid()"
         assert scalar(db, f"select count(*) from pg_locks where {held}") <= 1000
-    assert scalar(db, "select is_backfilled from rota.limits") is False
+    assert rows(db, "select asked_xid from rota.limits_to_count") == [(None,)]
     settled_limit(db, limit_key="c:*", max_running=1)
 
     keyed(db, "c:0")

@@ -26,7 +26,7 @@ MASKED_KEYS = (
     "private_key", "credit_card", "card_number", "cvc", "iban", "ssn",
 )  # fmt: skip
 NOISE = frozenset((
-    "anchored_at", "created_at", "updated_at", "kind", "is_backfilled", "backfill_xid",
+    "anchored_at", "created_at", "updated_at", "kind",
     "limit_name", "pause_name", "paused_at", "paused_by", "next_run_at", "disabled_at",
     "tag", "queue_of", "priority_of", "run_at_of",
 ))  # fmt: skip
