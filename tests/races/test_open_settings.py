@@ -46,7 +46,9 @@ def _fail(job_type: str, more: str) -> str:
 # A queue with settings of each kind, and what goes on in it, up to where a tick is to go on.
 GOING = (
     "create schema kept authorization rota_installer",
-    """select rota.set_queue('go', retry_budget => '{"per_minute": 600}')""",
+    "select rota.set_archive('kept')",
+    """select rota.set_queue('go', keep_finished => '1 second',
+        retry_budget => '{"per_minute": 600}')""",
     "select rota.set_type('plain', time_limit => '1 hour')",
     "select rota.set_retry_rule('Quota', 'quota', 'go', pause_for => '1 hour')",
     "select rota.set_breaker('opened', 'go', max_failures => 1)",
@@ -75,6 +77,8 @@ GOING = (
     *[f"select rota.set_limit({subject}, max_running => 2)" for subject in NEW],
     _finish("ended"),
     "select rota.set_limit(queue => 'go', max_running => 99)",
+    # All that waits is to get another place.
+    "select rota.set_queue('go', ageing => '1 hour')",
 )
 # What workers report meanwhile, and what they then claim, by the settings as they were.
 REPORTED = (
@@ -184,10 +188,13 @@ def test_a_setting_that_stays_open_is_as_it_was(
         " order by p.pause_name"
     )
 
+    archived = b.fetch("select row_as ->> 'job_type' from kept.rota_rows")
+
     # Of the schedule that A has changed a tick makes no job.
     del claimed["own"]
     assert claimed == CLAIMED
     assert [name for (name,) in paused] == PAUSED
+    assert {job_type for (job_type,) in archived} >= {"limited", "plain"}
 
 
 def test_each_setting_and_each_argument_is_left_open(db: psycopg.Connection[Any]) -> None:
