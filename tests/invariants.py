@@ -109,6 +109,13 @@ where not exists (select from rota.jobs as j where j.id = r.job_id and j.status 
     where c.kind = 'rerun' and c.subject = r.job_id::text
 )
 union all
+select 'is none, but a limit whose running jobs no check counts', 0
+from rota.limits_to_count as t
+where not exists (
+    select from rota.pending_checks as c
+    where c.kind in ('limit', 'slots') and c.subject = t.limit_name
+)
+union all
 select 'has a failure of a later claim than its last', e.job_id
 from rota.job_errors as e
 join runs as r on r.id = e.job_id and e.lease_token > r.lease_token
