@@ -76,7 +76,9 @@ create or replace function rota._finish_listed(
 ) returns text[] language plpgsql as $$
 begin
     -- One expression that most calls pass costs less than the call that tells what is wrong.
-    if (array_ndims(job_ids) = 1 and array_dims(job_ids) = array_dims(lease_tokens)
+    -- Whatever is no list ends it before an operator that is for lists only.
+    if (array_ndims(job_ids) = 1
+        and array_dims(job_ids) is not distinct from array_dims(lease_tokens)
         and array_lower(job_ids, 1) = 1 and cardinality(job_ids) <= 1000
         and array_position(job_ids, null) is null
         and array_position(lease_tokens, null) is null) is not true then
