@@ -234,7 +234,7 @@ def _check_call(
 def _check_job(history: History, steps: list[Step]) -> Iterator[Violation]:
     last: dict[str, Any] | None = None
     for step in steps:
-        problem = _problem_of(step, last)
+        problem = _problem_of(history, step, last)
         if problem:
             problem = f"job {step.job_id} {problem}"
             yield Violation(problem, history.keys[step.job_id] or "", step.call.name)
@@ -251,11 +251,25 @@ def _is_placed(step: Step) -> bool:
     return bool(before and after) and before["status"] != "running" and changed <= PLACE
 
 
-def _problem_of(step: Step, last: dict[str, Any] | None) -> str:
+def _was_asked_meanwhile(history: History, step: Step) -> bool:
+    """Whether the run that a call began was asked for while that call went on."""
+    return step.statuses == RERUN and any(
+        change.place == "reruns"
+        and change.new is not None
+        and step.after is not None
+        and change.new["job"]["payload"] == step.after["payload"]
+        and history.calls[change.call].ended > step.call.began
+        for change in history.changes
+    )
+
+
+def _problem_of(history: History, step: Step, last: dict[str, Any] | None) -> str:
     before, after, function = step.before, step.after, step.call.function
     allowed = STEPS.get(function, set())
     if function == "tick" and before and after and before["payload"] != after["payload"]:
         allowed = allowed | REWRITTEN
+    if function == "cancel_job" and _was_asked_meanwhile(history, step):
+        allowed = allowed | {RERUN}  # it takes only what was asked for before it
     if not _is_placed(step) and step.statuses not in allowed:
         return f"went by {function} from {' to '.join(step.statuses)}"
     if _differs(before, last):
