@@ -69,7 +69,7 @@ declare
     v_are_limited boolean := false;
     v_held_limits jsonb;
     v_claimed integer;
-    v_slots oid;
+    v_index oid;
     v_walked bigint;
     v_lease interval;
     v_settings jsonb;
@@ -91,8 +91,8 @@ begin
             into v_end, v_settings from rota.queues as q where q.queue = claim_jobs.queues[1];
         end if;
     else
-        v_slots := 'rota.limit_slots_pkey'::regclass::oid;
-        v_walked := pg_stat_get_xact_tuples_returned(v_slots);
+        v_index := 'rota.limit_slots_pkey'::regclass::oid;
+        v_walked := pg_stat_get_xact_tuples_returned(v_index);
         select o.open_queues, case when o.ends[1] = all(o.ends) then o.ends[1] end, o.settings,
             exists (select from rota.pauses)
         into v_open, v_end, v_settings, v_has_pauses
@@ -107,7 +107,7 @@ begin
             perform rota._free_slots(l, 1) from rota.limits as l
             where l.queue = any(claim_jobs.queues) and l.queue <> all(v_open)
               and l.max_running is not null
-              and pg_stat_get_xact_tuples_returned(v_slots) - v_walked >= 200;
+              and pg_stat_get_xact_tuples_returned(v_index) - v_walked >= 200;
         end if;
     end if;
     -- Most claims find all in the lane in which the last one of this very call found its jobs.
@@ -332,11 +332,11 @@ begin
         -- Behind those that left their lanes there may be others that can start.
         perform rota._notify(q.queue) from unnest(_lock_due.queues) as q (queue);
     end if;
-    -- By number: an update of rows that are locked needs no index to find them.
     if v_ids = v_head then
         locked_rows := head;
         return;
     end if;
+    -- By number: an update of rows that are locked needs no index to find them.
     locked_rows := array(
         select j.ctid from rota.jobs as j where j.id = any(v_ids)
         order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id

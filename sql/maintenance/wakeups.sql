@@ -297,7 +297,7 @@ begin
               and coalesce(j.own_lane, j.priority) = v_lane and j.hold is null
               and j.status in ('queued', 'failed')
               and coalesce(j.own_place, j.run_at) <= _look_into_lanes.due
-            limit 1000
+            limit case when job_types is null then 1 else 1000 end
         ) as d;
         continue when after is null;
         select min(j.run_at) into v_run_at from rota.jobs as j

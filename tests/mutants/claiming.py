@@ -19,7 +19,7 @@ CLAIMS = (
         "dead-slots-of-a-full-queue-walked-again",
         "A session that never takes a slot of a full queue walks all dead ones in each claim.",
         "sql/waiting/test_limits.py",
-        sql("jobs/claim", "(v_slots) - v_walked >= 200;", "(v_slots) - v_walked < 0;"),
+        sql("jobs/claim", "(v_index) - v_walked >= 200;", "(v_index) - v_walked < 0;"),
     ),
     mutant(
         "claim-keeps-slots-of-kept-rows",

@@ -185,38 +185,24 @@ def test_a_worker_that_had_no_slot_is_notified_once_it_has_one(db, connect):
     assert locks(sleeper.db) == 4
 
 
-def roll_back_a_slot(sleeper: Sleeper, others: Db) -> None:
-    """Let a worker that had no slot take one in a transaction that ends with a rollback."""
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_worker_gives_up_the_slot_that_a_rollback_left(connect, stops):
+    others, sleeper = connect(), connect()
+    take_all_slots(others)
+    sleeper = Sleeper(sleeper)
     others.execute("select pg_advisory_unlock_all()")
     sleeper.db.execute("begin")
     one(sleeper.db, "wait_for_jobs")
     sleeper.db.execute("rollback")
     sleeper.wait()
 
-
-def test_a_worker_gives_up_the_slot_that_a_rollback_left(connect):
-    others, sleeper = connect(), Sleeper(connect())
-    one(sleeper.db, "stop_waiting")
-    take_all_slots(others)
-    sleeper.wait()
-    roll_back_a_slot(sleeper, others)
-
-    one(sleeper.db, "stop_waiting")
-
-    assert locks(sleeper.db) == 0
-
-
-def test_a_worker_that_waits_on_gives_up_the_slot_that_a_rollback_left(connect):
-    others, sleeper = connect(), Sleeper(connect())
-    one(sleeper.db, "stop_waiting")
-    take_all_slots(others)
-    sleeper.wait()
-    roll_back_a_slot(sleeper, others)
-
-    for _ in range(2):
-        sleeper.wait(queues=["other"])
-
-    assert Sleeper(others).slots()["default"] == 0
+    if stops:
+        one(sleeper.db, "stop_waiting")
+        assert locks(sleeper.db) == 0
+    else:
+        for _ in range(2):
+            sleeper.wait(queues=["other"])
+        assert Sleeper(others).slots()["default"] == 0
 
 
 def test_a_worker_without_a_slot_does_not_read_the_locks_of_all_sessions(db, connect):
