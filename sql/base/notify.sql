@@ -3,13 +3,15 @@
  *
  * NOTIFY takes a lock of the whole cluster at each commit, so it is sent only while a worker
  * waits.  A waiting worker shows that by advisory locks of its session: it writes no row, and
- * the locks of a worker that dies disappear with it.  A queue has three kinds of locks:
+ * the locks of a worker that dies disappear with it.  A queue has four kinds of locks:
  *
  *   idle lock       Every waiting worker holds it shared.  A transaction that makes a job
  *                   claimable tries to take it alone: if that succeeds no worker waits, and
  *                   that was all it cost.
  *   listen slot     One of 16, each with a channel.  The holder listens to that channel.  The
  *                   lowest slot that is held is notified first: one job wakes one worker.
+ *   shared slot     Of all who find no other, with one channel: they are woken together, by
+ *                   more jobs at once than the other slots have holders.
  *   active poller   Held by one worker that does not wait but claims every few milliseconds,
  *                   because jobs come all the time.  While it is held none is notified.
  *
@@ -57,6 +59,11 @@ begin
         v_notified := v_notified + 1;
         exit when v_notified >= max_slots;
     end loop;
+    if v_notified < max_slots and above < 16
+      and not (pg_try_advisory_lock(1919907954, key)
+        and pg_advisory_unlock(1919907954, key)) then
+        perform pg_notify(rota._channel(key, 16), '');
+    end if;
 end $$;
 
 /* Notify for jobs that may be claimable now: as many workers as there are such jobs. */

@@ -13,7 +13,8 @@
  * Of many idle workers the first few do the looking: the first of a queue polls as often as it
  * was told, the others two to ten times less often, and from the fifth on they do not ask when
  * something will come due.  The first of all is told each time whether there is maintenance,
- * the others in case those before them hang: 3 s later for each place.
+ * the others in case those before them hang: 3 s later for each place.  Those who share the
+ * last slot are woken when more jobs come at once than the others may take.
  *
  * A worker has to look by itself for what no session notifies it of: a run_at, a retry or a
  * start at a rate whose time comes, and what was claimable before it held the locks.
@@ -56,7 +57,7 @@ begin
     -- What a session can lock is limited, and so each queue costs the others something.
     from rota._take_listen_slots(wait_for_jobs.queues[1:100], wait_for_jobs.active) as t;
     v_times := case when is_active or 0 = any(v_slots) then 1
-        when v_slots && '{1,2,3}'::integer[] then 2 when -1 < any(v_slots) then 5 else 10 end;
+        when v_slots && '{1,2,3}'::integer[] then 2 when 16 > any(v_slots) then 5 else 10 end;
     look_again_in := rota._look_again_in(
         wait_for_jobs.queues[1:100], v_slots, job_types, v_now,
         v_now + wait_for_jobs.poll_interval * (0.9 + random() / 10) * v_times, v_times < 5,
@@ -87,7 +88,7 @@ create or replace function rota.stop_waiting()
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_keys constant integer[] := array(
-        select h.key from rota._held_locks() as h where h.kind > 0);
+        select h.key from rota._held_locks() as h where h.kind between 1 and 17);
 begin
     -- One that it took twice, as after a rollback, it also gives up twice.
     for v_time in 1..16 loop
@@ -105,19 +106,19 @@ comment on function rota.stop_waiting is
     'Stop notifying this session, and notify the next waiting worker instead.';
 
 /* Take the lowest free listen slot of each queue and of all queues together, or become their
- * active poller, and give up what was held before instead.  The place is that among all who
- * wait: 0 for the first. */
+ * active poller, and give up what was held before instead.  A slot is 16 where none was free,
+ * and -1 of who polls.  The place is that among all who wait: 0 for the first. */
 create or replace function rota._take_listen_slots(
     queues text[], active boolean, out channels text[], out slots integer[],
     out place integer, out has_changed boolean, out is_active boolean
 ) language plpgsql as $$
 declare
     c_queues constant text[] := array[''] || queues;
-    c_idle constant text := concat('0 ', hashtext(''));
-    -- Of a slot that the application has dropped nobody would be notified; without one nobody
-    -- is, and pg_locks need not list the locks of all sessions.
-    v_held text[] := case when current_setting('rota.held_locks', true) = c_idle
-        then array[c_idle]
+    c_text constant text := current_setting('rota.held_locks', true);
+    -- Of a slot that the application has dropped nobody would be notified.  Who has none is one
+    -- of many, and pg_locks need not list the locks of all sessions.
+    v_held text[] := case when c_text ~ '^(0|18) -?[0-9]{1,10}(, (0|18) -?[0-9]{1,10})*$'
+        then string_to_array(c_text, ', ')
         else array(select concat(h.kind, ' ', h.key) from rota._held_locks() as h) end;
     v_kept text[] := '{}'::text[];
     v_key integer; v_slot integer; v_lock text; v_is_active boolean;
@@ -138,10 +139,14 @@ begin
             v_held := v_held || v_lock;
             v_kept := v_kept || v_lock;
         end if;
-        for v_lower in 0..15 loop
+        -- The last slot is shared by all who find no other, but not in many queues: what the
+        -- server can lock is limited.
+        for v_lower in 0..case when v_queue between 2 and 11 then 16 else 15 end loop
             exit when v_is_active or v_slot is not null;
             v_lock := concat(v_lower + 2, ' ', v_key);
-            if v_lock = any(v_held) or pg_try_advisory_lock(1919907938 + v_lower, v_key) then
+            if v_lock = any(v_held)
+              or v_lower < 16 and pg_try_advisory_lock(1919907938 + v_lower, v_key)
+              or v_lower = 16 and rota._share_lock(1919907954, v_key) then
                 v_slot := v_lower;
                 channels := channels || rota._channel(v_key, v_slot);
                 has_changed := has_changed or v_lock <> all(v_held);
@@ -160,32 +165,33 @@ begin
         if v_queue = 1 then
             place := case when v_is_active then 0 else coalesce(v_slot, 16) end;
         else
-            slots := slots || coalesce(v_slot, -1);
+            slots := slots || case when v_is_active then -1 else coalesce(v_slot, 16) end;
         end if;
     end loop;
 
     foreach v_lock in array v_held loop
         continue when v_lock = any(v_kept);
         perform rota._give_up(split_part(v_lock, ' ', 1)::integer,
-            split_part(v_lock, ' ', 2)::integer);
+            split_part(v_lock, ' ', 2)::bigint::bit(32)::integer);
     end loop;
     perform set_config('rota.held_locks', array_to_string(v_kept, ', '), false);
 end $$;
 
-/* The locks of this session: kind 0 idle lock, 1 active poller, 2 and more the listen slots. */
+/* The locks of this session: kind 0 idle lock, 1 active poller, 2 to 17 the listen
+ * slots, 18 the shared one. */
 create or replace function rota._held_locks()
     returns table (kind integer, key integer) language sql stable as $$
 select (l.classid::bigint - 1919907936)::integer, l.objid::bigint::bit(32)::integer
 from pg_locks as l
 where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.objsubid = 2
-  and l.classid::bigint between 1919907936 and 1919907953
+  and l.classid::bigint between 1919907936 and 1919907954
 $$;
 
 create or replace function rota._give_up(kind integer, key integer)
     returns void language plpgsql as $$
 begin
-    if kind = 0 then
-        perform pg_advisory_unlock_shared(1919907936, key);
+    if kind in (0, 18) then
+        perform pg_advisory_unlock_shared(1919907936 + kind, key);
     else
         perform pg_advisory_unlock(1919907936 + kind, key);
     end if;

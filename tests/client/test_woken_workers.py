@@ -127,22 +127,23 @@ def test_a_handler_ends_as_soon_as_an_operator_cancels_or_takes_its_job(
 
 
 @pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
-def test_one_that_has_no_slot_to_listen_to_listens_to_nothing(
+def test_one_that_has_no_slot_of_its_own_listens_to_the_shared_one(
     db: Db, background: Background, connect: Callable[[], Db], queues: list[str]
 ) -> None:
-    """Else each notification would wake all workers, of which there may be hundreds."""
     others = [connect() for _ in range(16)]
     for other in others:
         other.execute("select from rota.wait_for_jobs(%s)", (queues,))
 
     late = background(Starts().registry, queues=queues)
-    wait_until(lambda: late.worker._notifier.place is Place.IDLE, "a worker without a slot")
-    assert late.worker._notifier._channels == set()
+    notifier, running, own = late.worker._notifier, "rota_running_jobs", len(queues)
+    wait_until(lambda: len(notifier._channels) == own + 1, "a worker without a slot")
+    shared = notifier._channels - {running}
+    assert all(channel.endswith("_16") for channel in shared)
 
     others[0].execute("select rota.stop_waiting()")
-    running, own = "rota_running_jobs", len(queues) + 1  # and that of all queues
-    wait_until(lambda: len(late.worker._notifier._channels) == own + 1, "its channels")
-    assert running in late.worker._notifier._channels
+    wait_until(lambda: len(notifier._channels) == own + 2, "its channels")  # of all queues, too
+    assert running in notifier._channels
+    assert not notifier._channels & shared
 
 
 def test_a_message_that_comes_during_a_heartbeat_is_followed_by_another(

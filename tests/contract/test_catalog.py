@@ -115,7 +115,7 @@ LOCKS = {
     "enqueue": _GLANCE | _GLANCE_SHARED,
     "enqueue_many": _GLANCE,
     "_notify": _GLANCE | _GLANCE_SHARED,
-    "_notify_slots": _GLANCE_SHARED,
+    "_notify_slots": _GLANCE | _GLANCE_SHARED,
     "_notify_for": _GLANCE,
     "_archive_jobs": _GLANCE,
     "_notify_results": _GLANCE,

@@ -1011,10 +1011,36 @@ MAINTENANCE = (
         "sql/maintenance/test_wakeups.py",
         sql(
             "maintenance/wakeups",
-            "    v_held text[] := case when current_setting('rota.held_locks', true) = c_idle\n"
-            "        then array[c_idle]\n",
-            "    v_held text[] := case when current_setting('rota.held_locks', true) <> ''\n"
-            "        then string_to_array(current_setting('rota.held_locks', true), ', ')\n",
+            "case when c_text ~ '^(0|18) -?[0-9]{1,10}(, (0|18) -?[0-9]{1,10})*$'\n",
+            "case when c_text <> ''\n",
+        ),
+    ),
+    mutant(
+        "shared-slot-not-notified",
+        "More jobs than sixteen at once wake sixteen workers, and the others poll.",
+        "sql/maintenance/test_wakeups.py",
+        sql("base/notify", "if v_notified < max_slots and above < 16\n", "if false\n"),
+    ),
+    mutant(
+        "shared-slot-notified-from-above",
+        "Workers without a slot of their own wake each other for jobs they do not take.",
+        "sql/maintenance/test_wakeups.py",
+        sql("base/notify", " and above < 16\n", "\n"),
+    ),
+    mutant(
+        "shared-slot-handed-over",
+        "Each worker without a slot that leaves wakes the first of its queue.",
+        "sql/maintenance/test_wakeups.py",
+        sql("maintenance/wakeups", "where h.kind between 1 and 17);", "where h.kind > 0);"),
+    ),
+    mutant(
+        "shared-slots-in-all-queues",
+        "A hundred workers of a hundred queues fill the server's table of locks.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "maintenance/wakeups",
+            "case when v_queue between 2 and 11 then 16 else 15 end",
+            "case when v_queue > 1 then 16 else 15 end",
         ),
     ),
     mutant(

@@ -155,10 +155,55 @@ def test_wait_for_jobs_for_other_queues_leaves_those_of_before(db, connect):
 
 
 @pytest.mark.slow
-def test_wait_for_jobs_has_sixteen_slots_and_no_seat_for_more(connect):
-    sleepers = [Sleeper(connect()) for _ in range(18)]
+def test_wait_for_jobs_has_sixteen_slots_and_one_for_all_others(db, connect):
+    sleepers = [Sleeper(connect()) for _ in range(19)]
+    everyone = list(range(19))
+    told = []
 
-    assert [len(sleeper.channels) for sleeper in sleepers] == [2] * 16 + [0] * 2
+    for jobs in (1, 16, 17, 18):
+        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x"}] * jobs))
+        told.append(numbers(sleepers))
+    one(sleepers[18].db, "stop_waiting")
+    told.append(numbers(sleepers))
+
+    assert [sleeper.slots()["default"] for sleeper in sleepers] == [*range(16), 16, 16, 16]
+    assert [ANY in sleeper.slots() for sleeper in sleepers] == [True] * 16 + [False] * 3
+    assert told == [[0], everyone[:16], everyone, everyone, []]
+
+
+def test_those_who_share_a_slot_are_notified_where_nobody_else_waits(db, connect):
+    others = connect()
+    take_all_slots(others)
+    sleepers = [Sleeper(connect(), job_types=["x"]) for _ in range(2)]
+    others.execute("select pg_advisory_unlock_all()")
+
+    enqueue(db, "y")
+    told = numbers(sleepers)
+    take_all_slots(others)
+    sleepers[0].wait()
+
+    assert told == [0, 1]
+    assert numbers(sleepers) == []  # they tell nobody of a job of another type
+    others.execute("select pg_advisory_unlock_all()")
+    sleepers[0].wait()
+    assert sleepers[0].slots() == {ANY: 0, "default": 0}
+    assert (locks(sleepers[0].db), locks(sleepers[1].db)) == (4, 3)
+
+
+def test_who_shares_a_slot_does_so_in_ten_queues_at_most(connect):
+    queues = [f"q{n}" for n in range(12)]
+    first = Sleeper(connect(), *queues)
+    first.db.execute(
+        "select pg_advisory_lock(1919907938 + s, hashtext(q)) "
+        "from generate_series(1, 15) as s, unnest(%s::text[]) as q",
+        [["", *queues]],
+    )
+
+    second = Sleeper(connect(), *queues)
+    second.wait()
+
+    assert second.slots() == dict.fromkeys(queues[:10], 16)
+    assert locks(second.db) == 1 + 2 * 10
 
 
 def take_all_slots(db: Db) -> None:
@@ -180,7 +225,7 @@ def test_a_worker_that_had_no_slot_is_notified_once_it_has_one(db, connect):
     sleeper.wait()
     enqueue(db)
 
-    assert before == []
+    assert [channel[-3:] for channel in before] == ["_16"]
     assert sleeper.heard() == ["default"]
     assert locks(sleeper.db) == 4
 
