@@ -11,10 +11,10 @@
  * again.
  *
  * Of many idle workers the first few do the looking: the first of a queue polls as often as it
- * was told, the others two to ten times less often, and from the fifth on they do not ask when
- * something will come due.  The first of all is told each time whether there is maintenance,
- * the others in case those before them hang: 3 s later for each place.  Those who share the
- * last slot are woken when more jobs come at once than the others may take.
+ * was told, the others two to thirty times less often, and from the fifth on they do not ask
+ * when something will come due.  The first of all is told each time whether there is
+ * maintenance, the others in case those before them hang: 3 s later for each place.  Those who
+ * share the last slot are woken when more jobs come at once than the others may take.
  *
  * A worker has to look by itself for what no session notifies it of: a run_at, a retry or a
  * start at a rate whose time comes, and what was claimable before it held the locks.
@@ -57,7 +57,7 @@ begin
     -- What a session can lock is limited, and so each queue costs the others something.
     from rota._take_listen_slots(wait_for_jobs.queues[1:100], wait_for_jobs.active) as t;
     v_times := case when is_active or 0 = any(v_slots) then 1
-        when v_slots && '{1,2,3}'::integer[] then 2 when 16 > any(v_slots) then 5 else 10 end;
+        when v_slots && '{1,2,3}'::integer[] then 2 when 16 > any(v_slots) then 10 else 30 end;
     look_again_in := rota._look_again_in(
         wait_for_jobs.queues[1:100], v_slots, job_types, v_now,
         v_now + wait_for_jobs.poll_interval * (0.9 + random() / 10) * v_times, v_times < 5,

@@ -396,8 +396,8 @@ def test_only_the_first_of_a_queue_polls_as_often_as_it_was_told(connect):
 
     assert 7.4 <= waits[0] <= 10
     assert all(14 <= wait <= 20 for wait in waits[1:4])
-    assert [wait for wait in waits[4:16] if not 37 <= wait <= 50] == []
-    assert [wait for wait in waits[16:] if not 75 <= wait <= 100] == []
+    assert [wait for wait in waits[4:16] if not 75 <= wait <= 100] == []
+    assert [wait for wait in waits[16:] if not 225 <= wait <= 300] == []
 
 
 @pytest.mark.parametrize(
