@@ -62,15 +62,15 @@ def value(db: Db, query: str) -> Any:
     return None if row is None else row[0]
 
 
-def wait_for_sleepers(db: Db, count: int) -> None:
+def wait_for_idle(db: Db, count: int) -> None:
     """Each holds the idle lock of its queue, and that of all queues."""
-    wait_until(lambda: value(db, HELD) == 2 * count, f"{count} sleepers")
+    wait_until(lambda: value(db, HELD) == 2 * count, f"{count} idle workers")
 
 
 def test_worker_is_woken_by_a_job(client: Client, db: Db, background: Background) -> None:
     starts = Starts()
     background(starts.registry, poll_interval=NEVER)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
     for count in range(1, 4):
         client.enqueue("t")
@@ -82,7 +82,7 @@ def test_worker_is_woken_by_the_time_of_a_schedule(
 ) -> None:
     starts = Starts()
     background(starts.registry, poll_interval=NEVER, tick_interval=NEVER)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
     client.schedule_job("s", "every 1 second", "t")
     client.enqueue("t")  # as nobody is notified of a schedule
@@ -110,7 +110,7 @@ def test_a_handler_ends_as_soon_as_an_operator_cancels_or_takes_its_job(
     registry = Registry()
     registry.add("t", wait)
     background(registry, concurrency=concurrency)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
     job_id = client.enqueue("t", lease=ALWAYS).job_id
     wait_until(lambda: len(attempts) == 1, "the start")
 
@@ -173,7 +173,7 @@ def test_a_message_that_comes_during_a_heartbeat_is_followed_by_another(
     monkeypatch.setattr(Heartbeat, "ask", ask_and_tell)
     monkeypatch.setattr(AsyncClient, "heartbeat_jobs", beat_and_cancel)
     background(Starts(seconds=100).registry)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
     job_id = client.enqueue("t", lease=ALWAYS).job_id
     wait_until(lambda: status(job_id) == "running", "the start")
     db.execute("select pg_notify('rota_running_jobs', %s)", (f"x {job_id} " + "9" * 7000,))
@@ -187,7 +187,7 @@ def test_worker_is_woken_while_it_has_a_free_place(
 ) -> None:
     starts = Starts(seconds=0.3)
     background(starts.registry, poll_interval=NEVER, concurrency=2)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
     client.enqueue("t")
     wait_until(lambda: len(starts.at) == 1, "the first start")
@@ -196,7 +196,7 @@ def test_worker_is_woken_while_it_has_a_free_place(
     wait_until(lambda: len(starts.at) == 6, "the other starts")
 
     assert starts.at[1] - starts.at[0] < 0.3
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
 
 def test_a_burst_wakes_as_many_workers_as_it_needs(
@@ -205,7 +205,7 @@ def test_a_burst_wakes_as_many_workers_as_it_needs(
     starts = Starts(seconds=1.0)
     for _ in range(8):
         background(starts.registry, poll_interval=NEVER, concurrency=1)
-    wait_for_sleepers(db, 8)
+    wait_for_idle(db, 8)
 
     began_at = time.monotonic()
     client.enqueue_many([{"job_type": "t"}] * 8)
@@ -220,7 +220,7 @@ def test_a_full_worker_lets_the_next_be_rung(
     starts = Starts(seconds=1.0)
     for _ in range(4):
         background(starts.registry, poll_interval=NEVER, concurrency=1)
-    wait_for_sleepers(db, 4)
+    wait_for_idle(db, 4)
 
     began_at = time.monotonic()
     with db.transaction():
@@ -236,9 +236,9 @@ def test_a_worker_of_other_types_lets_the_right_one_be_rung(
 ) -> None:
     first, second = Starts("a"), Starts("b")
     background(first.registry, poll_interval=NEVER)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
     background(second.registry, poll_interval=NEVER)
-    wait_for_sleepers(db, 2)
+    wait_for_idle(db, 2)
 
     client.enqueue("b")
     wait_until(lambda: len(second.at) == 1, "the start of b")
@@ -251,8 +251,8 @@ def test_jobs_that_come_all_the_time_ring_seldom(
 ) -> None:
     starts = Starts()
     background(starts.registry, poll_interval=NEVER, concurrency=100)
-    wait_for_sleepers(db, 1)
-    rings = "select coalesce(pg_stat_get_function_calls('rota._notify_slots'::regproc), 0)"
+    wait_for_idle(db, 1)
+    calls = "select coalesce(pg_stat_get_function_calls('rota._notify_slots'::regproc), 0)"
     db.execute("set track_functions = 'all'")
 
     for _ in range(300):
@@ -262,9 +262,9 @@ def test_jobs_that_come_all_the_time_ring_seldom(
     if db.info.server_version >= 150000:
         db.execute("select pg_stat_force_next_flush()")
     # An older server tells what it has counted half a second later.
-    wait_until(lambda: value(db, rings) > 0, "the count")
-    assert value(db, rings) < 100
-    wait_for_sleepers(db, 1)
+    wait_until(lambda: value(db, calls) > 0, "the count")
+    assert value(db, calls) < 100
+    wait_for_idle(db, 1)
 
 
 def test_the_next_of_an_ordering_key_starts_at_once(
@@ -272,7 +272,7 @@ def test_the_next_of_an_ordering_key_starts_at_once(
 ) -> None:
     starts = Starts()
     background(starts.registry, poll_interval=NEVER, tick=False)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
     for _ in range(5):
         client.enqueue("t", ordering_key="k")
@@ -281,7 +281,7 @@ def test_the_next_of_an_ordering_key_starts_at_once(
 
 def test_a_check_that_somebody_left_is_done_at_once(db: Db, background: Background) -> None:
     background(Starts().registry, poll_interval=NEVER, tick_interval=NEVER)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
     def is_first_done() -> bool:
         # Between its locks and its LISTEN a worker cannot be notified, so once is not enough.
@@ -296,12 +296,12 @@ def test_a_worker_that_leaves_lets_the_others_sleep_on(
 ) -> None:
     first, second = Starts(), Starts()
     leaving = background(first.registry, poll_interval=NEVER)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
     background(second.registry, poll_interval=NEVER)
-    wait_for_sleepers(db, 2)
+    wait_for_idle(db, 2)
 
     leaving.stop()
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
     client.enqueue("t")
 
     wait_until(lambda: len(second.at) == 1, "the start")
@@ -325,12 +325,12 @@ def test_listener_comes_back_when_its_session_is_ended(
 ) -> None:
     starts = Starts()
     background(starts.registry, poll_interval=NEVER)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
     pid = value(db, LISTENERS)
 
     db.execute("select pg_terminate_backend(%s, 5000)", [pid])
     wait_until(lambda: value(db, LISTENERS) not in (None, pid), "another session")
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
     client.enqueue("t")
 
     wait_until(lambda: starts.at, "the start")
@@ -351,7 +351,7 @@ def test_listener_comes_back_whatever_it_raises(
     starts = Starts()
     background(starts.registry, poll_interval=NEVER)
 
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
     client.enqueue("t")
 
     wait_until(lambda: starts.at, "the start")
@@ -427,7 +427,7 @@ def test_worker_polls_while_its_listener_hangs_and_is_woken_again_after(
     starts = Starts()
     worker = BackgroundWorker(proxy[1], starts.registry, poll_interval=0.3)
     try:
-        wait_for_sleepers(db, 1)
+        wait_for_idle(db, 1)
         proxy[0].is_swallowing = True
         for count in range(1, 4):
             client.enqueue("t")
@@ -491,7 +491,7 @@ def test_jobs_are_found_though_all_that_rings_is_lost(
 ) -> None:
     starts = Starts()
     background(starts.registry, poll_interval=0.1)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
     with db.transaction():
         db.execute("set local rota.wakeups = off")
@@ -508,7 +508,7 @@ def test_a_job_that_notified_before_the_idle_lock_was_taken_is_looked_for(
     Client(writer).enqueue("t")
     starts = Starts()
     background(starts.registry, poll_interval=NEVER)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
     writer.commit()
 
@@ -540,7 +540,7 @@ def test_a_later_job_starts_when_its_time_comes_and_not_at_a_poll(
 ) -> None:
     starts = Starts()
     background(starts.registry, poll_interval=NEVER)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
     began_at = time.monotonic()
     client.enqueue("t", delay="300 ms", **job)
@@ -561,7 +561,7 @@ def test_a_failed_job_starts_again_when_its_backoff_is_over(
 
     registry.add("t", fail_twice)
     background(registry, poll_interval=NEVER)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
     client.enqueue("t", backoff={"kind": "fixed", "base_seconds": 0.2})
 
@@ -573,7 +573,7 @@ def test_jobs_that_come_due_one_after_the_other_wait_for_no_poll(
 ) -> None:
     starts = Starts()
     background(starts.registry, poll_interval=NEVER)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
     for milliseconds in range(300, 400, 2):
         client.enqueue("t", delay=f"{milliseconds} ms")
@@ -593,7 +593,7 @@ def test_starts_at_a_rate_come_at_that_rate_and_not_at_the_polls(
     starts = Starts()
     for _ in range(2):
         background(starts.registry, poll_interval=NEVER)
-    wait_for_sleepers(db, 2)
+    wait_for_idle(db, 2)
 
     client.enqueue_many([{"job_type": "t", "limit_key": "k"}] * 10)
 
@@ -609,7 +609,7 @@ def test_starts_at_a_rate_of_a_type_or_key_follow_each_other(
     client.tick()
     starts = Starts()
     background(starts.registry)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
     client.enqueue_many([{"job_type": "t", "limit_key": "k"}] * 10)
 
@@ -673,7 +673,7 @@ def test_a_worker_without_a_free_place_goes_on_to_tick(
 ) -> None:
     calls, starts = Calls(monkeypatch, "tick"), Starts(seconds=60.0)
     worker = background(starts.registry, concurrency=1, poll_interval=0.05, tick_interval=0.05)
-    wait_for_sleepers(db, 1)
+    wait_for_idle(db, 1)
 
     client.enqueue("t")
     wait_until(lambda: starts.at, "the start")

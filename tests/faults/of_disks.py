@@ -20,7 +20,7 @@ from support.server import Server, give_away
 
 DATA, LOG = "512m", "384m"
 DISK_FULL = "53100"
-HASTY = {"mix": {"quick": 9, "plain": 1}, "pause": 0}
+WITHOUT_PAUSE = {"mix": {"quick": 9, "plain": 1}, "pause": 0}
 PIECES = (1 << 22, 1 << 16, 1 << 12)
 PATIENCE = 20.0
 
@@ -65,7 +65,7 @@ def fill_disks(scene: Scene) -> None:
     server = scene.server("max_wal_size=64MB", "min_wal_size=32MB", "wal_keep_size=0",
                           data=data.path / "data", wal=log.path / "wal")  # fmt: skip
     scene.general.add(DISK_FULL)
-    with scene.load(server.url(), workers=4, producer_options=HASTY,
+    with scene.load(server.url(), workers=4, producer_options=WITHOUT_PAUSE,
                     backlog=3000) as load:  # fmt: skip
         for number in scene.rounds():
             load.pause(2.0)

@@ -106,10 +106,10 @@ def test_messages_of_channels_tell_nothing(
     loud: Db, connect: Callable[..., Db], secrets: dict[str, Any]
 ) -> None:
     """Neither the channel nor the message has more than a number made of the queue's name."""
-    sleeper = connect()
-    (waiting,) = call(sleeper, "wait_for_jobs", queues=["canary-queue"])
+    worker = connect()
+    (waiting,) = call(worker, "wait_for_jobs", queues=["canary-queue"])
     for channel in waiting.channels:
-        sleeper.execute(f"listen {channel}")
+        worker.execute(f"listen {channel}")
     heard: list[psycopg.Notify] = []
 
     payload = {"secret": SECRET}
@@ -117,7 +117,7 @@ def test_messages_of_channels_tell_nothing(
     enqueue(loud, "t", payload=payload, queue="canary-queue", **keys)
     many = [{"job_type": "t", "queue": "canary-queue", "payload": payload}]
     call(loud, "enqueue_many", jobs=Jsonb(many))
-    heard += sleeper.notifies(timeout=5, stop_after=1)
+    heard += worker.notifies(timeout=5, stop_after=1)
 
     assert heard
     for notify in heard:

@@ -66,13 +66,13 @@ def _check_jobs(happened: Happened) -> Iterator[Check]:
         dead == ["deliver_webhook"],
         dead,
     )
-    hasty = [
+    too_early = [
         (run.id, run.waits)
         for run in happened.runs
         if len(run.waits) != run.attempts - 1
         or any(wait < 2**number * 0.8 for number, wait in enumerate(run.waits))
     ]
-    yield Check("no retry came before 1 s, then 2 s (less a fifth of jitter)", not hasty, hasty)
+    yield Check("no retry came before 1 s, then 2 s (less a fifth of jitter)", not too_early, too_early)
     codes = happened.exit_codes
     yield Check(
         "the other workers left in good order when told to",

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 from bench.contenders import connect
 from bench.figures import Figure, Reading
+from bench.idle_workers import IdleWorkers
 from bench.measure import wal_position
 from bench.measured_server import BenchServer, one
-from bench.sleepers import Sleepers
 
 NUMBER = 9
 PROCESSES = 4
@@ -29,7 +29,7 @@ def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
     try:
         with ExitStack() as stack:
             each = WORKERS // PROCESSES
-            crews = [stack.enter_context(Sleepers(dsn, each)) for _ in range(PROCESSES)]
+            crews = [stack.enter_context(IdleWorkers(dsn, each)) for _ in range(PROCESSES)]
             for crew in crews:
                 crew.wait()
             time.sleep(75.0 if not is_quick else 5.0)  # maintenance comes less often

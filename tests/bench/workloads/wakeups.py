@@ -12,9 +12,9 @@ from psycopg.types.json import Jsonb
 
 from bench.contenders import connect
 from bench.figures import Figure, Ratio, Reading
+from bench.idle_workers import IdleWorkers
 from bench.measure import percentile, pgbench
 from bench.measured_server import BenchServer, Db, one
-from bench.sleepers import Sleepers
 
 NUMBER = 8
 WRITERS = 16
@@ -44,7 +44,7 @@ def with_a_worker(server: BenchServer, rounds: int, seconds: int) -> Figure:
         options = ["--no-listen"] if name == "off" else []
         with ExitStack() as stack:
             crews = [
-                stack.enter_context(Sleepers(dsn, count, "--queue", queue, *options))
+                stack.enter_context(IdleWorkers(dsn, count, "--queue", queue, *options))
                 for count, queue in ((1, "default"), (15, "other"))
             ]
             for crew in crews:
@@ -107,7 +107,8 @@ def one_of_a_hundred(server: BenchServer) -> Figure:
     calls = "select sum(calls) from pg_stat_user_functions where funcname = 'claim_jobs'"
     with connect(dsn, is_quiet=False) as db, ExitStack() as stack:
         crews = [
-            stack.enter_context(Sleepers(dsn, 25, "--poll-interval", NEVER)) for _ in range(4)
+            stack.enter_context(IdleWorkers(dsn, 25, "--poll-interval", NEVER))
+            for _ in range(4)
         ]
         for crew in crews:
             crew.wait()
@@ -136,7 +137,7 @@ def start_latency(server: BenchServer, rounds: int, jobs: int) -> Iterator[Figur
     values = defaultdict(list)
     with connect(dsn, is_quiet=False) as db:
         for _ in range(rounds):
-            with Sleepers(dsn, 1) as crew:
+            with IdleWorkers(dsn, 1) as crew:
                 crew.wait()
                 sent = {}
                 for n in range(jobs):

@@ -32,7 +32,7 @@ ANY = ""
 pytestmark = pytest.mark.own_session
 
 
-class Sleeper:
+class WaitingWorker:
     """A session that waits for jobs and writes down what notified it."""
 
     def __init__(self, db: Db, *queues: str, **arguments: Any) -> None:
@@ -118,13 +118,13 @@ def look(db: Db, *queues: str, **arguments: Any) -> float:
     return one(db, "wait_for_jobs", **arguments).look_again_in.total_seconds()  # type: ignore[no-any-return]
 
 
-def numbers(sleepers: list[Sleeper]) -> list[int]:
+def numbers(workers: list[WaitingWorker]) -> list[int]:
     """Return which of them were notified."""
-    return [number for number, sleeper in enumerate(sleepers) if sleeper.notified()]
+    return [number for number, worker in enumerate(workers) if worker.notified()]
 
 
 def test_wait_for_jobs_gives_the_lowest_free_slot_of_each_queue(db, connect):
-    first, second = Sleeper(db, "a"), Sleeper(connect(), "a", "b")
+    first, second = WaitingWorker(db, "a"), WaitingWorker(connect(), "a", "b")
 
     assert first.slots() == {ANY: 0, "a": 0}
     assert second.slots() == {ANY: 1, "a": 1, "b": 0}
@@ -133,7 +133,7 @@ def test_wait_for_jobs_gives_the_lowest_free_slot_of_each_queue(db, connect):
 
 
 def test_wait_for_jobs_again_moves_up_to_a_slot_that_was_left(db, connect):
-    first, second = Sleeper(connect()), Sleeper(connect())
+    first, second = WaitingWorker(connect()), WaitingWorker(connect())
     one(first.db, "stop_waiting")
 
     before = second.slots()
@@ -144,62 +144,62 @@ def test_wait_for_jobs_again_moves_up_to_a_slot_that_was_left(db, connect):
 
 
 def test_wait_for_jobs_for_other_queues_leaves_those_of_before(db, connect):
-    sleeper = Sleeper(connect(), "a", "b")
-    sleeper.wait(queues=["b"])
+    worker = WaitingWorker(connect(), "a", "b")
+    worker.wait(queues=["b"])
 
     enqueue(db, queue="a")
     enqueue(db, queue="b")
 
-    assert sleeper.heard() == ["b"]
-    assert locks(sleeper.db) == 4
+    assert worker.heard() == ["b"]
+    assert locks(worker.db) == 4
 
 
 @pytest.mark.slow
 def test_wait_for_jobs_has_sixteen_slots_and_one_for_all_others(db, connect):
-    sleepers = [Sleeper(connect()) for _ in range(19)]
+    workers = [WaitingWorker(connect()) for _ in range(19)]
     everyone = list(range(19))
     told = []
 
     for jobs in (1, 16, 17, 18):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x"}] * jobs))
-        told.append(numbers(sleepers))
-    one(sleepers[18].db, "stop_waiting")
-    told.append(numbers(sleepers))
+        told.append(numbers(workers))
+    one(workers[18].db, "stop_waiting")
+    told.append(numbers(workers))
 
-    assert [sleeper.slots()["default"] for sleeper in sleepers] == [*range(16), 16, 16, 16]
-    assert [ANY in sleeper.slots() for sleeper in sleepers] == [True] * 16 + [False] * 3
+    assert [worker.slots()["default"] for worker in workers] == [*range(16), 16, 16, 16]
+    assert [ANY in worker.slots() for worker in workers] == [True] * 16 + [False] * 3
     assert told == [[0], everyone[:16], everyone, everyone, []]
 
 
 def test_those_who_share_a_slot_are_notified_where_nobody_else_waits(db, connect):
     others = connect()
     take_all_slots(others)
-    sleepers = [Sleeper(connect(), job_types=["x"]) for _ in range(2)]
+    workers = [WaitingWorker(connect(), job_types=["x"]) for _ in range(2)]
     others.execute("select pg_advisory_unlock_all()")
 
     enqueue(db, "y")
-    told = numbers(sleepers)
+    told = numbers(workers)
     take_all_slots(others)
-    sleepers[0].wait()
+    workers[0].wait()
 
     assert told == [0, 1]
-    assert numbers(sleepers) == []  # they tell nobody of a job of another type
+    assert numbers(workers) == []  # they tell nobody of a job of another type
     others.execute("select pg_advisory_unlock_all()")
-    sleepers[0].wait()
-    assert sleepers[0].slots() == {ANY: 0, "default": 0}
-    assert (locks(sleepers[0].db), locks(sleepers[1].db)) == (4, 3)
+    workers[0].wait()
+    assert workers[0].slots() == {ANY: 0, "default": 0}
+    assert (locks(workers[0].db), locks(workers[1].db)) == (4, 3)
 
 
 def test_who_shares_a_slot_does_so_in_ten_queues_at_most(connect):
     queues = [f"q{n}" for n in range(12)]
-    first = Sleeper(connect(), *queues)
+    first = WaitingWorker(connect(), *queues)
     first.db.execute(
         "select pg_advisory_lock(1919907938 + s, hashtext(q)) "
         "from generate_series(1, 15) as s, unnest(%s::text[]) as q",
         [["", *queues]],
     )
 
-    second = Sleeper(connect(), *queues)
+    second = WaitingWorker(connect(), *queues)
     second.wait()
 
     assert second.slots() == dict.fromkeys(queues[:10], 16)
@@ -215,47 +215,47 @@ def take_all_slots(db: Db) -> None:
 
 
 def test_a_worker_that_had_no_slot_is_notified_once_it_has_one(db, connect):
-    others, sleeper = connect(), Sleeper(connect())
-    one(sleeper.db, "stop_waiting")
+    others, worker = connect(), WaitingWorker(connect())
+    one(worker.db, "stop_waiting")
     take_all_slots(others)
-    before = sleeper.wait().channels
-    one(sleeper.db, "stop_waiting")
+    before = worker.wait().channels
+    one(worker.db, "stop_waiting")
     others.execute("select pg_advisory_unlock_all()")
 
-    sleeper.wait()
+    worker.wait()
     enqueue(db)
 
     assert [channel[-3:] for channel in before] == ["_16"]
-    assert sleeper.heard() == ["default"]
-    assert locks(sleeper.db) == 4
+    assert worker.heard() == ["default"]
+    assert locks(worker.db) == 4
 
 
 @pytest.mark.parametrize("stops", [True, False])
 def test_a_worker_gives_up_the_slot_that_a_rollback_left(connect, stops):
-    others, sleeper = connect(), connect()
+    others, worker = connect(), connect()
     take_all_slots(others)
-    sleeper = Sleeper(sleeper)
+    worker = WaitingWorker(worker)
     others.execute("select pg_advisory_unlock_all()")
-    sleeper.db.execute("begin")
-    one(sleeper.db, "wait_for_jobs")
-    sleeper.db.execute("rollback")
-    sleeper.wait()
+    worker.db.execute("begin")
+    one(worker.db, "wait_for_jobs")
+    worker.db.execute("rollback")
+    worker.wait()
 
     if stops:
-        one(sleeper.db, "stop_waiting")
-        assert locks(sleeper.db) == 0
+        one(worker.db, "stop_waiting")
+        assert locks(worker.db) == 0
     else:
         for _ in range(2):
-            sleeper.wait(queues=["other"])
-        assert Sleeper(others).slots()["default"] == 0
+            worker.wait(queues=["other"])
+        assert WaitingWorker(others).slots()["default"] == 0
 
 
 def test_a_worker_without_a_slot_does_not_read_the_locks_of_all_sessions(db, connect):
     take_all_slots(connect())
-    sleeper = Sleeper(db)
+    worker = WaitingWorker(db)
     db.execute("select pg_advisory_unlock_all()")
 
-    sleeper.wait()
+    worker.wait()
 
     assert locks(db) == 0  # else it had found that its idle lock is gone
 
@@ -263,29 +263,29 @@ def test_a_worker_without_a_slot_does_not_read_the_locks_of_all_sessions(db, con
 def test_wait_for_jobs_leaves_the_locks_of_the_application_alone(db):
     db.execute("select pg_advisory_lock(7), pg_advisory_lock(7, 8)")
 
-    sleeper = Sleeper(db)
+    worker = WaitingWorker(db)
     one(db, "stop_waiting")
     one(db, "stop_waiting")
 
     assert locks(db) == 2
-    sleeper.wait()
+    worker.wait()
     assert locks(db) == 6
 
 
 def test_a_stranger_that_keeps_the_idle_locks_keeps_no_worker_waiting(db, connect):
-    stranger, worker = connect(), connect()
+    stranger, session = connect(), connect()
     stranger.execute(
         "select pg_advisory_lock(1919907936, hashtext(q))"
         " from unnest(array['default', '']) as q"
     )
-    worker.execute("set statement_timeout = '20s'")
+    session.execute("set statement_timeout = '20s'")
 
-    sleeper = Sleeper(worker)
+    worker = WaitingWorker(session)
 
     stranger.execute("select pg_advisory_unlock_all()")
-    sleeper.wait()
+    worker.wait()
     enqueue(db)
-    assert sleeper.heard() == ["default"]
+    assert worker.heard() == ["default"]
 
 
 def test_wait_for_jobs_finds_the_locks_that_a_rollback_left(db):
@@ -293,7 +293,7 @@ def test_wait_for_jobs_finds_the_locks_that_a_rollback_left(db):
     one(db, "wait_for_jobs")
     db.execute("rollback")
 
-    Sleeper(db)
+    WaitingWorker(db)
     one(db, "stop_waiting")
 
     assert locks(db) == 0
@@ -321,7 +321,7 @@ def test_wait_for_jobs_lets_who_never_listens_poll(db):
 
 
 def test_wait_for_jobs_asks_for_a_claim_after_a_change_if_anything_is_due(db):
-    Sleeper(db)
+    WaitingWorker(db)
     waits = []
     for _ in range(2):
         one(db, "stop_waiting")
@@ -344,7 +344,7 @@ def test_wait_for_jobs_asks_for_a_claim_after_a_change_if_anything_is_due(db):
 )
 def test_wait_for_jobs_knows_whether_anything_is_due(db, arguments, is_due):
     enqueue(db, delay="1 h", priority=-5)
-    Sleeper(db)
+    WaitingWorker(db)
     one(db, "stop_waiting")
 
     enqueue(db, **arguments)
@@ -360,39 +360,39 @@ def test_wait_for_jobs_looks_again_while_a_writer_of_before_is_under_way(db, con
     writer = connect(autocommit=False)
     enqueue(writer)
     began_at = time.monotonic()
-    sleeper = Sleeper(db)
+    worker = WaitingWorker(db)
     later = connect(autocommit=False)
     enqueue(later)
     forget_slow_look(db)
 
-    waits = [sleeper.wait().look_again_in.total_seconds()]
+    waits = [worker.wait().look_again_in.total_seconds()]
     longest = 3 * (time.monotonic() - began_at)
     db.execute("select pg_sleep(0.1)")
     forget_slow_look(db)
-    waits.append(sleeper.wait().look_again_in.total_seconds())
+    waits.append(worker.wait().look_again_in.total_seconds())
     writer.rollback()
     older = "select pg_snapshot_xmin(pg_current_snapshot()) < %s::text::xid8"
     while scalar(db, older, scalar(later, "select pg_current_xact_id()::text")):
         pass
     forget_slow_look(db)
-    waits.append(sleeper.wait().look_again_in.total_seconds())
+    waits.append(worker.wait().look_again_in.total_seconds())
 
     assert 0 <= waits[0] <= longest
     assert 0.3 <= waits[1] <= 3 * (time.monotonic() - began_at)
     assert waits[2] == 0
     # An analyze that the server has just begun by itself writes, too, and is soon over.
-    wait_until(lambda: sleeper.wait().look_again_in.total_seconds() > 2000)
+    wait_until(lambda: worker.wait().look_again_in.total_seconds() > 2000)
 
 
 @pytest.mark.slow
 def test_only_the_first_of_a_queue_polls_as_often_as_it_was_told(connect):
-    sleepers = [Sleeper(connect(), poll_interval="10 s") for _ in range(18)]
+    workers = [WaitingWorker(connect(), poll_interval="10 s") for _ in range(18)]
 
     waits = []
-    for sleeper in sleepers:
-        sleeper.wait()
-        settle(sleeper.db)
-        waits.append(sleeper.wait().look_again_in.total_seconds())
+    for worker in workers:
+        worker.wait()
+        settle(worker.db)
+        waits.append(worker.wait().look_again_in.total_seconds())
 
     assert 7.4 <= waits[0] <= 10
     assert all(14 <= wait <= 20 for wait in waits[1:4])
@@ -441,7 +441,7 @@ def test_a_look_without_a_claim_asks_for_one_where_there_are_many_lanes(db):
 def test_the_first_worker_is_asked_to_tick_where_it_asks_seldom(db, connect, clock):
     clock.set("2031-03-01 12:00+00")
     call(db, "tick")
-    first, second = Sleeper(connect()), Sleeper(connect())
+    first, second = WaitingWorker(connect()), WaitingWorker(connect())
 
     assert [s.wait(poll_interval="1 s").has_maintenance for s in (first, second)] == [False] * 2
     assert [s.wait(poll_interval="2 s").has_maintenance for s in (first, second)] == [
@@ -453,23 +453,23 @@ def test_the_first_worker_is_asked_to_tick_where_it_asks_seldom(db, connect, clo
 
 
 def test_wait_for_jobs_says_whether_a_tick_would_do_anything(db, connect, clock):
-    first = Sleeper(connect())
+    first = WaitingWorker(connect())
     clock.set("2031-03-01 12:00+00")
-    sleeper = Sleeper(connect())
-    fresh = sleeper.wait().has_maintenance
+    worker = WaitingWorker(connect())
+    fresh = worker.wait().has_maintenance
     one(db, "tick")
-    done = sleeper.wait().has_maintenance
+    done = worker.wait().has_maintenance
     running(db)
     clock.advance("2 minutes")
 
-    assert (fresh, done, sleeper.wait().has_maintenance) == (True, False, True)
+    assert (fresh, done, worker.wait().has_maintenance) == (True, False, True)
     assert first.wait().has_maintenance
 
 
 def test_those_behind_the_first_worker_ask_seldom_whether_to_tick(db, connect, clock):
     clock.set("2031-03-01 12:00+00")
     call(db, "tick")
-    first, *others = (Sleeper(connect(), poll_interval="1 s") for _ in range(3))
+    first, *others = (WaitingWorker(connect(), poll_interval="1 s") for _ in range(3))
     before = [s.wait().has_maintenance for s in (first, *others)]
     running(db, lease="1 s")
     answers = []
@@ -488,12 +488,12 @@ def test_those_behind_the_first_worker_ask_seldom_whether_to_tick(db, connect, c
 def test_a_worker_behind_the_first_asks_when_a_job_may_be_let_in(db, connect, clock):
     clock.set("2031-03-01 12:00+00")
     call(db, "tick")
-    Sleeper(connect(), "other")
-    sleeper = Sleeper(connect(), poll_interval="1 s")
-    before = sleeper.wait().has_maintenance
+    WaitingWorker(connect(), "other")
+    worker = WaitingWorker(connect(), poll_interval="1 s")
+    before = worker.wait().has_maintenance
     enqueue(db, limit_key="k", delay="1 s")
     clock.advance("1100 ms")
-    due = sleeper.wait()
+    due = worker.wait()
 
     assert (before, due.has_maintenance) == (False, True)
     assert due.look_again_in.total_seconds() == 0
@@ -504,13 +504,13 @@ def test_what_can_wait_is_looked_for_each_five_seconds(db, connect, clock):
     call(db, "tick")
     clock.advance("20 seconds")
     call(db, "tick")
-    sleeper = Sleeper(connect(), poll_interval="1 s")
-    before = sleeper.wait().has_maintenance
+    worker = WaitingWorker(connect(), poll_interval="1 s")
+    before = worker.wait().has_maintenance
     call(db, "finish_job", **owner(running(db)))
     answers = []
     for _ in range(3):
         clock.advance("2 seconds")
-        answers.append(sleeper.wait().has_maintenance)
+        answers.append(worker.wait().has_maintenance)
 
     assert not before
     assert answers == [False, False, True]  # what ended is to be counted
@@ -567,42 +567,42 @@ def test_a_tick_is_recorded_soon_after_something_happened(db, clock):
 
 
 def test_enqueue_notifies_one_idle_worker(db, connect):
-    sleepers = [Sleeper(connect()) for _ in range(3)]
-    other = Sleeper(connect(), "other")
+    workers = [WaitingWorker(connect()) for _ in range(3)]
+    other = WaitingWorker(connect(), "other")
 
     enqueue(db)
     enqueue(db)
 
-    assert numbers(sleepers) == [0]
+    assert numbers(workers) == [0]
     assert other.heard() == []
 
 
-def test_enqueue_rings_at_the_commit_and_once_for_a_transaction(db, connect):
-    sleeper = Sleeper(connect())
+def test_enqueue_notifies_at_the_commit_and_once_for_a_transaction(db, connect):
+    worker = WaitingWorker(connect())
     writer = connect(autocommit=False)
     for _ in range(10):
         enqueue(writer)
 
-    early = sleeper.notified()
+    early = worker.notified()
     writer.commit()
 
-    assert (early, sleeper.notified()) == ([], ["default"])
+    assert (early, worker.notified()) == ([], ["default"])
 
 
-def test_enqueue_rings_nobody_where_nobody_sleeps(db, connect):
-    sleeper = Sleeper(connect())
-    one(sleeper.db, "stop_waiting")
-    sleeper.heard()
+def test_enqueue_notifies_nobody_where_no_worker_waits(db, connect):
+    worker = WaitingWorker(connect())
+    one(worker.db, "stop_waiting")
+    worker.heard()
 
     enqueue(db)
 
-    assert sleeper.heard() == []
-    assert (locks(db), locks(sleeper.db)) == (0, 0)
+    assert worker.heard() == []
+    assert (locks(db), locks(worker.db)) == (0, 0)
 
 
 def test_enqueue_leaves_no_lock_behind(db, connect):
-    Sleeper(connect())
-    poller = Sleeper(connect(), active=True)
+    WaitingWorker(connect())
+    poller = WaitingWorker(connect(), active=True)
     held = "select pid, objid, mode from pg_locks where locktype = 'advisory' order by 1, 2, 3"
     before = rows(db, held)
 
@@ -625,29 +625,31 @@ def test_enqueue_leaves_no_lock_behind(db, connect):
         ({"limit_key": "k"}, True),
     ],
 )
-def test_enqueue_rings_for_what_is_due(db, connect, arguments, is_notified):
-    sleeper = Sleeper(connect())
+def test_enqueue_notifies_for_what_is_due(db, connect, arguments, is_notified):
+    worker = WaitingWorker(connect())
 
     enqueue(db, **arguments)
 
-    assert bool(sleeper.notified()) is is_notified
+    assert bool(worker.notified()) is is_notified
 
 
 @pytest.mark.slow
-def test_enqueue_many_rings_as_many_as_there_are_due_jobs(db, connect):
-    sleepers = [Sleeper(connect(), "a") for _ in range(5)] + [Sleeper(connect(), "b")]
+def test_enqueue_many_notifies_as_many_as_there_are_due_jobs(db, connect):
+    workers = [WaitingWorker(connect(), "a") for _ in range(5)] + [
+        WaitingWorker(connect(), "b")
+    ]
     jobs = [{"job_type": "x", "queue": "a"}] * 3
     jobs += [{"job_type": "x", "queue": "a", "delay": "1 h"}] * 2
 
     call(db, "enqueue_many", jobs=psycopg.types.json.Jsonb(jobs))
 
-    assert numbers(sleepers) == [0, 1, 2]
+    assert numbers(workers) == [0, 1, 2]
 
 
 def test_nobody_is_notified_while_one_polls_actively(db, connect):
-    sleeper, poller = Sleeper(connect()), Sleeper(connect())
+    worker, poller = WaitingWorker(connect()), WaitingWorker(connect())
     answer = poller.wait(active=True)
-    second = Sleeper(connect(), active=True)
+    second = WaitingWorker(connect(), active=True)
 
     enqueue(db)
 
@@ -655,14 +657,14 @@ def test_nobody_is_notified_while_one_polls_actively(db, connect):
     assert answer.channels == []
     assert answer.look_again_in.total_seconds() <= 0.01
     assert not second.wait().is_active
-    assert numbers([sleeper, poller, second]) == []
+    assert numbers([worker, poller, second]) == []
     poller.wait(active=False)
     enqueue(db)
-    assert numbers([sleeper, poller, second]) == [0]
+    assert numbers([worker, poller, second]) == [0]
 
 
 def test_an_active_poller_that_waits_again_looks_for_what_came_before(db, connect):
-    poller = Sleeper(connect())
+    poller = WaitingWorker(connect())
     poller.wait(active=True)
     enqueue(db)
 
@@ -670,73 +672,73 @@ def test_an_active_poller_that_waits_again_looks_for_what_came_before(db, connec
     assert locks(poller.db) == 4
 
 
-def test_stop_waiting_hands_over_to_the_next_sleeper(connect):
-    sleepers = [Sleeper(connect()) for _ in range(3)]
+def test_stop_waiting_hands_over_to_the_next_worker(connect):
+    workers = [WaitingWorker(connect()) for _ in range(3)]
 
-    one(sleepers[0].db, "stop_waiting")
+    one(workers[0].db, "stop_waiting")
 
-    assert numbers(sleepers) == [1]
-    sleepers[1].wait()
-    assert sleepers[1].slots()["default"] == 0
+    assert numbers(workers) == [1]
+    workers[1].wait()
+    assert workers[1].slots()["default"] == 0
 
 
 def test_the_next_worker_finds_the_job_whose_producer_had_found_another(db, connect):
     """A producer looks; the holder of the slot leaves, the next moves up; it commits."""
-    sleepers = [Sleeper(connect()) for _ in range(2)]
+    workers = [WaitingWorker(connect()) for _ in range(2)]
     writer = connect(autocommit=False)
     enqueue(writer)
-    one(sleepers[0].db, "stop_waiting")
-    woken = numbers(sleepers)
+    one(workers[0].db, "stop_waiting")
+    woken = numbers(workers)
 
-    waits = [sleepers[1].wait().look_again_in.total_seconds() for _ in range(2)]
+    waits = [workers[1].wait().look_again_in.total_seconds() for _ in range(2)]
     writer.commit()
 
     assert woken == [1]
-    assert sleepers[1].slots()["default"] == 0
+    assert workers[1].slots()["default"] == 0
     assert waits[0] == 0
     assert waits[1] < 1
 
 
-def test_a_sleeper_that_dies_is_not_rung(db, connect):
-    sleepers = [Sleeper(connect()) for _ in range(2)]
-    pid = sleepers[0].db.info.backend_pid
+def test_a_worker_that_dies_is_not_notified(db, connect):
+    workers = [WaitingWorker(connect()) for _ in range(2)]
+    pid = workers[0].db.info.backend_pid
     scalar(db, "select pg_terminate_backend(%s, 5000)", pid)
 
     enqueue(db)
 
-    assert sleepers[1].notified() == ["default"]
+    assert workers[1].notified() == ["default"]
 
 
 def test_wait_for_jobs_notifies_the_next_slot_of_a_job_of_another_type(db, connect):
-    sleepers = [Sleeper(connect(), job_types=["x"]) for _ in range(4)]
+    workers = [WaitingWorker(connect(), job_types=["x"]) for _ in range(4)]
     enqueue(db, "x", priority=3)
-    for sleeper in sleepers:
-        sleeper.heard()
+    for worker in workers:
+        worker.heard()
 
     told = []
     for job_type in ("x", "y"):
         enqueue(db, job_type, priority=7)
-        for sleeper in sleepers:
-            sleeper.heard()
-        for sleeper in (sleepers[1], sleepers[3]):
-            sleeper.wait()
-        told.append(numbers(sleepers))
+        for worker in workers:
+            worker.heard()
+        for worker in (workers[1], workers[3]):
+            worker.wait()
+        told.append(numbers(workers))
 
     assert told == [[], [2]]
-    sleepers[2].wait(job_types=None)
-    assert numbers(sleepers) == []
+    workers[2].wait(job_types=None)
+    assert numbers(workers) == []
 
 
 def test_an_active_poller_notifies_the_first_of_a_job_of_another_type(db, connect):
-    poller = Sleeper(connect(), job_types=["x"])
+    poller = WaitingWorker(connect(), job_types=["x"])
     poller.wait(active=True)
-    sleepers = [Sleeper(connect()) for _ in range(2)]
+    workers = [WaitingWorker(connect()) for _ in range(2)]
 
     enqueue(db, "y")
-    before = numbers(sleepers)
+    before = numbers(workers)
     poller.wait()
 
-    assert (before, numbers(sleepers)) == ([], [0])
+    assert (before, numbers(workers)) == ([], [0])
 
 
 @pytest.mark.parametrize(
@@ -750,28 +752,28 @@ def test_an_active_poller_notifies_the_first_of_a_job_of_another_type(db, connec
     ],
 )
 def test_wait_for_jobs_passes_on_only_what_is_due_here(db, connect, arguments, is_passed_on):
-    sleepers = [Sleeper(connect(), job_types=["x"]) for _ in range(2)]
+    workers = [WaitingWorker(connect(), job_types=["x"]) for _ in range(2)]
     enqueue(db, "y", **arguments)
     call(db, "tick")
-    for sleeper in sleepers:
-        sleeper.heard()
+    for worker in workers:
+        worker.heard()
 
-    sleepers[0].wait()
+    workers[0].wait()
 
-    assert bool(sleepers[1].notified()) is is_passed_on
+    assert bool(workers[1].notified()) is is_passed_on
 
 
-def test_what_is_due_soon_rings_one_however_many_jobs_it_is(db, connect):
-    sleepers = [Sleeper(connect()) for _ in range(3)]
+def test_what_is_due_soon_notifies_one_however_many_jobs_it_is(db, connect):
+    workers = [WaitingWorker(connect()) for _ in range(3)]
     enqueue(db, delay="5 s")
-    late = numbers(sleepers)
+    late = numbers(workers)
     jobs = [{"job_type": "x", "delay": "1 s"}] * 5
     call(db, "enqueue_many", jobs=psycopg.types.json.Jsonb(jobs))
 
-    assert (late, numbers(sleepers)) == ([], [0])
+    assert (late, numbers(workers)) == ([], [0])
 
 
-RINGING = {
+NOTIFYING = {
     "enqueue for soon": "select rota.enqueue('x', delay => '1 s')",
     "enqueue many for soon": (
         """select rota.enqueue_many('[{{"job_type": "x", "delay": "1 s"}}]')"""
@@ -791,8 +793,8 @@ RINGING = {
 }
 
 
-@pytest.mark.parametrize("what", RINGING)
-def test_whatever_makes_a_job_due_rings(db, connect, what):
+@pytest.mark.parametrize("what", NOTIFYING)
+def test_whatever_makes_a_job_due_notifies(db, connect, what):
     dead = running(db)
     call(db, "fail_job", **owner(dead), error="e", fatal=True)
     delayed = enqueue(db, delay="1 h")
@@ -801,22 +803,22 @@ def test_whatever_makes_a_job_due_rings(db, connect, what):
     one(db, "tick")
     if what == "resume a queue":
         call(db, "pause_queue", queue="default")
-    sleeper = Sleeper(connect())
+    worker = WaitingWorker(connect())
 
     db.execute(
-        RINGING[what].format(
+        NOTIFYING[what].format(
             dead=dead.job_id, delayed=delayed, running=job.job_id, token=job.lease_token
         )
     )
 
-    assert sleeper.notified() == ["default"]
+    assert worker.notified() == ["default"]
 
 
-def test_the_end_of_a_job_rings_for_the_next_of_its_key(db, connect):
+def test_the_end_of_a_job_notifies_for_the_next_of_its_key(db, connect):
     enqueue(db, ordering_key="k")
     enqueue(db, ordering_key="k", queue="far")
     (job,) = claim(db)
-    near, far = Sleeper(connect()), Sleeper(connect(), "far")
+    near, far = WaitingWorker(connect()), WaitingWorker(connect(), "far")
 
     call(db, "finish_job", **owner(job))
 
@@ -824,71 +826,71 @@ def test_the_end_of_a_job_rings_for_the_next_of_its_key(db, connect):
     assert far.notified() == ["far"]
 
 
-def test_the_end_of_a_job_rings_for_those_that_wait_for_it(db, connect):
+def test_the_end_of_a_job_notifies_for_those_that_wait_for_it(db, connect):
     job = running(db)
     enqueue(db, queue="far", depends_on=[job.job_id])
     one(db, "tick")
-    sleeper = Sleeper(connect(), "far")
+    worker = WaitingWorker(connect(), "far")
 
     call(db, "finish_jobs", **owners(job))
 
-    assert sleeper.notified() == ["far"]
+    assert worker.notified() == ["far"]
 
 
-def test_the_end_of_a_stage_rings_for_the_next(db, connect):
+def test_the_end_of_a_stage_notifies_for_the_next(db, connect):
     stages = [{"stage": s, "queue": q, "job_type": "x"} for s, q in ("an", "bf")]
     call(db, "define_pipeline", pipeline="p", stages=psycopg.types.json.Jsonb(stages))
-    sleeper = Sleeper(connect(), "n", "f")
+    worker = WaitingWorker(connect(), "n", "f")
     call(db, "start_pipeline", pipeline="p")
-    begun = sleeper.notified()
+    begun = worker.notified()
     (job,) = claim(db, queues=["n"])
 
     call(db, "finish_job", **owner(job))
 
-    assert (begun, sleeper.notified()) == (["n"], ["f"])
+    assert (begun, worker.notified()) == (["n"], ["f"])
 
 
-def test_a_rerun_rings_when_the_job_before_it_has_ended(db, connect):
+def test_a_rerun_notifies_when_the_job_before_it_has_ended(db, connect):
     again = {"idempotency_key": "k", "on_conflict": "rerun"}
     job = running(db, **again)
     enqueue(db, **again)
-    sleeper = Sleeper(connect())
+    worker = WaitingWorker(connect())
 
     call(db, "finish_job", **owner(job))
 
-    assert sleeper.notified() == ["default"]
+    assert worker.notified() == ["default"]
 
 
-def test_the_end_of_a_move_before_a_job_has_left_rings(db, connect, unnumbered):
+def test_the_end_of_a_move_before_a_job_has_left_notifies(db, connect, unnumbered):
     call(db, "set_database_number", number=5)
     enqueue(db)
     call(db, "begin_queue_move", queue="default", database=6)
-    sleeper = Sleeper(connect())
+    worker = WaitingWorker(connect())
 
     call(db, "end_queue_move", queue="default")
 
-    assert sleeper.notified() == ["default"]
+    assert worker.notified() == ["default"]
 
 
-def test_a_place_under_a_limit_rings(db, connect):
+def test_a_place_under_a_limit_notifies(db, connect):
     call(db, "set_limit", job_type="x", max_running=1)
     enqueue(db)
     enqueue(db)
     (job,) = claim(db, max_jobs=2)
-    sleeper = Sleeper(connect())
+    worker = WaitingWorker(connect())
 
     call(db, "finish_job", **owner(job))
 
-    assert sleeper.notified() == ["default"]
+    assert worker.notified() == ["default"]
 
 
 def test_enqueue_says_nothing_where_wakeups_are_off(db, connect):
-    sleeper = Sleeper(connect())
+    worker = WaitingWorker(connect())
     with db.transaction():
         db.execute("set local rota.wakeups = off")
         enqueue(db)
 
-    assert sleeper.heard() == []
+    assert worker.heard() == []
 
 
 ENDED_BY_AN_OPERATOR = {
@@ -1103,13 +1105,13 @@ def test_enqueue_commits_though_somebody_has_filled_the_queue_of_messages(admin,
         idler.execute("listen spam")
         idler.execute("begin")
         idler.execute("select 1")
-        sleeper = Sleeper(sleeping)
+        worker = WaitingWorker(sleeping)
 
         enqueue(db)
-        heard = sleeper.notified()
+        heard = worker.notified()
         fill(filler, 0.5)
         enqueue(db)
-        quiet = sleeper.notified()
+        quiet = worker.notified()
         with pytest.raises(psycopg.errors.ProgramLimitExceeded):
             fill(filler, 2.0)
         enqueue(db)
@@ -1128,10 +1130,10 @@ def test_claim_that_turned_many_away_has_somebody_look_again(db, connect):
     other = enqueue(db, "y")
     call(db, "set_limit", job_type="x", max_running=0)
     call(db, "tick")
-    sleeper = Sleeper(connect())
-    sleeper.heard()
+    worker = WaitingWorker(connect())
+    worker.heard()
 
     assert claim(db) == []
-    assert sleeper.notified() == ["default"]
+    assert worker.notified() == ["default"]
     assert [job.job_id for job in claim(db)] == [other]
-    assert sleeper.notified() == []
+    assert worker.notified() == []

@@ -1,6 +1,6 @@
 """Real workers in a process of their own, whose handlers note when they start.
 
-    sleepers.py DSN COUNT [--queue NAME] [--concurrency N] [--poll-interval S] [--no-listen]
+    idle_workers.py DSN COUNT [--queue NAME] [--concurrency N] [--poll-interval S] [--no-listen]
 
 Says `ready` when all have claimed, and prints the starts as JSON when its input ends.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import rota
 
 
-class Sleepers:
+class IdleWorkers:
     """A process of workers; the clock of its starts is that of `time.monotonic`."""
 
     def __init__(self, dsn: str, count: int, *options: str) -> None:
@@ -42,7 +42,7 @@ class Sleepers:
         out, _ = self.process.communicate("", timeout=60)
         return {int(n): at for n, at in json.loads(out).items()}
 
-    def __enter__(self) -> Sleepers:
+    def __enter__(self) -> IdleWorkers:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
