@@ -72,7 +72,9 @@ def _check_jobs(happened: Happened) -> Iterator[Check]:
         if len(run.waits) != run.attempts - 1
         or any(wait < 2**number * 0.8 for number, wait in enumerate(run.waits))
     ]
-    yield Check("no retry came before 1 s, then 2 s (less a fifth of jitter)", not too_early, too_early)
+    yield Check(
+        "no retry came before 1 s, then 2 s (less a fifth of jitter)", not too_early, too_early
+    )
     codes = happened.exit_codes
     yield Check(
         "the other workers left in good order when told to",
