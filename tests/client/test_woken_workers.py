@@ -214,7 +214,7 @@ def test_a_burst_wakes_as_many_workers_as_it_needs(
     assert max(starts.at) - began_at < 1.0
 
 
-def test_a_full_worker_lets_the_next_be_rung(
+def test_a_full_worker_has_the_next_notified(
     client: Client, db: Db, background: Background
 ) -> None:
     starts = Starts(seconds=1.0)
@@ -231,7 +231,7 @@ def test_a_full_worker_lets_the_next_be_rung(
     assert max(starts.at) - began_at < 1.0
 
 
-def test_a_worker_of_other_types_lets_the_right_one_be_rung(
+def test_a_worker_of_other_types_has_the_right_one_notified(
     client: Client, db: Db, background: Background
 ) -> None:
     first, second = Starts("a"), Starts("b")
@@ -246,7 +246,7 @@ def test_a_worker_of_other_types_lets_the_right_one_be_rung(
     wait_until(lambda: len(first.at) == 1, "the start of a")
 
 
-def test_jobs_that_come_all_the_time_ring_seldom(
+def test_jobs_that_come_all_the_time_seldom_notify(
     client: Client, db: Db, background: Background
 ) -> None:
     starts = Starts()
@@ -256,8 +256,8 @@ def test_jobs_that_come_all_the_time_ring_seldom(
     db.execute("set track_functions = 'all'")
 
     for _ in range(300):
-        client.enqueue("t")
-    wait_until(lambda: len(starts.at) == 300, "all starts")
+        client.enqueue_many([{"job_type": "t"}] * 20)
+    wait_until(lambda: len(starts.at) == 6000, "all starts")
 
     if db.info.server_version >= 150000:
         db.execute("select pg_stat_force_next_flush()")
@@ -486,7 +486,7 @@ def test_worker_behind_a_pooler_takes_no_lock_and_polls(
     assert "polling every 0.1 s" in caplog.text
 
 
-def test_jobs_are_found_though_all_that_rings_is_lost(
+def test_jobs_are_found_though_all_notifications_are_lost(
     client: Client, db: Db, background: Background
 ) -> None:
     starts = Starts()
@@ -723,6 +723,32 @@ def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPat
         now = poller.claim_at
 
     assert waits == [6.0, 0.01, 0.02, 0.04]
+
+
+def test_a_worker_looks_by_itself_only_while_jobs_come_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where fewer come most looks would find nothing."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    listener: Any = SimpleNamespace(is_on=True, place=Place.IDLE, wanted=Place.IDLE)
+
+    def go(place: Place) -> None:
+        listener.place = listener.wanted = place
+
+    listener.go = go
+    poller = Poller(listener, 1.0, lambda: None)
+    places = []
+    for jobs, interval in ((50, 0.02), (500, 0.002), (50, 0.01), (500, 0.002), (0, 0.02)):
+        for _ in range(max(jobs, 2)):
+            now += interval
+            if jobs:
+                listener.on_notify()
+            assert poller.is_due() or listener.place is not Place.IDLE or not jobs
+            poller.end(min(jobs, 1), is_full=False)
+        places.append(listener.place.value)
+
+    assert places == ["idle", "active", "idle", "active", "idle"]
 
 
 @asynccontextmanager

@@ -93,6 +93,18 @@ WORKER = (
         ),
     ),
     mutant(
+        "active-poller-of-few",
+        "A worker that has once seen many jobs looks a hundred times a second for few.",
+        "client/test_woken_workers.py",
+        client("worker/fetcher", "self._rate < ACTIVE_UNTIL or ", ""),
+    ),
+    mutant(
+        "active-poller-at-once",
+        "A worker looks hundreds of times a second for jobs of which fifty come.",
+        "client/test_woken_workers.py",
+        client("worker/fetcher", "self._rate >= ACTIVE_FROM", "self._rate >= 20.0"),
+    ),
+    mutant(
         "claim-counted-from-the-answer",
         "A claim that was long under way makes the leases look longer than they are.",
         "client/test_leases.py client/test_throughput.py client/test_worker.py",

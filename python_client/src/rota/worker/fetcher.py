@@ -4,7 +4,7 @@ A worker claims until nothing is due, and then asks wait_for_jobs() when somethi
 notifier goes on to ask, and a claim comes when it says so, or does not answer in time.  A queue
 where jobs come every few milliseconds would notify all the time, and each notification costs
 the producer something; so there the worker becomes the active poller and looks by itself,
-until it is quiet again.
+until fewer come: then most looks would find nothing, and cost more than notifications.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ BUSY_RATE = 3000.0
 """Jobs a second from which on that is the longest."""
 RATE_WINDOW = 0.1
 """Seconds over which these jobs are counted."""
-ACTIVE_FROM = 0.01
-"""A worker that finds jobs twice within so many seconds becomes the active poller."""
-ACTIVE_UNTIL = 0.03
-"""Seconds without a job after which it is idle again."""
+ACTIVE_FROM = 300.0
+"""Jobs a second from which on a worker that is notified becomes the active poller."""
+ACTIVE_UNTIL = 200.0
+"""Jobs a second below which it is idle again."""
+QUIET = 0.03
+"""Seconds without a job after which it is so in any case."""
 HUNGRY_FOR = 0.25
 """Seconds for which a claim under way keeps places free for the jobs that it may find."""
 FULL_CLAIM = 200
@@ -191,7 +193,6 @@ class Poller:
         self._is_notified = self._was_notified = False
         self._is_expected = self._was_expected = False
         self._looked_at, self._shortest_wait = -inf, SHORTEST_WAIT[0]
-        self._is_busy = False
         self._found_at = self._others_at = self._counted_at = -inf
         self._rate = 0.0
 
@@ -221,31 +222,29 @@ class Poller:
         """Record what the claim has found; *is_full* is whether there may be more."""
         now = time.monotonic()
         self._count(found, now)
-        is_near = found > 0 and now - self._found_at < ACTIVE_FROM
         if found:
             self._found_at = now
             self._shortest_wait = SHORTEST_WAIT[0]
         elif self._was_expected:
             self._shortest_wait = min(2 * self._shortest_wait, SHORTEST_WAIT[1])
         if is_full:
-            self._is_busy = is_near
             self.claim_at = 0.0  # as soon as there is a free place
             if self._notifier.wanted is not Place.AWAY:
                 self._notifier.go(Place.AWAY)
         else:
             pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
             if self._notifier.is_on:
-                pause = self._wait(pause, found=found, is_near=is_near)
+                pause = self._wait(pause, found=found)
             self.claim_at = min(self.claim_at, now + pause)
 
-    def _wait(self, pause: float, *, found: int, is_near: bool) -> float:
+    def _wait(self, pause: float, *, found: int) -> float:
         """Choose how to wait; return how long if there is neither answer nor notification."""
-        notifier = self._notifier
+        notifier, is_busy = self._notifier, self._rate >= ACTIVE_FROM
         if notifier.wanted is Place.AWAY:
-            notifier.go(Place.ACTIVE if self._is_busy else Place.IDLE)
+            notifier.go(Place.ACTIVE if is_busy else Place.IDLE)
         elif notifier.place is Place.ACTIVE:
             return self._look_actively(pause)
-        elif is_near and self._was_notified:
+        elif is_busy and self._was_notified:
             notifier.go(Place.ACTIVE)
         elif self._was_notified and found:
             return min(pause, LOOK_AGAIN)
@@ -255,11 +254,10 @@ class Poller:
 
     def _look_actively(self, pause: float) -> float:
         notifier, now = self._notifier, time.monotonic()
-        if now - self._found_at >= ACTIVE_UNTIL:
-            self._is_busy = False
+        if self._rate < ACTIVE_UNTIL or now - self._found_at >= QUIET:
             notifier.go(Place.IDLE)
             return pause
-        if now - self._others_at >= ACTIVE_UNTIL:
+        if now - self._others_at >= QUIET:
             self._others_at = now
             notifier.go(Place.ACTIVE)  # again: for jobs of types that it does not take
         shortest, longest = ACTIVE_INTERVAL
