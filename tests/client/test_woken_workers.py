@@ -124,7 +124,9 @@ def test_a_handler_ends_as_soon_as_an_operator_cancels_or_takes_its_job(
     wait_until(lambda: status(job_id) == ended, f"the job to be {ended}")
     assert [job.is_cancel_requested for job in attempts][:1] == [act == "cancel"]
     # The other place may have run the second attempt before the first has heard of it.
-    wait_until(lambda: attempts[0].is_lost is (act == "retry"), "what the first attempt is told")
+    wait_until(
+        lambda: attempts[0].is_lost is (act == "retry"), "what the first attempt is told"
+    )
 
 
 @pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
