@@ -225,8 +225,8 @@ end $$;
  * holds, from where the last scan of this table and subject got to; returns how many.  Table,
  * column and condition are constants of this file, and a condition may name the subject as $4.
  * It is asked again of the locked rows: another transaction may just have changed what it is
- * about, such as a new lease that has taken an effect over.  A few rows that cannot be deleted,
- * as those to which a table of a user refers, keep no others. */
+ * about, such as a new lease that has taken an effect over.  Rows that cannot be deleted, as
+ * those to which a table of a user refers, keep no others: the next scan begins behind them. */
 create or replace function rota._purge_rows(
     name text, time_column text, before timestamptz, max_rows integer,
     condition text default 'true', subject text default null
@@ -262,14 +262,16 @@ begin
         get diagnostics v_deleted = row_count;
     exception when others then
         foreach v_one in array v_keys loop
+            exit when v_failed > 99 or rota.now() - v_now > interval '1 second';
             begin
                 execute c_delete using array[v_one], v_first, v_last, subject;
                 get diagnostics v_rows = row_count;
                 v_deleted := v_deleted + v_rows;
             exception when others then
                 v_failed := v_failed + 1;
-                if v_failed > 9 then raise; end if;
-                raise warning 'a row of % stays for now: %', name, sqlerrm;
+                if v_failed < 10 then
+                    raise warning 'a row of % stays for now: %', name, sqlerrm;
+                end if;
             end;
         end loop;
     end;
@@ -295,7 +297,13 @@ declare
     v_deleted integer := 0;
 begin
     for v_keep in
-        select k.name, k.queue, least(rota.now() - k.keep, c_counted_until) as before
+        select k.name, k.queue, least(rota.now() - k.keep, c_counted_until) as before,
+            case when k.queue is not null then 'f.queue = $4'
+                else 'not exists (select from rota.queues as q '
+                    'where q.queue = f.queue and q.keep_dead is not null)' end
+            || case k.name when 'finished_jobs_dead' then ' and not exists (select from '
+                'rota.halted_keys as s where s.ordering_key = f.ordering_key and '
+                's.job_id = f.id)' else '' end as condition
         from (
             select 'finished_jobs_done' as name, q.queue, q.keep_finished as keep
             from rota.queues as q where q.keep_finished < v_horizon
@@ -313,8 +321,13 @@ begin
         -- Of very many queues each call takes others.
         order by random()
     loop
-        v_deleted := v_deleted + rota._purge_queue(v_keep.name, v_keep.queue, v_keep.before,
-            max_rows - v_deleted);
+        if rota._has_ended(v_keep.name, v_keep.queue, v_keep.before) then
+            -- Other jobs may wait for one: for a dead one until it is retried, and for any if
+            -- they were enqueued under an older snapshot.
+            v_deleted := v_deleted + rota._purge_rows(v_keep.name, 'finished_at',
+                v_keep.before, max_rows - v_deleted, v_keep.condition || ' and not exists '
+                '(select from rota.dependencies as d where d.parent_id = f.id)', v_keep.queue);
+        end if;
         exit when v_deleted >= max_rows or rota.now() - c_now > interval '100 ms';
     end loop;
     if v_deleted >= max_rows then return v_deleted; end if;
@@ -327,15 +340,24 @@ end $$;
  * 1000 queues, from where the last call of this session got to. */
 create or replace function rota._default_queues(before timestamptz, oldest timestamptz)
     returns setof text language plpgsql as $$
+-- @plpgsql_check_options: security_warnings = off
 declare
     c_max_queues constant integer := 1000;
     c_before constant timestamp without time zone := before at time zone 'UTC';
-    c_below constant text :=
-        coalesce(rota._scan_start('queues'), rota._any_queue(c_before::date), '~');
+    c_partition constant regclass :=
+        to_regclass('rota.finished_jobs_done_' || to_char(c_before, 'YYYYMMDD'));
+    v_below text := rota._scan_start('queues');
     v_day timestamptz; v_found text[]; v_next text;
     v_looked_at integer := 0;
     v_queues text[] := '{}'::text[];
 begin
+    if v_below is null and c_partition is not null then
+        -- A session that does not remember a queue begins with that of any row of the day.
+        execute format('select f.queue from %s as f where f.ctid >= $1 limit 1', c_partition)
+        into v_below using format('(%s,0)', floor(random() * pg_relation_size(c_partition)
+            / current_setting('block_size')::integer))::tid;
+    end if;
+    v_below := coalesce(v_below, '~');
     for v_day in
         select d.day at time zone 'UTC'
         from generate_series(date_trunc('day', c_before),
@@ -345,12 +367,12 @@ begin
         exit when v_looked_at > 2 * c_max_queues;
         v_found := array(
             select h.queue from rota._history_queues(v_day, v_day + interval '24 hours',
-                c_below, c_max_queues) as h (queue));
+                v_below, c_max_queues) as h (queue));
         v_next := greatest(v_next, v_found[c_max_queues]);
         v_found := v_found || array(
             select h.queue from rota._history_queues(v_day, v_day + interval '24 hours',
                 max_queues => c_max_queues - cardinality(v_found)) as h (queue)
-            where c_below < '~' and h.queue > c_below
+            where v_below < '~' and h.queue > v_below
         );
         v_looked_at := v_looked_at + greatest(cardinality(v_found), 10);
         v_queues := v_queues || v_found;
@@ -358,23 +380,6 @@ begin
     perform rota._keep_scan_start('queues', coalesce(v_next, '~'));
     return query select distinct u.queue from unnest(v_queues) as u (queue)
     left join rota.queues as q on q.queue = u.queue where q.keep_finished is null;
-end $$;
-
-/* Where a session begins that does not remember a queue: that of any row of a day. */
-create or replace function rota._any_queue(day date)
-    returns text language plpgsql as $$
--- @plpgsql_check_options: security_warnings = off
-declare
-    c_partition constant regclass :=
-        to_regclass('rota.finished_jobs_done_' || to_char(day, 'YYYYMMDD'));
-    v_queue text;
-begin
-    if c_partition is not null then
-        execute format('select f.queue from %s as f where f.ctid >= $1 limit 1', c_partition)
-        into v_queue using format('(%s,0)', floor(random() * pg_relation_size(c_partition)
-            / current_setting('block_size')::integer))::tid;
-    end if;
-    return v_queue;
 end $$;
 
 /* The queues of which jobs ended well or were cancelled in a time of whole days of UTC, from
@@ -431,52 +436,6 @@ begin
     perform rota._keep_scan_from(c_scan, c_now, c_from is null, null, rota._micros(c_now),
         rota._micros(before), '1 hour');
     return false;
-end $$;
-
-/* Delete ended jobs of a queue, or of all; where that fails, of each of these by itself.  Other
- * jobs may wait for them: for a dead one until it is retried, and for any if they were enqueued
- * under an older snapshot. */
-create or replace function rota._purge_queue(
-    name text, queue text, before timestamptz, max_rows integer
-) returns integer language plpgsql as $$
-declare
-    c_of_queue constant text := case when queue is not null then 'f.queue = $4' else
-        'not exists (select from rota.queues as q '
-        'where q.queue = f.queue and q.keep_dead is not null)' end;
-    v_queue text;
-    v_deleted integer := 0;
-begin
-    if not rota._has_ended(name, queue, before) then return 0; end if;
-    return rota._purge_rows(name, 'finished_at', before, max_rows, c_of_queue
-        || case when name = 'finished_jobs_dead' then ' and not exists (select from '
-            'rota.halted_keys as s where s.ordering_key = f.ordering_key and s.job_id = f.id)'
-            else '' end
-        || ' and not exists (select from rota.dependencies as d where d.parent_id = f.id)',
-        queue);
-exception when others then
-    if queue is not null then
-        raise warning 'old jobs of queue % stay for now: %', queue, sqlerrm;
-        return 0;
-    end if;
-
-    for v_queue in
-        with recursive dead (queue) as (
-            (select f.queue from rota.finished_jobs_dead as f order by f.queue limit 1)
-            union all
-            select n.queue from dead as d
-            cross join lateral (
-                select f.queue from rota.finished_jobs_dead as f
-                where f.queue > d.queue order by f.queue limit 1
-            ) as n
-        )
-        select d.queue from dead as d left join rota.queues as q on q.queue = d.queue
-        where q.keep_dead is null
-    loop
-        exit when v_deleted >= max_rows;
-        v_deleted := v_deleted + rota._purge_queue(name, v_queue, before,
-            max_rows - v_deleted);
-    end loop;
-    return v_deleted;
 end $$;
 
 /* What is partitioned by time: by so many days, with so many partitions ahead, the time before

@@ -433,22 +433,27 @@ def test_retain_drops_partitions_where_it_can_make_none(db, clock):
     assert f"rota.{name}" not in partitions(db)
 
 
-def test_retain_goes_on_where_a_queue_cannot_be_purged(db, clock):
-    stuck, gone = end(db, "dead", "a"), end(db, "dead", "b")
+@pytest.mark.parametrize("keeps", [False, True], ids=["", "of one queue"])
+def test_retain_goes_on_behind_rows_that_cannot_be_deleted(db, clock, keeps):
+    stuck = [end(db, "dead", "a") for _ in range(15)]
+    clock.advance("1 s")
+    gone = [end(db, "dead", "a"), end(db, "dead", "b")]
+    if keeps:
+        value(db, "set_queue", queue="a", keep_dead="90 days")
     db.execute(
         "create function public.no() returns trigger language plpgsql as"
         " $$ begin raise 'never'; end $$"
     )
     db.execute(
         "create trigger no before delete on rota.finished_jobs_dead for each row"
-        " when (old.queue = 'a') execute function public.no()"
+        f" when (old.id <= {stuck[-1]}) execute function public.no()"
     )
     db.execute("alter table rota.finished_jobs_dead enable always trigger no")
 
     clock.advance("91 days")
     tick_until_done(db, clock)
 
-    assert (is_there(db, stuck), is_there(db, gone)) == (True, False)
+    assert [is_there(db, job_id) for job_id in stuck + gone] == [True] * 15 + [False] * 2
     assert partitions(db) == names(clock.now(), range(1, 8))
 
 
