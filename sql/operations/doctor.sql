@@ -32,7 +32,7 @@ create or replace function rota._findings()
     returns table (severity text, finding text, evidence text, remedy text) language plpgsql
     stable as $$
 declare
-    v_check record; v_pid integer; v_told integer;
+    v_check record;
 begin
     for v_check in
         select c.name, c.if_ok
@@ -91,7 +91,13 @@ begin
             when lock_not_available then
                 -- The others of its table need not wait as long.
                 perform set_config('lock_timeout', '10ms', true);
-                v_pid := (
+                return query
+                select 'critical', v_check.name,
+                    coalesce('a table that it reads is locked by '
+                        || rota._session_words(h.pid),
+                        'a table that it reads was locked just now'),
+                    'select pg_terminate_backend(' || h.pid::text || ');'
+                from (select 1) as one left join lateral (
                     select a.pid from pg_locks as l
                     join pg_class as c on c.oid = l.relation
                       and c.relnamespace = 'rota'::regnamespace
@@ -100,15 +106,7 @@ begin
                     join pg_stat_activity as a on a.pid = l.pid
                     where l.mode = 'AccessExclusiveLock'
                     order by l.granted desc, a.xact_start limit 1
-                );
-                return query
-                select 'critical', v_check.name, case
-                        when v_pid is null then 'a table that it reads was locked just now'
-                        when v_pid = v_told
-                            then format('pid %s has locked a table that it reads, too', v_pid)
-                        else 'a table that it reads is locked by ' || rota._session_words(v_pid)
-                    end, 'select pg_terminate_backend(' || v_pid::text || ');';
-                v_told := v_pid;
+                ) as h on true;
             when others then
                 return query
                 select 'warning', v_check.name, 'this could not be examined: ' || sqlerrm,
@@ -252,9 +250,7 @@ create or replace function rota._examine_workers()
             case h.jobs when 1 then '1 job' else h.jobs::text || ' jobs' end,
             rota._moment(h.locked_until)),
         rota._retry_all(jsonb_build_object('worker', w.worker, 'status', 'running'),
-            '{"force": true}', h.jobs, (
-                select count(*) from (select from rota.jobs as j limit 5000) as a
-            ))
+            '{"force": true}', h.jobs, exists (select from rota.jobs as j offset 4999))
     from (
         select r.locked_by, count(*) as jobs, max(r.locked_until) as locked_until
         from (
@@ -609,44 +605,41 @@ $$;
 create or replace function rota._examine_dead_jobs()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select case when g.jobs >= 1000 then 'critical' else 'warning' end,
-        case when g.place <= 20 then format('%s of type %s in queue %s died in the last hour '
+        format('%s of type %s in queue %s died in the last hour '
             'with %s, the last %s ago, such as job %s%s',
             case g.jobs when 1 then '1 job' else g.jobs::text || ' jobs' end, g.job_type,
             g.queue, rota._error_words(g.error_type, g.message),
             rota._span(rota.now() - g.last_at), g.job_id, case when g.error_type =
                 'lease_expired' then '. It may have killed its workers, and would again: find '
-                'out before you retry it' end) end,
-        case when g.place > 20 then null
+                'out before you retry it' end),
+        case
             when g.error_type = 'lease_expired'
                 then format('select * from rota.explain_job(%s);', g.job_id)
             when g.jobs = 1 then format('select rota.retry_job(%s);', g.job_id)
             else rota._retry_all(jsonb_build_object('queue', g.queue, 'job_type', g.job_type,
                 'status', 'dead', 'is_discarded', false, 'error_type', g.error_type,
-                'error', g.message, 'newer_than', '1 hour'), '{}', g.jobs, (
-                select count(*) from (
-                    select from rota.finished_jobs_dead as f limit 5000
-                ) as a
-            )) end
+                'error', g.message, 'newer_than', '1 hour'), '{}', g.jobs,
+                exists (select from rota.finished_jobs_dead as f offset 4999)) end
     from (
         select d.queue, d.job_type, d.error_type, rota.fold_error(d.last_error) as message,
-            count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id,
-            row_number() over (order by count(*) desc, max(d.finished_at) desc) as place
+            count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id
         from (
             select f.id, f.queue, f.job_type, f.error_type, f.last_error, f.finished_at
             from rota.finished_jobs_dead as f
             where f.finished_at > rota.now() - interval '1 hour' and f.discarded_at is null
             order by f.finished_at desc limit 5000
         ) as d
-        group by 1, 2, 3, 4
+        group by 1, 2, 3, 4 order by 5 desc, 6 desc limit 1000
     ) as g
-    order by g.place;
+    order by g.jobs desc, g.last_at desc;
 $$;
 
-/* The statement that retries all jobs of a filter: one call, if that looks at all rows of their
- * table and acts on all its jobs; else call by call.  Where there are many, each call is a
- * transaction of its own, as claims need it; so it wants none around it. */
+/* The statement that retries all jobs of a filter: one call, if that acts on all of them, in a
+ * table that is not too large to be looked at as a whole; else call by call.  Where there are
+ * many, each call is a transaction of its own, as claims need it; so it wants none around it.
+ */
 create or replace function rota._retry_all(
-    filter jsonb, arguments jsonb, jobs bigint, rows bigint
+    filter jsonb, arguments jsonb, jobs bigint, is_large boolean
 ) returns text language plpgsql stable as $$
 declare
     c_call constant text := format('rota.act_on_jobs(''retry'', %s%s',
@@ -657,7 +650,7 @@ declare
         'after_id => v_after_id) as a;%s end loop; end', c_call,
         case when jobs >= 1000 then ' commit;' else '' end);
 begin
-    return case when jobs < 1000 and rows < 5000 then format('select * from %s);', c_call)
+    return case when jobs < 1000 and not is_large then format('select * from %s);', c_call)
         when position('$do$' in c_body) > 0 then format('do %L;', c_body)
         else format('do $do$ %s $do$;', c_body) end;
 end $$;
@@ -941,25 +934,24 @@ $$;
 
 /* Healthy listeners read at once, so that the queue of the whole server is all but empty. */
 create or replace function rota._examine_notifications()
-    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-declare
-    c_usage constant double precision := pg_notification_queue_usage();
-    c_oldest constant integer := (
-        select a.pid from pg_stat_activity as a
-        where a.xact_start is not null and a.pid <> pg_backend_pid()
-        order by a.xact_start limit 1
-    );
-begin
-    return query select case when c_usage > 0.25 then 'critical' else 'warning' end,
+    returns table (severity text, evidence text, remedy text) language sql stable as $$
+    select case when u.usage > 0.25 then 'critical' else 'warning' end,
         format('the notification queue is %s %% full: a listening session does not read, for '
             'example because it is in a long transaction. From 50 %% on rota notifies '
             'nobody and workers only poll, and at 100 %% commits that notify fail. %s',
-            round(c_usage::numeric * 100, 1),
-            coalesce('The oldest transaction is that of ' || rota._session_words(c_oldest),
+            round(u.usage::numeric * 100, 1),
+            coalesce('The oldest transaction is that of ' || rota._session_words(u.pid),
                 'A superuser finds the oldest transaction in pg_stat_activity')),
-        'select pg_terminate_backend(' || c_oldest::text || ');'
-    where c_usage > 0.01;
-end $$;
+        'select pg_terminate_backend(' || u.pid::text || ');'
+    from (
+        select pg_notification_queue_usage() as usage, (
+            select a.pid from pg_stat_activity as a
+            where a.xact_start is not null and a.pid <> pg_backend_pid()
+            order by a.xact_start limit 1
+        ) as pid
+    ) as u
+    where u.usage > 0.01;
+$$;
 
 /* Behind its rows is a sequence that a logical replication, or a restore of single tables, has
  * left out: then ids are given for the second time.  Those of other databases do not count. */

@@ -249,7 +249,7 @@ create or replace function rota._list(names text[])
     end;
 $$;
 
-/* Who a process of the server is; says that it is gone where it is. */
+/* Who a process of the server is; says that it is gone where it is; null for null. */
 create or replace function rota._session_words(pid integer)
     returns text language sql stable as $$
     select coalesce((
@@ -262,7 +262,8 @@ create or replace function rota._session_words(pid integer)
             case when a.wait_event = 'SyncRep' then 'waits for a synchronous standby' end))
         from pg_stat_get_activity(_session_words.pid) as g
         join pg_stat_activity as a on a.pid = g.pid cross join (select rota.now() as now) as n
-    ), format('pid %s, which has just disconnected', pid));
+        where _session_words.pid is not null
+    ), 'pid ' || pid::text || ', which has just disconnected');
 $$;
 
 /* That an attempt is over its time limit; null if it is not. */

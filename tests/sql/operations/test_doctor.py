@@ -793,6 +793,9 @@ def test_a_listener_that_does_not_read(db, connect):
             " from generate_series(1, 14000) as n"
         )
 
+    blind = only(db)
+    assert blind.evidence.endswith("finds the oldest transaction in pg_stat_activity")
+    assert blind.remedy is None
     with owner_sees_sessions(db):
         row = only(db)
 
