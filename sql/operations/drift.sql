@@ -303,49 +303,33 @@ begin
         when expected is null then c_drop
         when kind in ('view', 'function', 'procedure') then null
         when actual is null then c_make
-        when kind = 'table' then rota._set_table(c_table, expected::jsonb, actual::jsonb)
-        when kind = 'column'
-        then rota._set_column(c_table, c_part, expected::jsonb, actual::jsonb)
+        when kind in ('table', 'column') then (
+            -- Of each part of its definition that differs, the type first.
+            select string_agg('alter table ' || case coalesce(e.key, a.key)
+                    when 'part of'
+                    then regexp_replace(e.value, ' ', format(' attach partition %s ', c_table))
+                    when 'logged' then c_table || ' set logged'
+                    when 'row security' then format('%s %s row level security', c_table,
+                        case e.value when 'true' then 'enable' else 'disable' end)
+                    when 'options' then format('%s %s', c_table, concat_ws(', ',
+                        'reset (' || regexp_replace(nullif(a.value, ''), '=[^,]*', '', 'g')
+                            || ')',
+                        'set (' || nullif(e.value, '') || ')'))
+                    when 'not null' then format('%s alter %s %s not null', c_table, c_part,
+                        case e.value when 'true' then 'set' else 'drop' end)
+                    when 'default' then format('%s alter %s %s', c_table, c_part,
+                        coalesce('set default ' || e.value, 'drop default'))
+                    else format('%s alter %s type %s', c_table, c_part, concat_ws(' ',
+                        expected::jsonb ->> 'type',
+                        'collate ' || quote_ident(expected::jsonb ->> 'collation')))
+                end || ';', ' ' order by e.key <> 'type')
+            from jsonb_each_text(expected::jsonb) as e
+            full join jsonb_each_text(actual::jsonb) as a on a.key = e.key
+            where e.value is distinct from a.value
+        )
         else c_drop || ' ' || c_make
     end;
 end $$;
-
-create or replace function rota._set_column(
-    table_name text, column_name text, expected jsonb, actual jsonb
-) returns text language sql immutable as $$
-    select format('alter table %s %s;', table_name, concat_ws(', ',
-        case when expected - o.own <> actual - o.own
-            then format('alter column %s type %s', column_name,
-                concat_ws(' ', expected ->> 'type',
-                    'collate ' || quote_ident(expected ->> 'collation'))) end,
-        case when (expected -> 'not null') <> (actual -> 'not null')
-            then format('alter column %s %s not null', column_name,
-                case when (expected ->> 'not null')::boolean then 'set' else 'drop' end) end,
-        case when expected ->> 'default' is distinct from actual ->> 'default'
-            then format('alter column %s %s', column_name,
-                coalesce('set default ' || (expected ->> 'default'), 'drop default')) end))
-    from (select '{not null,default}'::text[] as own) as o;
-$$;
-
-create or replace function rota._set_table(table_name text, expected jsonb, actual jsonb)
-    returns text language sql immutable as $$
-    select concat_ws(' ',
-        case when actual -> 'part of' <> expected -> 'part of'
-            then 'alter table ' || p.of[1] || ' attach partition ' || table_name || ' '
-                || p.of[2] || ';' end,
-        case when actual -> 'logged' <> expected -> 'logged'
-            then format('alter table %s set logged;', table_name) end,
-        case when actual -> 'row security' <> expected -> 'row security'
-            then format('alter table %s %s row level security;', table_name,
-                case when expected @> '{"row security": true}' then 'enable'
-                    else 'disable' end) end,
-        case when actual -> 'options' <> expected -> 'options' and actual ->> 'options' <> ''
-            then format('alter table %s reset (%s);', table_name,
-                regexp_replace(actual ->> 'options', '=[^,]*', '', 'g')) end,
-        case when actual -> 'options' <> expected -> 'options' and expected ->> 'options' <> ''
-            then format('alter table %s set (%s);', table_name, expected ->> 'options') end)
-    from (select regexp_match(expected ->> 'part of', '^([^ ]+) (.+)$') as of) as p;
-$$;
 
 /* Rights and owners that make rota open to others, or keep its roles from their work. */
 create or replace function rota._wrong_rights()
