@@ -61,6 +61,23 @@ do $$ begin
     from rota_front.lock_seed as s where not s.is_called;
 end $$;
 
+/* Refuse a call, mostly for an argument.  A hint or detail that is empty is null for the
+ * caller, as it would be of a shard. */
+create or replace function rota_front.refuse(
+    message text, hint text default '', code text default '22023', detail text default ''
+) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    if detail <> '' and hint <> '' then
+        raise exception using
+            errcode = code, message = message, detail = detail, hint = hint;
+    elsif detail <> '' then
+        raise exception using errcode = code, message = message, detail = detail;
+    elsif hint <> '' then
+        raise exception using errcode = code, message = message, hint = hint;
+    end if;
+    raise exception using errcode = code, message = message;
+end $$;
+
 create or replace function rota_front.set_server(server name, wrapper name, options jsonb)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -83,12 +100,10 @@ create or replace function rota_front.check_database()
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     if to_regclass('rota.jobs') is not null then
-        raise exception using
-            errcode = '55000', message = 'this database has a rota with jobs of its own',
-            hint = 'A front is a database without jobs: create one for it.';
+        perform rota_front.refuse('this database has a rota with jobs of its own',
+            'A front is a database without jobs: create one for it.', '55000');
     elsif current_setting('server_version_num')::integer < 150000 then
-        raise exception using
-            errcode = '0A000', message = 'a front needs PostgreSQL 15 or later';
+        perform rota_front.refuse('a front needs PostgreSQL 15 or later', code => '0A000');
     end if;
 end $$;
 
@@ -117,11 +132,10 @@ begin
     end loop;
 exception when dependent_objects_still_exist then
     get stacked diagnostics v_others = pg_exception_detail;
-    raise exception using
-        errcode = 'dependent_objects_still_exist',
-        message = format('these use what the front is made of, and would go with it: %s',
-            left(v_others, 500)),
-        hint = 'Nothing has changed.  Drop them first, and recreate them afterwards.';
+    perform rota_front.refuse('these use what the front is made of, and would go with it: '
+        || left(v_others, 500),
+        'Nothing has changed.  Drop them first, and recreate them afterwards.',
+        'dependent_objects_still_exist');
 end $$;
 
 create or replace function rota_front.set_shards(
@@ -145,9 +159,8 @@ begin
             select (d ->> 'number')::integer from jsonb_array_elements(databases) as d
         )
     ) then
-        raise exception using
-            errcode = '22023', message = 'databases must include each of the front',
-            hint = 'A database cannot be removed: its keys are in it.';
+        perform rota_front.refuse('databases must include each of the front',
+            'A database cannot be removed: its keys are in it.');
     end if;
     insert into rota_front.shards (number, ordinal)
     select d.number, (select count(*) from rota_front.shards) - 1
@@ -196,11 +209,9 @@ declare
     v_known text[];
 begin
     if to_regrole(quote_ident(role)) is null or role = 'public' then
-        raise exception using
-            errcode = '22023', message = format('role must be one that exists, got %L', role);
+        perform rota_front.refuse(format('role must be one that exists, got %L', role));
     elsif access is null or access not in ('producer', 'operator') then
-        raise exception using
-            errcode = '22023', message = 'access must be producer or operator';
+        perform rota_front.refuse('access must be producer or operator');
     end if;
     -- Who makes a front again need not tell the passwords again.
     v_known := (
@@ -280,9 +291,9 @@ begin
           and regexp_replace(p.proname, '^_ask_', '') = any(v_names)
           or p.pronamespace = 'rota_front'::regnamespace
           and p.proname = any(case grant_to.access
-            when 'producer' then '{check_call,slot_of,shard_of_number,shard_of_job,shard_for,'
-                'lock_slot,lock_keys,follow_keys,ask_live_keys,raise_of_shard}'
-            else '{check_call,shard_of_number,shard_of_job,lock_keys,check_return,'
+            when 'producer' then '{refuse,check_call,slot_of,shard_of_number,shard_of_job,'
+                'shard_for,lock_slot,lock_keys,follow_keys,ask_live_keys,raise_of_shard}'
+            else '{refuse,check_call,shard_of_number,shard_of_job,lock_keys,check_return,'
                 'ask_live_keys,ask_keys,ask_each,raise_of_shard,version_of}' end::name[])
     loop
         execute format('grant execute on routine %s to %I', v_function, role);
@@ -321,9 +332,8 @@ create or replace function rota_front.follow_move(source integer, target integer
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     if num_nulls(source, target) > 0 then
-        raise exception using
-            errcode = '22023', message = format('%s must not be null',
-                case when source is null then 'source' else 'target' end);
+        perform rota_front.refuse(case when source is null then 'source' else 'target' end
+            || ' must not be null');
     end if;
     update rota_front.slots as s set earlier = s.earlier || follow_move.target
     where follow_move.source = any(s.earlier || s.number)
@@ -342,9 +352,8 @@ declare
     v_slot record;
 begin
     if (max_slots >= 0) is not true then
-        raise exception using
-            errcode = '22023', message = format('max_slots must be at least 0, got %s',
-                coalesce(max_slots::text, 'null'));
+        perform rota_front.refuse(concat('max_slots must be at least 0, got ',
+            coalesce(max_slots::text, 'null')));
     end if;
     switched := 0;
     remaining := 0;
@@ -406,15 +415,13 @@ declare
     v_number integer; v_where text;
 begin
     if to_regclass('rota_all.' || quote_ident(view_name)) is null then
-        raise exception using
-            errcode = '22023', message = format('view_name must be a view of observers, got '
-                '%L', view_name);
+        perform rota_front.refuse(
+            format('view_name must be a view of observers, got %L', view_name));
     elsif jsonb_typeof(filter) is distinct from 'object' then
-        raise exception using errcode = '22023', message = 'filter must be an object';
+        perform rota_front.refuse('filter must be an object');
     elsif (max_rows >= 0) is not true then
-        raise exception using
-            errcode = '22023', message = format('max_rows must be at least 0, got %s',
-                coalesce(max_rows::text, 'null'));
+        perform rota_front.refuse(concat('max_rows must be at least 0, got ',
+            coalesce(max_rows::text, 'null')));
     elsif ask_each.number is not null then
         perform rota_front.shard_of_number('number', ask_each.number);
     end if;
@@ -443,13 +450,12 @@ create or replace function rota_front.check_call()
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     if current_setting('statement_timeout') = '0' then
-        raise exception using
-            errcode = '55000', message = 'a front needs a time limit: statement_timeout is 0',
-            hint = 'alter database ... set statement_timeout = ''5s''';
+        perform rota_front.refuse('a front needs a time limit: statement_timeout is 0',
+            'alter database ... set statement_timeout = ''5s''', '55000');
     elsif current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using
-            errcode = 'RT009', message = 'a front needs the isolation level read committed',
-            hint = 'A call is committed by its shard at once, whatever the transaction sees.';
+        perform rota_front.refuse('a front needs the isolation level read committed',
+            'A call is committed by its shard at once, whatever the transaction sees.',
+            'RT009');
     end if;
 end $$;
 
@@ -465,9 +471,8 @@ begin
     select s.ordinal into v_ordinal from rota_front.shards as s
     where s.number = shard_of_number.number;
     if not found then
-        raise exception using
-            errcode = '22023', message = format('%s must be the number of a database of '
-                'this front, got %s', argument, coalesce(number::text, 'null'));
+        perform rota_front.refuse(format('%s must be the number of a database of this front, '
+            'got %s', argument, coalesce(number::text, 'null')));
     end if;
     return v_ordinal;
 end $$;
@@ -478,13 +483,12 @@ declare
     v_ordinal integer;
 begin
     if job_id is null then
-        raise exception using errcode = '22023', message = 'job_id must not be null';
+        perform rota_front.refuse('job_id must not be null');
     end if;
     select s.ordinal into v_ordinal from rota_front.shards as s where s.number = job_id & 1023;
     if not found then
-        raise exception using errcode = 'RT001', message = format('job %s not found', job_id),
-            hint = format('Its id names database %s, which this front does not have.',
-                job_id & 1023);
+        perform rota_front.refuse(format('job %s not found', job_id), format('Its id names '
+            'database %s, which this front does not have.', job_id & 1023), 'RT001');
     end if;
     return v_ordinal;
 end $$;
@@ -512,10 +516,9 @@ begin
         where (n #>> '{}')::numeric between 1 and 9223372036854775807
     );
     if cardinality(v_numbers) > 1 then
-        raise exception using
-            errcode = '22023', message = format('depends_on and blocks name jobs of databases '
-                '%s', array_to_string(v_numbers, ', ')),
-            hint = 'Jobs that wait for each other have to be in one database.';
+        perform rota_front.refuse('depends_on and blocks name jobs of databases '
+            || array_to_string(v_numbers, ', '),
+            'Jobs that wait for each other have to be in one database.');
     end if;
     with keys as (
         select j.place, k.key,
@@ -534,12 +537,11 @@ begin
             select f.slot from slots as f order by f.place limit 1))
     into v_keys, v_slots, v_place from slots as s;
     if cardinality(v_slots) > 1 then
-        raise exception using errcode = '22023',
-            message = case when jsonb_array_length(jobs) > 1
+        perform rota_front.refuse(case when jsonb_array_length(jobs) > 1
                 then format('jobs[%s]: its keys are in another slot than those before it',
                     v_place)
                 else 'shard_key must be given: the keys of this job are in different slots' end,
-            hint = 'Give all jobs of these keys the same shard_key, such as the customer.';
+            'Give all jobs of these keys the same shard_key, such as the customer.');
     elsif v_slots = '{}' then
         if v_numbers <> '{}' then
             return rota_front.shard_of_number('depends_on', v_numbers[1]);
@@ -559,10 +561,9 @@ begin
         v_number := rota_front.follow_keys(jobs, v_keys, v_slot);
     end if;
     if v_numbers[1] <> v_number then
-        raise exception using
-            errcode = '22023', message = format('depends_on and blocks name jobs of database '
-                '%s, and the keys belong to database %s', v_numbers[1], v_number),
-            hint = 'Give all of them the same shard_key.';
+        perform rota_front.refuse(format('depends_on and blocks name jobs of database %s, and '
+            'the keys belong to database %s', v_numbers[1], v_number),
+            'Give all of them the same shard_key.');
     end if;
     return rota_front.shard_of_number('shard_key', v_number);
 end $$;
@@ -600,10 +601,9 @@ begin
         if v_answer.may_be_live <> '{}' then v_moves_from := v_number; end if;
         continue when v_answer.live = '{}';
         if v_found is not null then
-            raise exception using errcode = '22023',
-                message = format('jobs[%s] and jobs[%s]: their keys are live in different '
-                    'databases', v_place, v_answer.live[1]),
-                hint = 'Enqueue them one by one until the older jobs have ended.';
+            perform rota_front.refuse(format('jobs[%s] and jobs[%s]: their keys are live in '
+                'different databases', v_place, v_answer.live[1]),
+                'Enqueue them one by one until the older jobs have ended.');
         end if;
         v_found := v_number;
         v_place := v_answer.live[1];
@@ -659,10 +659,9 @@ begin
     end if;
     for v_other in select s.ordinal from rota_front.shards as s where s.ordinal <> shard loop
         if (rota_front.ask_live_keys(v_other, jsonb_build_array(v_job))).live <> '{}' then
-            raise exception using
-                errcode = 'RT007', message = format('job %s: a key of it is live in another '
-                    'database', job_id),
-                hint = 'Wait until the other job has ended, or cancel it.';
+            perform rota_front.refuse(
+                format('job %s: a key of it is live in another database', job_id),
+                'Wait until the other job has ended, or cancel it.', 'RT007');
         end if;
     end loop;
 end $$;
@@ -688,32 +687,19 @@ begin
     if state in ('08P01', 'XX000')
       and v_message ~ 'query[ _]timeout|server login has been failing' then
         -- So a pooler ends the call, which stands in front of the shard.
-        raise exception using
-            errcode = '57014', message = 'a database behind this front does not answer in time',
-            hint = 'The call may have been done there anyway.';
-    end if;
-    if state = 'XX000' and v_message ~ 'PQconnectPoll: ' then
+        perform rota_front.refuse('a database behind this front does not answer in time',
+            'The call may have been done there anyway.', '57014');
+    elsif state = 'XX000' and v_message ~ 'PQconnectPoll: ' then
         -- As for a caller of the shard itself, whose driver would not have reached it.
-        raise exception using
-            errcode = '08001', message = 'a database behind this front cannot be reached: '
-                || rtrim(regexp_replace(v_message, '^.*PQconnectPoll: ', ''), E'\n');
+        perform rota_front.refuse('a database behind this front cannot be reached: '
+            || rtrim(regexp_replace(v_message, '^.*PQconnectPoll: ', ''), E'\n'),
+            code => '08001');
+    elsif state = 'XX000' and v_message ~ '\] PQ\w+: ' then
+        perform rota_front.refuse('the connection to a database behind this front was lost: '
+            || regexp_replace(v_message, '^.*?\] PQ\w+: ([^\n]*).*$', '\1'),
+            'The call may have been done there anyway.', '08006');
     end if;
-    if state = 'XX000' and v_message ~ '\] PQ\w+: ' then
-        raise exception using
-            errcode = '08006', message = 'the connection to a database behind this front was '
-                'lost: ' || regexp_replace(v_message, '^.*?\] PQ\w+: ([^\n]*).*$', '\1'),
-            hint = 'The call may have been done there anyway.';
-    end if;
-    -- One that is not given is null for the caller, as it would be of the shard.
-    if v_detail <> '' and v_hint <> '' then
-        raise exception using
-            errcode = state, message = v_message, detail = v_detail, hint = v_hint;
-    elsif v_detail <> '' then
-        raise exception using errcode = state, message = v_message, detail = v_detail;
-    elsif v_hint <> '' then
-        raise exception using errcode = state, message = v_message, hint = v_hint;
-    end if;
-    raise exception using errcode = state, message = v_message;
+    perform rota_front.refuse(v_message, v_hint, state, v_detail);
 end $$;
 
 -- Nothing of this is left in a database that cannot be one.
