@@ -148,11 +148,37 @@ begin
     where n.job_id is not null;
 
     perform rota._make_jobs(v_made_names, v_made_times, v_made_ids, false, due);
-    perform rota._advance(v_names, v_lasts, v_nexts, v_made_names, v_made_ids);
+
+    with moved as (
+        update rota.job_definitions as d
+        set last_run_at = u.last_run_at, last_job_id = coalesce(u.job_id, d.last_job_id),
+            next_run_at = case when u.job_id is null or d.kind <> 'after' then u.next_run_at end
+        from (
+            select p.name, max(p.last_run_at) as last_run_at, max(p.next_run_at) as next_run_at,
+                max(p.job_id) as job_id
+            from (
+                select n.name, n.last_run_at, n.next_run_at, null::bigint as job_id
+                from unnest(v_names, v_lasts, v_nexts) as n (name, last_run_at, next_run_at)
+                union all
+                select m.name, null, null, m.job_id
+                from unnest(v_made_names, v_made_ids) as m (name, job_id)
+            ) as p
+            group by p.name
+        ) as u
+        where d.name = u.name returning d.name, d.kind, d.next_run_at, u.job_id
+    )
+    -- A last job that was live may be about to end without knowing that this waits for it.
+    insert into rota.pending_checks (kind, subject)
+    select 'schedule', m.name from moved as m
+    where m.next_run_at is null and m.job_id is null and m.kind = 'after';
     return cardinality(v_made_names);
 end $$;
 
-/* A row for each planned time that is dealt with, of as many definitions as are taken. */
+/* A row for each planned time that is dealt with, of as many definitions as are taken, with the
+ * last of all times until now, and the next.
+ *
+ * skip and one are the same but for how late the newest time may be.  What is planned by the
+ * end of the job before has but one time, which cannot be missed, only come later. */
 create or replace function rota._plan_due(names text[], due timestamptz, max_jobs integer)
     returns table (
         name text, scheduled_for timestamptz, outcome text, last_run_at timestamptz,
@@ -160,7 +186,8 @@ create or replace function rota._plan_due(names text[], due timestamptz, max_job
     ) language plpgsql stable as $$
 declare
     v_live constant text[] := rota._live_definitions(names);
-    v_group record; v_plan record; v_taken text[];
+    v_group record; v_parsed rota.parsed_schedule; v_since timestamptz; v_first timestamptz;
+    v_times timestamptz[]; v_next timestamptz; v_taken text[];
     v_planned integer := 0;
 begin
     for v_group in
@@ -173,19 +200,34 @@ begin
         from rota.job_definitions as d where d.name = any(_plan_due.names)
         group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 order by d.next_run_at
     loop
-        select p.occurrences, p.last_run_at, p.next_run_at into v_plan
-        from rota._plan_occurrences(v_group.schedule, v_group.time_zone, v_group.anchored_at,
-            v_group.next_run_at, v_group.ends_at, v_group.catch_up, v_group.catch_up_window,
-            v_group.catch_up_max, _plan_due.due) as p;
+        v_parsed := rota._parse_schedule(v_group.schedule);
+        v_first := v_group.next_run_at;
+        v_times := array[v_first];
+        if not v_group.is_after then
+            v_since := due - coalesce(v_group.catch_up_window,
+                case when v_group.catch_up = 'skip' then interval '1 minute' end);
+            -- What lies before the window is not even looked for: it may be a lot.
+            if v_first < v_since then
+                v_first := rota._next_occurrence(v_parsed, v_group.time_zone,
+                    v_since - interval '1 microsecond', v_group.anchored_at);
+            end if;
+            v_times := rota._occurrences_until(v_parsed, v_group.time_zone,
+                v_group.anchored_at, v_first, least(due, v_group.ends_at),
+                case when v_group.catch_up = 'all' then v_group.catch_up_max else 1 end);
+        end if;
+        v_next := rota._next_occurrence(v_parsed, v_group.time_zone,
+            greatest(due, v_first - interval '1 microsecond'), v_group.anchored_at);
         v_taken := v_group.names[:greatest(1,
-            (max_jobs - v_planned) / greatest(1, cardinality(v_plan.occurrences)))];
-        return query select n.name, o.scheduled_for, o.outcome, v_plan.last_run_at,
-            case when not (v_group.is_live and v_group.is_after) then v_plan.next_run_at end
+            (max_jobs - v_planned) / greatest(1, cardinality(v_times)))];
+        return query select n.name, o.scheduled_for, o.outcome,
+            coalesce(v_times[cardinality(v_times)], v_group.next_run_at),
+            case when not (v_group.is_live and v_group.is_after)
+                and (v_next > v_group.ends_at) is not true then v_next end
         from unnest(v_taken) as n (name)
         cross join (
             -- Of those that were missed the first stands for all.
             select v_group.next_run_at, 'missed'
-            where v_group.next_run_at <> all(v_plan.occurrences)
+            where v_group.next_run_at <> all(v_times)
             union all
             select p.scheduled_for, case
                 when v_group.is_live then 'skipped'
@@ -193,9 +235,9 @@ begin
                 when v_group.overlap = 'skip' and p.number > 1 then 'skipped'
                 else 'enqueued'
             end
-            from unnest(v_plan.occurrences) with ordinality as p (scheduled_for, number)
+            from unnest(v_times) with ordinality as p (scheduled_for, number)
         ) as o (scheduled_for, outcome);
-        v_planned := v_planned + cardinality(v_taken) * cardinality(v_plan.occurrences);
+        v_planned := v_planned + cardinality(v_taken) * cardinality(v_times);
         exit when v_planned >= max_jobs;
     end loop;
 end $$;
@@ -219,42 +261,6 @@ begin
             where d.name = any(_live_definitions.names) and d.kind = 'after'
         ))
     );
-end $$;
-
-/* The planned times that shall have a job, the last of all until now, and the next.
- *
- * skip and one are the same but for how late the newest time may be.  What is planned by the
- * end of the job before has but one time, which cannot be missed, only come later. */
-create or replace function rota._plan_occurrences(
-    schedule text, time_zone text, anchored_at timestamptz, first timestamptz,
-    ends_at timestamptz, catch_up text, catch_up_window interval, catch_up_max integer,
-    due timestamptz
-) returns table (occurrences timestamptz[], last_run_at timestamptz, next_run_at timestamptz)
-    language plpgsql stable as $$
-declare
-    v_parsed constant rota.parsed_schedule := rota._parse_schedule(schedule);
-    v_until constant timestamptz := least(due, ends_at);
-    v_since constant timestamptz := due - coalesce(catch_up_window,
-        case when catch_up = 'skip' then interval '1 minute' end);
-    v_first timestamptz := first;
-    v_next timestamptz;
-begin
-    occurrences := array[first];
-    if v_parsed.kind <> 'after' then
-        -- What lies before the window is not even looked for: it may be a lot.
-        if first < v_since then
-            v_first := rota._next_occurrence(v_parsed, time_zone,
-                v_since - interval '1 microsecond', anchored_at);
-        end if;
-        occurrences := rota._occurrences_until(v_parsed, time_zone, anchored_at, v_first,
-            v_until, case when catch_up = 'all' then catch_up_max else 1 end);
-    end if;
-    v_next := rota._next_occurrence(v_parsed, time_zone,
-        greatest(due, v_first - interval '1 microsecond'), anchored_at);
-
-    last_run_at := coalesce(occurrences[cardinality(occurrences)], first);
-    next_run_at := case when v_next > ends_at then null else v_next end;
-    return next;
 end $$;
 
 /* Put in the jobs of planned times that are theirs already. */
@@ -291,36 +297,6 @@ begin
     join rota.job_definitions as d on d.name = m.name where d.overlap = 'queue';
     if v_blocked is not null then perform rota._jobs_came_in(v_blocked); end if;
     perform rota._notify_for(ids);
-end $$;
-
-/* Write into the definitions what was dealt with, and what is next. */
-create or replace function rota._advance(
-    names text[], lasts timestamptz[], nexts timestamptz[], made_names text[], made_ids bigint[]
-) returns void language plpgsql as $$
-begin
-    with moved as (
-        update rota.job_definitions as d
-        set last_run_at = u.last_run_at, last_job_id = coalesce(u.job_id, d.last_job_id),
-            next_run_at = case when u.job_id is null or d.kind <> 'after' then u.next_run_at end
-        from (
-            select p.name, max(p.last_run_at) as last_run_at, max(p.next_run_at) as next_run_at,
-                max(p.job_id) as job_id
-            from (
-                select n.name, n.last_run_at, n.next_run_at, null::bigint as job_id
-                from unnest(_advance.names, _advance.lasts, _advance.nexts)
-                    as n (name, last_run_at, next_run_at)
-                union all
-                select m.name, null, null, m.job_id
-                from unnest(_advance.made_names, _advance.made_ids) as m (name, job_id)
-            ) as p
-            group by p.name
-        ) as u
-        where d.name = u.name returning d.name, d.kind, d.next_run_at, u.job_id
-    )
-    -- A last job that was live may be about to end without knowing that this waits for it.
-    insert into rota.pending_checks (kind, subject)
-    select 'schedule', m.name from moved as m
-    where m.next_run_at is null and m.job_id is null and m.kind = 'after';
 end $$;
 
 /* Plan what follows the last job of a definition, if it has ended; false if that is not to be

@@ -49,7 +49,7 @@ Connect = Callable[..., psycopg.Connection[Any]]
             "due since long, one", "tick", "schedule later",
         ),
         (
-            "schedules", "_advance", "and m.kind = 'after'", "and false",
+            "schedules", "_enqueue_due", "and m.kind = 'after'", "and false",
             "after, due, its job retried", "tick", "finish",
         ),
         (

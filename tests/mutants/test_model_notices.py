@@ -158,7 +158,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_plan_due", "when v_group.is_live then 'skipped'", "when false then ''")
     ],
     "a late tick that makes up for all": [
-        ("_plan_occurrences", "then catch_up_max else 1 end", "then catch_up_max else 2 end")
+        ("_plan_due", "v_group.catch_up_max else 1 end", "v_group.catch_up_max else 2 end")
     ],
 }
 

@@ -13,7 +13,7 @@ from support.mutation import Mutation, is_noticed, some_of
 LOCK = "for update skip locked"
 MUTANTS: dict[str, tuple[list[Mutation], str]] = {
     "a window that is not looked at": (
-        [("_plan_occurrences", "if first < v_since", "if false")],
+        [("_plan_due", "if v_first < v_since", "if false")],
         "",
     ),
     "schedules that nobody holds": (
