@@ -128,22 +128,15 @@ begin
     perform rota._keep_scan_from(kind, v_now, v_from is null, c_index, v_walked,
         rota._micros(coalesce(v_first, v_now)) - 10000,
         case kind when 'sweep' then interval '1 minute' else '2 seconds' end);
-    -- A worker looks for a server that is away every half second.
-    return v_first is not null and (kind <> 'sweep'
-        or v_now - rota._server_start() not between interval '0' and interval '3 seconds');
-end $$;
-
-/* When the server let sessions in.  It falls down and comes back under the same postmaster when
- * a backend is killed, and a replay or a standby that is promoted takes longer than its start:
- * the writer of the log begins after all of these.  Who may not read all statistics does not
- * see it. */
-create or replace function rota._server_start()
-    returns timestamptz language plpgsql stable as $$
-begin
-    return greatest(pg_postmaster_start_time(), (
+    if v_first is null or kind <> 'sweep' then return v_first is not null; end if;
+    -- A worker looks for a server that is away every half second.  A server falls down and
+    -- comes back under the same postmaster when a backend is killed, and a replay or a standby
+    -- that is promoted takes longer than its start: the writer of the log begins after all of
+    -- these.  Who may not read all statistics does not see it.
+    return v_now - greatest(pg_postmaster_start_time(), (
         select max(a.backend_start) from pg_stat_activity as a
         where a.backend_type = 'walwriter'
-    ));
+    )) not between interval '0' and interval '3 seconds';
 end $$;
 
 /* Do it with these jobs, which the caller has locked, and return with how many. */

@@ -36,12 +36,19 @@ begin
             errcode = '25006', message = 'tick() cannot run in a read-only transaction',
             hint = 'On a standby, tick at the primary; else see default_transaction_read_only.';
     end if;
-    was_skipped := v_is_alone and not rota._try_lock_tick()
-        -- In the last ten seconds; where nothing happens none is recorded.
-        and exists (
-            select from rota.maintenance as u where u.task = 'tick'
-              and u.done_at between rota.now() - interval '10 seconds' and rota.now()
-        );
+    was_skipped := false;
+    if v_is_alone then
+        begin
+            -- It writes nothing, and only vacuum and changes of the table want the same lock.
+            lock table rota.maintenance in share update exclusive mode nowait;
+        exception when lock_not_available then
+            was_skipped := exists (
+                -- In the last ten seconds; where nothing happens none is recorded.
+                select from rota.maintenance as u where u.task = 'tick'
+                  and u.done_at between rota.now() - interval '10 seconds' and rota.now()
+            );
+        end;
+    end if;
     if was_skipped or not rota._has_maintenance() then
         return query select 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, was_skipped, false,
             null::interval;
@@ -114,17 +121,6 @@ comment on function rota.tick is
     'checks, create partitions ahead and purge what has expired, a bounded amount per call, '
     'and return what was done and whether there is more; look_again_in is when a tick lets the '
     'next job in, told if this one has; does nothing while another tick runs; raises 25006.';
-
-/* Try to lock out other ticks until the end of the transaction.  It writes nothing, and only
- * vacuum and changes of the table want the same lock. */
-create or replace function rota._try_lock_tick()
-    returns boolean language plpgsql as $$
-begin
-    lock table rota.maintenance in share update exclusive mode nowait;
-    return true;
-exception when lock_not_available then
-    return false;
-end $$;
 
 /* Whether there is anything to do: most ticks find nothing, and to ask first costs a third of
  * looking at each part.  A *patient* session that found nothing looks for what can wait after

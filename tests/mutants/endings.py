@@ -347,8 +347,8 @@ begin
         "client/test_away.py",
         sql(
             "maintenance/sweep",
-            "interval '3 seconds');\n",
-            "interval '0');\n",
+            "interval '0' and interval '3 seconds';\n",
+            "interval '0' and interval '0';\n",
         ),
     ),
     mutant(
