@@ -25,8 +25,7 @@
 
 /* Look at each breaker. */
 create or replace function rota._check_breakers()
-    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off set jit = off set lock_timeout = '100ms' as $$
+    returns void language plpgsql set lock_timeout = '100ms' as $$
 declare
     c_now constant timestamptz := rota.now();
     -- Read once for all: a closed one opens only by failures among these.
@@ -296,8 +295,7 @@ end $$;
  * last of the newest 5000 failures that is of these.  The subject is an array of error type,
  * job type and queue.  A pause that is there for another reason stays as it is. */
 create or replace function rota._check_error(subject text)
-    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off as $$
+    returns boolean language plpgsql as $$
 declare
     c_names constant jsonb := subject::jsonb;
     c_rule constant rota.retry_rules := rota._retry_rule(c_names ->> 0, c_names ->> 1,

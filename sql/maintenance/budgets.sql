@@ -18,8 +18,7 @@
 
 /* Let in what the budgets allow. */
 create or replace function rota._spend_budgets()
-    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off set jit = off as $$
+    returns void language plpgsql as $$
 declare
     c_leaves constant boolean := rota._leaves_to_others();
     v_budget rota.retry_budgets; v_first bigint[];

@@ -69,8 +69,7 @@ end $$;
 
 /* Count the jobs of the next pages. */
 create or replace function rota._count_jobs(max_pages integer)
-    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off
-    set jit = off as $$
+    returns void language plpgsql as $$
 declare
     c_now constant timestamptz := rota.now();
     c_pages constant bigint := pg_relation_size('rota.jobs'::regclass)

@@ -18,9 +18,7 @@
 
 /* Do up to max_checks due checks, each of them short; returns how many were looked at. */
 create or replace function rota._do_checks(max_checks integer)
-    returns integer language plpgsql set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
-    set lock_timeout = '100ms' as $$
+    returns integer language plpgsql set lock_timeout = '100ms' as $$
 declare
     v_seen integer := max_checks;
     v_due bigint[]; v_ids bigint[]; v_until timestamptz; v_check rota.pending_checks;
@@ -98,8 +96,7 @@ end $$;
  * leaves limits to others takes those that have been due for three seconds. */
 create or replace function rota._due_checks(
     max_checks integer, with_own boolean default false, asks boolean default false
-) returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off as $$
+) returns bigint[] language plpgsql as $$
 declare
     c_index constant oid := 'rota.pending_checks_due_at_idx'::regclass::oid;
     v_me constant xid8 := case when not with_own then pg_current_xact_id_if_assigned() end;

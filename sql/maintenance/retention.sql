@@ -29,10 +29,8 @@
 create or replace function rota._retain(
     is_alone boolean, is_busy boolean, out deleted jsonb, out partitions_created integer,
     out partitions_dropped integer, out has_more boolean
-) language plpgsql set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set max_parallel_workers_per_gather = 0
-    set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set lock_timeout = '100ms' as $$
+) language plpgsql set max_parallel_workers_per_gather = 0 set enable_hashjoin = off
+    set enable_mergejoin = off set lock_timeout = '100ms' as $$
 declare
     c_kinds constant text[] := array[
         'jobs', 'stage_runs', 'dependencies', 'errors', 'keys', 'effects', 'occurrences',
@@ -389,9 +387,7 @@ end $$;
 create or replace function rota._history_queues(
     since timestamptz, until timestamptz, below text default '~',
     max_queues integer default null
-) returns setof text language plpgsql stable set enable_seqscan = off set jit = off
-    set enable_bitmapscan = off set enable_sort = off
-    set plan_cache_mode = force_generic_plan as $$
+) returns setof text language plpgsql stable as $$
 begin
     return query
     with recursive found (queue, number) as (

@@ -50,8 +50,7 @@ from rota.stage_runs as s;
 
 /* Count what ended; returns how many rows, and whether more can be counted at once. */
 create or replace function rota._count_ends(out rows_counted bigint, out has_more boolean)
-    language plpgsql set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
+    language plpgsql as $$
 declare
     -- What ends in the same microsecond, which may be after the look at the locks, is later.
     c_now constant timestamptz := rota.now() - interval '1 us';
@@ -135,8 +134,7 @@ end $$;
  * look takes as long as there are queues: so a session looks and counts for a twentieth of the
  * time, but every two minutes at the latest. */
 create or replace function rota._has_uncounted()
-    returns boolean language plpgsql stable set enable_seqscan = off
-    set enable_bitmapscan = off as $$
+    returns boolean language plpgsql stable as $$
 declare
     c_now constant timestamptz := rota.now();
     v_progress rota.stats_progress;
@@ -188,8 +186,7 @@ $$;
 
 /* When the first row of the history after this time ended; infinity if there is none. */
 create or replace function rota._first_uncounted(since timestamptz)
-    returns timestamptz language plpgsql stable set enable_seqscan = off
-    set enable_bitmapscan = off as $$
+    returns timestamptz language plpgsql stable as $$
 begin
     return coalesce(least(
         (select min(n.moment) from rota._queues_since(_first_uncounted.since) as q (queue)
@@ -367,10 +364,8 @@ begin
         if v_start < v_end then
             v_end := least(v_end, v_start + v_step.length);
             perform rota._add_stats((
-                select array_agg(row(v_step.name, v_start, s.queue, s.job_type, s.outcome,
-                    s.total, s.total_wait, s.longest_wait, s.wait_buckets, s.wait_counts,
-                    s.total_run, s.longest_run, s.run_buckets, s.run_counts, s.waits,
-                    s.runs)::rota.job_stats)
+                select array_agg(jsonb_populate_record(s,
+                    jsonb_build_object('step', v_step.name, 'starts_at', v_start)))
                 from rota.job_stats as s
                 where s.step = v_step.of and s.starts_at >= greatest(v_start, v_step.since)
                   and s.starts_at < v_end

@@ -14,7 +14,7 @@
  * ours: an advisory one any login could keep.
  *
  * Recovery comes first.  Each part is a subtransaction of its own: what fails in one leaves a
- * warning, and undoes and stops nothing else.
+ * warning, and undoes and stops nothing else.  How all of them are planned is said here once.
  */
 
 create or replace function rota.tick()
@@ -24,7 +24,9 @@ create or replace function rota.tick()
         errors_deleted integer, occurrences_deleted integer, others_deleted integer,
         partitions_created integer, partitions_dropped integer, was_skipped boolean,
         has_more boolean, look_again_in interval
-    ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off set enable_sort = off as $$
 declare
     v_is_alone constant boolean := rota._is_alone();
     v_now constant timestamptz := rota.now();
@@ -127,7 +129,8 @@ comment on function rota.tick is
  * five seconds only. */
 create or replace function rota._has_maintenance(patient boolean default false)
     returns boolean language plpgsql stable set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     v_now constant timestamptz := rota.now();
     v_full_scan_at bigint;
@@ -161,9 +164,7 @@ end $$;
 /* When a tick lets a job of these queues in, or of all for null, between these times. */
 create or replace function rota._next_let_in_at(
     queues text[], since timestamptz, until timestamptz
-) returns timestamptz language plpgsql stable set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
-    set enable_sort = off as $$
+) returns timestamptz language plpgsql stable as $$
 begin
     return least(until,
         (select min(l.run_at)

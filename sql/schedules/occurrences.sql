@@ -16,9 +16,7 @@
  */
 
 create or replace function rota._enqueue_due_schedules(max_jobs integer)
-    returns integer language plpgsql set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
-    set enable_sort = off as $$
+    returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_since timestamptz;
@@ -51,8 +49,7 @@ end $$;
  * dead index entry, so the scan begins where the last one ended (base/scan_start.sql): a little
  * earlier, for late commits. */
 create or replace function rota._first_due_schedule()
-    returns timestamptz language plpgsql set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
+    returns timestamptz language plpgsql as $$
 declare
     c_index constant oid := 'rota.job_definitions_next_run_at_idx'::regclass::oid;
     v_now constant timestamptz := rota.now();
