@@ -249,21 +249,19 @@ left join lateral (
             else 'epoch'::timestamptz + (c.cell + 1) * c.length * interval '1 microsecond'
         end as next_start_at
     from (
+        select ceil(extract(epoch from coalesce(l.per, '1 second')) * 1000000
+            / l.max_starts)::bigint as gap
+        where l.max_starts is not null
+    ) as g
+    cross join lateral (
+        select coalesce(l.burst, greatest(1, least(10000, 100000 / g.gap)))::integer as burst
+    ) as b
+    cross join lateral (
+        select b.burst, (b.burst + 15) / 16 as starts, (b.burst + 15) / 16 * g.gap as length
+    ) as r
+    cross join lateral (
         select r.burst, r.starts, r.length, (r.burst + r.starts - 1) / r.starts as cells,
             floor(extract(epoch from rota.now()) * 1000000 / r.length)::bigint as cell
-        from (
-            select b.burst, (b.burst + 15) / 16 as starts,
-                (b.burst + 15) / 16 * g.gap as length
-            from (
-                select ceil(extract(epoch from coalesce(l.per, '1 second')) * 1000000
-                    / l.max_starts)::bigint as gap
-                where l.max_starts is not null
-            ) as g
-            cross join lateral (
-                select coalesce(l.burst, greatest(1, least(10000, 100000 / g.gap)))::integer
-                    as burst
-            ) as b
-        ) as r
     ) as c
     left join lateral (
         select t.cell, sum(t.starts) as starts from rota.limit_starts as t

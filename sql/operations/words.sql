@@ -9,24 +9,17 @@
 
 /* A length of time by its two largest units, such as 3 min 20 s. */
 create or replace function rota._span(duration interval)
-    returns text language plpgsql immutable as $$
-declare
-    c_left constant bigint := abs(extract(epoch from duration))::bigint;
-    c_days constant bigint := c_left / 86400;
-    c_hours constant bigint := c_left % 86400 / 3600;
-    c_minutes constant bigint := c_left % 3600 / 60;
-    c_parts constant text[] := array_remove(array[
-        nullif(c_days, 0)::text || ' d', nullif(c_hours, 0)::text || ' h',
-        case when c_days = 0 then nullif(c_minutes, 0)::text || ' min' end,
-        case when c_days + c_hours = 0 then nullif(c_left % 60, 0)::text || ' s' end
-    ], null);
-begin
-    return case
-        when duration is null then null
-        when c_parts = '{}' then '0 s'
-        else array_to_string(c_parts[:2], ' ')
-    end;
-end $$;
+    returns text language sql immutable as $$
+    select case when duration is not null then coalesce(
+        string_agg(u.number::text || ' ' || u.unit, ' ' order by u.place), '0 s') end
+    from (select abs(extract(epoch from duration))::bigint as seconds) as d
+    cross join lateral (
+        values (1, d.seconds / 86400, 'd', true), (2, d.seconds % 86400 / 3600, 'h', true),
+            (3, d.seconds % 3600 / 60, 'min', d.seconds < 86400),
+            (4, d.seconds % 60, 's', d.seconds < 3600)
+    ) as u (place, number, unit, is_shown)
+    where u.number > 0 and u.is_shown;
+$$;
 
 /* A time in the zone of the session, to the second. */
 create or replace function rota._moment(moment timestamptz)

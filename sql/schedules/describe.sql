@@ -32,22 +32,15 @@ comment on function rota.describe_schedule is
 
 /* 5 minutes, or just minute where there is one. */
 create or replace function rota._describe_period(seconds bigint)
-    returns text language plpgsql immutable as $$
-declare
-    v_unit constant bigint := case
-        when seconds % 86400 = 0 and seconds > 86400 then 86400
-        when seconds % 3600 = 0 then 3600
-        when seconds % 60 = 0 then 60
-        else 1
-    end::bigint;
-    v_name constant text := case v_unit
-        when 86400 then 'day' when 3600 then 'hour' when 60 then 'minute' else 'second' end;
-begin
-    return case
-        when seconds = v_unit then v_name
-        else format('%s %ss', seconds / v_unit, v_name)
-    end || case v_unit when 86400 then ' of 24 hours' else '' end;
-end $$;
+    returns text language sql immutable as $$
+    select case when seconds = u.length then u.name
+        else concat(seconds / u.length, ' ', u.name, 's', u.note) end
+    from (values (86400, 'day', ' of 24 hours'), (3600, 'hour', ''), (60, 'minute', ''),
+        (1, 'second', '')) as u (length, name, note)
+    -- One day is 24 hours.
+    where seconds % u.length = 0 and (seconds > 86400 or u.length < 86400)
+    order by u.length desc limit 1;
+$$;
 
 /* Evenly spaced: every 5 minutes from 09:00 to 17:55; few: at 09:00 and 17:30; else numbers. */
 create or replace function rota._describe_times(
