@@ -299,25 +299,21 @@ declare
     v_holders xid[] := array[row_xmax];
 begin
     if row_xmax = '0'::xid then return; end if;
-    for v_try in 1..2 loop
-        return query select l.pid, p.gid from pg_locks as l
-        left join pg_prepared_xacts as p on p.transaction = l.transactionid
-        where l.locktype = 'transactionid' and l.granted and l.transactionid = any(v_holders)
-          and l.virtualtransaction = any(array(
-            select t.virtualtransaction from pg_locks as t
-            where t.relation = 'rota.jobs'::regclass and t.locktype = 'relation'
-              and t.database = (select d.oid from pg_database as d
-                where d.datname = current_database())
-              and t.mode in ('RowShareLock', 'RowExclusiveLock')
-        ))
-        limit 1;
-        exit when found or v_try = 2;
-        begin
-            v_holders := array(
-                select m.xid from pg_get_multixact_members(_row_holder.row_xmax) as m);
-        exception when others then
-            -- It is no number of a set.
-            return;
-        end;
-    end loop;
+    begin
+        v_holders := v_holders || array(
+            select m.xid from pg_get_multixact_members(_row_holder.row_xmax) as m);
+    exception when others then
+        null;  -- It is no number of a set.
+    end;
+    return query select l.pid, p.gid from pg_locks as l
+    left join pg_prepared_xacts as p on p.transaction = l.transactionid
+    where l.locktype = 'transactionid' and l.granted and l.transactionid = any(v_holders)
+      and l.virtualtransaction = any(array(
+        select t.virtualtransaction from pg_locks as t
+        where t.relation = 'rota.jobs'::regclass and t.locktype = 'relation'
+          and t.database = (select d.oid from pg_database as d
+            where d.datname = current_database())
+          and t.mode in ('RowShareLock', 'RowExclusiveLock')
+    ))
+    order by l.transactionid <> _row_holder.row_xmax limit 1;
 end $$;
