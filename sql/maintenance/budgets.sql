@@ -21,16 +21,44 @@ create or replace function rota._spend_budgets()
     returns void language plpgsql as $$
 declare
     c_leaves constant boolean := rota._leaves_to_others();
-    v_budget rota.retry_budgets; v_first bigint[];
+    v_budget rota.retry_budgets; v_state record; v_max_jobs integer;
+    v_due bigint[]; v_locked bigint[]; v_ids bigint[];
 begin
     if current_setting('transaction_isolation') <> 'read committed' then return; end if;
     for v_budget in select b.* from rota._held_budgets() as b order by b.queue loop
-        v_first := rota._first_retries(v_budget.queue, 1);
-        continue when v_first = '{}' or rota._is_paused(v_budget.queue, rota.now())
+        v_due := rota._first_retries(v_budget.queue, 1);
+        continue when v_due = '{}' or rota._is_paused(v_budget.queue, rota.now())
           or c_leaves and rota.now() - interval '3 seconds' < greatest(v_budget.filled_at,
-            (select j.run_at from rota.jobs as j where j.id = any(v_first)));
+            (select j.run_at from rota.jobs as j where j.id = any(v_due)));
         begin
-            perform rota._spend_budget(v_budget.queue);
+            select b.* into v_budget from rota.retry_budgets as b
+            where b.queue = v_budget.queue for update skip locked;
+            continue when not found;
+            v_state := rota._budget_state(v_budget);
+            v_max_jobs := least(floor(v_state.tokens), 1000)::integer;
+            -- More than may begin: another session may have locked the first ones for long.
+            v_due := rota._first_retries(v_budget.queue, v_max_jobs + 1000);
+            v_ids := '{}'::bigint[];
+            loop
+                v_locked := array(
+                    select j.id from rota.jobs as j
+                    where j.id = any(v_due) and j.hold = 'retries ' || v_budget.queue
+                      and j.hold <> 'time' and j.status in ('queued', 'failed')
+                    order by array_position(v_due, j.id)
+                    limit v_max_jobs - cardinality(v_ids) for update skip locked
+                );
+                exit when v_locked = '{}';
+                -- In place of those that cannot be let in the next ones are.
+                v_ids := v_ids || rota._let_in(v_locked, 'retries ' || v_budget.queue);
+                v_due := array(
+                    select d.id from unnest(v_due) with ordinality as d (id, place)
+                    where d.id <> all(v_locked) order by d.place
+                );
+            end loop;
+            update rota.retry_budgets as b
+            set tokens = v_state.tokens - cardinality(v_ids), filled_at = rota.now()
+            where b.queue = v_budget.queue;
+            perform rota._notify_for(v_ids);
         exception when others then
             raise warning 'retries of queue % stay for now: %', v_budget.queue, sqlerrm;
         end;
@@ -54,43 +82,6 @@ begin
     )
     select b.* from held as h
     join rota.retry_budgets as b on b.queue = substr(h.hold, 9);
-end $$;
-
-/* Let in what the budget of a queue allows. */
-create or replace function rota._spend_budget(queue text)
-    returns void language plpgsql as $$
-declare
-    v_budget rota.retry_budgets; v_state record; v_max_jobs integer;
-    v_due bigint[]; v_locked bigint[];
-    v_ids bigint[] := '{}'::bigint[];
-begin
-    select b.* into v_budget from rota.retry_budgets as b where b.queue = _spend_budget.queue
-    for update skip locked;
-    if not found then return; end if;
-    v_state := rota._budget_state(v_budget);
-    v_max_jobs := least(floor(v_state.tokens), 1000)::integer;
-    -- More than may begin: another session may have locked the first ones for long.
-    v_due := rota._first_retries(queue, v_max_jobs + 1000);
-    loop
-        v_locked := array(
-            select j.id from rota.jobs as j
-            where j.id = any(v_due) and j.hold = 'retries ' || _spend_budget.queue
-              and j.hold <> 'time' and j.status in ('queued', 'failed')
-            order by array_position(v_due, j.id)
-            limit v_max_jobs - cardinality(v_ids) for update skip locked
-        );
-        exit when v_locked = '{}';
-        -- In place of those that cannot be let in the next ones are.
-        v_ids := v_ids || rota._let_in(v_locked, 'retries ' || queue);
-        v_due := array(
-            select d.id from unnest(v_due) with ordinality as d (id, place)
-            where d.id <> all(v_locked) order by d.place
-        );
-    end loop;
-    update rota.retry_budgets as b
-    set tokens = v_state.tokens - cardinality(v_ids), filled_at = rota.now()
-    where b.queue = _spend_budget.queue;
-    perform rota._notify_for(v_ids);
 end $$;
 
 /* How many retries of a queue may begin in a minute as it is now, and how many at once. */

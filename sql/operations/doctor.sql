@@ -305,15 +305,11 @@ begin
     return query
     with recursive lanes as (
         -- Below the first that there may be.
-        select distinct n.queue, -32769 as lane from unnest(_due_sample.queues) as n (queue)
+        select distinct n.queue, -32769::bigint as lane
+        from unnest(_due_sample.queues) as n (queue)
         union all
-        select l.queue, n.lane from lanes as l
-        cross join lateral (
-            select coalesce(j.own_lane, j.priority)::integer as lane from rota.jobs as j
-            where j.queue = l.queue and coalesce(j.own_lane, j.priority) > l.lane
-              and j.hold is null and j.status in ('queued', 'failed')
-            order by coalesce(j.own_lane, j.priority) limit 1
-        ) as n
+        select l.queue, rota._next_lane(array[l.queue], l.lane, null) from lanes as l
+        where l.lane is not null
     )
     -- By hand it may be put before all others.
     select l.queue, d.id, d.job_type, coalesce(nullif(d.run_at, '-infinity'), d.created_at)

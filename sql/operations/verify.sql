@@ -12,8 +12,6 @@ create or replace function rota.verify(max_rows integer default 10000)
     language plpgsql stable security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
     set jit = off as $$
-declare
-    c_now constant timestamptz := rota.now();
 begin
     perform rota._check_sees_all('verify()');
     perform rota._check_number('max_rows', max_rows, 1, 1000000);
@@ -56,7 +54,8 @@ begin
     )), ('a running job has a worker, a lease of at most 30 days, and did not start before its '
         'time', array(
         select case
-                when j.locked_by is null or j.locked_until > c_now + interval '30 days 1 second'
+                when j.locked_by is null
+                  or j.locked_until > rota.now() + interval '30 days 1 second'
                   or j.started_at < j.run_at - interval '1 second'
                 then format('job %s, due at %s, runs since %s on %s until %s', j.id, j.run_at,
                     j.started_at, j.locked_by, j.locked_until)

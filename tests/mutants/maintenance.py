@@ -386,8 +386,8 @@ MAINTENANCE = (
         "sql/maintenance/test_budgets.py",
         sql(
             "maintenance/budgets",
-            "v_ids := v_ids || rota._let_in(v_locked, 'retries ' || queue);",
-            "v_ids := rota._let_in(v_locked, 'retries ' || queue);\n        exit;",
+            "v_ids := v_ids || rota._let_in(v_locked, 'retries ' || v_budget.queue);",
+            "v_ids := rota._let_in(v_locked, 'retries ' || v_budget.queue);\n        exit;",
         ),
     ),
     mutant(
@@ -475,8 +475,8 @@ MAINTENANCE = (
         "sql/jobs/test_retries.py",
         sql(
             "maintenance/breakers",
-            "set jit = off set lock_timeout = '100ms' as $$",
-            "set jit = off as $$",
+            "plpgsql set lock_timeout = '100ms' as $$",
+            "plpgsql as $$",
         ),
     ),
     mutant(
