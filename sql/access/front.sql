@@ -42,13 +42,9 @@ begin
             select from rota.idempotency_keys as k
             where k.idempotency_key = j.idempotency_key and k.key_scope = j.scope
               and k.expires_at > rota.now()
-        ) or exists (
-            select from rota.jobs as o
-            where o.ordering_key = j.ordering_key and o.status = 'blocked'
-        ) or exists (
-            select from rota.jobs as o
-            where o.ordering_key = j.ordering_key and o.status <> 'blocked'
-        ) or exists (select from rota.halted_keys as h where h.ordering_key = j.ordering_key)
+        ) or rota._key_head(j.ordering_key, 0) is not null
+          or rota._first_blocked(j.ordering_key, 0) is not null
+          or exists (select from rota.halted_keys as h where h.ordering_key = j.ordering_key)
           or find_live_keys.with_moves
           and coalesce(j.idempotency_key, j.ordering_key) is not null and exists (
             select from rota.queue_moves as m where m.queue = j.queue and m.direction = 'out'

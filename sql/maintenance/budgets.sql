@@ -145,30 +145,20 @@ create or replace function rota._held_lanes(hold text, queue text)
     returns table (job_type text, lane smallint, first_place timestamptz)
     language plpgsql stable as $$
 begin
-    return query
-    with recursive kinds (job_type, lane, place, number) as (
-        (select j.job_type, coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), 1
-        from rota.jobs as j
+    job_type := '';
+    lane := 0;
+    for v_kind in 1..1000 loop
+        select j.job_type, coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at)
+        into job_type, lane, first_place from rota.jobs as j
         where j.hold = _held_lanes.hold and j.hold <> 'time'
           and j.queue = _held_lanes.queue and j.status in ('queued', 'failed')
+          and (j.job_type, coalesce(j.own_lane, j.priority))
+            > (_held_lanes.job_type, _held_lanes.lane)
         order by j.job_type, coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at)
-        limit 1)
-        union all
-        select n.job_type, n.lane, n.place, k.number + 1 from kinds as k
-        cross join lateral (
-            select j.job_type, coalesce(j.own_lane, j.priority) as lane,
-                coalesce(j.own_place, j.run_at) as place
-            from rota.jobs as j
-            where j.hold = _held_lanes.hold and j.hold <> 'time'
-              and j.queue = _held_lanes.queue and j.status in ('queued', 'failed')
-              and (j.job_type, coalesce(j.own_lane, j.priority)) > (k.job_type, k.lane)
-            order by j.job_type, coalesce(j.own_lane, j.priority),
-                coalesce(j.own_place, j.run_at)
-            limit 1
-        ) as n
-        where k.number < 1000
-    )
-    select k.job_type, k.lane, k.place from kinds as k;
+        limit 1;
+        exit when not found;
+        return next;
+    end loop;
 end $$;
 
 /* The first retries of a queue that are held and due, the oldest first. */

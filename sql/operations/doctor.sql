@@ -497,11 +497,8 @@ begin
             select distinct on (d.queue) d.* from rota._due_sample(rota._ready_queues()) as d
             order by d.queue, d.run_at, d.id
         ) as o
-        where o.run_at < c_now - interval '5 minutes' and not exists (
-            select from rota.pauses as p
-            where p.pause_name in ('all', 'queue ' || o.queue)
-              and (p.until is null or p.until > c_now)
-        ) and exists (
+        where o.run_at < c_now - interval '5 minutes'
+          and not rota._is_paused(o.queue, c_now) and exists (
             select from live as l
             where o.queue = any(l.queues)
               and (l.job_types is null or o.job_type = any(l.job_types))
@@ -665,10 +662,8 @@ create or replace function rota._examine_effects()
         where e.completed_at is null order by e.recorded_at desc limit 1000
     ) as u
     -- While its lease runs, the job that has recorded it is still at it.
-    where not exists (
-        select from rota.jobs as j
-        where j.id = u.job_id and j.lease_token = u.lease_token and j.status = 'running'
-    ) and not exists (select from rota.moved_jobs as t where t.job_id = u.job_id)
+    where not rota._is_leased(u.job_id, u.lease_token)
+      and not exists (select from rota.moved_jobs as t where t.job_id = u.job_id)
     having count(*) > 0;
 $$;
 
