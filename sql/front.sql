@@ -143,6 +143,8 @@ create or replace function rota_front.set_shards(
 ) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     c_milliseconds constant integer := extract(epoch from time_limit) * 1000;
+    c_numbers constant integer[] := array(
+        select (d ->> 'number')::integer from jsonb_array_elements(databases) as d);
     -- The kernel gives up where the machine of a shard is away.
     c_options constant jsonb := jsonb_build_object('connect_timeout', 2, 'application_name',
         'rota front', 'tcp_user_timeout', c_milliseconds);
@@ -153,20 +155,14 @@ begin
     perform rota_front.drop_made();
     execute format('alter database %I set statement_timeout = %L', current_database(),
         c_milliseconds);
-    if exists (
-        select from rota_front.shards as s
-        where s.number not in (
-            select (d ->> 'number')::integer from jsonb_array_elements(databases) as d
-        )
-    ) then
+    if exists (select from rota_front.shards as s where s.number <> all(c_numbers)) then
         perform rota_front.refuse('databases must include each of the front',
             'A database cannot be removed: its keys are in it.');
     end if;
     insert into rota_front.shards (number, ordinal)
     select d.number, (select count(*) from rota_front.shards) - 1
         + row_number() over (order by d.number)
-    from (select (d ->> 'number')::integer as number from jsonb_array_elements(databases) as d)
-        as d
+    from unnest(c_numbers) as d (number)
     where d.number not in (select s.number from rota_front.shards as s);
     -- PL/Proxy wants all of its partitions in one statement.
     perform rota_front.set_server('rota_shards', 'plproxy',

@@ -68,20 +68,17 @@ end $$;
 /* The budgets of queues whose retries are held.  There may be very many of others. */
 create or replace function rota._held_budgets()
     returns setof rota.retry_budgets language plpgsql stable as $$
+declare
+    v_hold text := 'retries ';
 begin
-    return query
-    with recursive held (hold) as (
-        select 'retries ' collate "C" where exists (select from rota.retry_budgets)
-        union all
-        select n.hold from held as h
-        cross join lateral (
-            select j.hold from rota.jobs as j
-            where j.hold > h.hold and j.hold < 'retries!' and j.hold <> 'time'
-            order by j.hold limit 1
-        ) as n
-    )
-    select b.* from held as h
-    join rota.retry_budgets as b on b.queue = substr(h.hold, 9);
+    while exists (select from rota.retry_budgets) loop
+        select j.hold into v_hold from rota.jobs as j
+        where j.hold > v_hold and j.hold < 'retries!' and j.hold <> 'time'
+        order by j.hold limit 1;
+        exit when not found;
+        return query select b.* from rota.retry_budgets as b
+        where b.queue = substr(v_hold, 9);
+    end loop;
 end $$;
 
 /* How many retries of a queue may begin in a minute as it is now, and how many at once. */

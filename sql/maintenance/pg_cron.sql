@@ -48,9 +48,8 @@ begin
             hint = format('As a superuser: alter system set cron.database_name = %L, and '
                 'restart the server', current_database());
     end if;
-    insert into rota.maintenance (task, done_at)
-    select 'pg_cron', rota.now()
-    where not exists (select from rota.maintenance as m where m.task = 'pg_cron');
+    insert into rota.maintenance (task, done_at) values ('pg_cron', rota.now())
+    on conflict (task) do nothing;
     perform rota._audit('start_ticker', null, null, null,
         jsonb_build_object('schedule', v_schedule, 'command', v_command));
     return format('pg_cron %s runs "%s" at "%s" as %s', v_version, v_command, v_schedule,
