@@ -23,9 +23,6 @@ declare
     v_seen integer := max_checks;
     v_due bigint[]; v_ids bigint[]; v_until timestamptz; v_check rota.pending_checks;
 begin
-    -- An older snapshot does not show what is committed by now.
-    if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
-
     loop
         v_due := rota._due_checks(v_seen);
         v_ids := array(
@@ -61,15 +58,6 @@ begin
     end;
 end $$;
 
-/* Whether a check is due that may be done, now or after the end of this transaction, by its
- * session or, if it only *asks*, by any. */
-create or replace function rota._has_checks(asks boolean default false)
-    returns boolean language plpgsql as $$
-begin
-    return current_setting('transaction_isolation') = 'read committed'
-      and rota._due_checks(1, true, asks) <> '{}';
-end $$;
-
 /* Whether a call is alone in its transaction, or in a procedure that has committed since its
  * call.  What comes in several messages, as many drivers send a statement, cannot be told from
  * a transaction and is taken for one. */
@@ -92,8 +80,9 @@ begin
     );
 end $$;
 
-/* The first due checks, of other transactions and perhaps of this one.  A transaction that
- * leaves limits to others takes those that have been due for three seconds. */
+/* The first due checks that may be done, of other transactions and perhaps of this one, by its
+ * session or, if it only *asks*, by any.  A transaction that leaves limits to others takes
+ * those that have been due for three seconds. */
 create or replace function rota._due_checks(
     max_checks integer, with_own boolean default false, asks boolean default false
 ) returns bigint[] language plpgsql as $$
@@ -109,6 +98,10 @@ declare
     c_last_id constant bigint := (select s.last_value from rota.pending_checks_id_seq as s);
     v_ids bigint[]; v_timed_ids bigint[];
 begin
+    -- An older snapshot does not show what is committed by now.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        return '{}'::bigint[];
+    end if;
     v_ids := array(
         select c.id from rota.pending_checks as c
         where c.due_at <= '-infinity' and c.id >= coalesce(v_from, 0)

@@ -127,7 +127,8 @@ begin
             (select min(l.since) from rota.late_xids as l)),
         sampled_at = c_now, open_xids = v_open, is_behind = _count_ends.has_more;
     delete from rota.restored_ends as r where r.finished_at <= rota._counted_until();
-    perform rota._keep_ends(c_now);
+    perform rota._keep_scan_from('ends', c_now, true, null, rota._micros(c_now), 0,
+        '2 minutes');
 end $$;
 
 /* Whether it is time to count: ten seconds after the last time, if anything ended since.  To
@@ -150,16 +151,9 @@ begin
       or rota._first_uncounted(v_progress.counted_until) < 'infinity' then
         return true;
     end if;
-    perform rota._keep_ends(c_now);
-    return false;
-end $$;
-
-/* Remember when to look for what ended again, after a look that began at that time. */
-create or replace function rota._keep_ends(began_at timestamptz)
-    returns void language plpgsql stable as $$
-begin
-    perform rota._keep_scan_from('ends', began_at, true, null, rota._micros(began_at), 0,
+    perform rota._keep_scan_from('ends', c_now, true, null, rota._micros(c_now), 0,
         '2 minutes');
+    return false;
 end $$;
 
 /* The other transactions, by their virtual ids, that are writers on one of these tables. */

@@ -107,7 +107,7 @@ begin
         or checks_done >= 1000 and rota._has_late('later')
         -- What was done may have led to more, which can be done after the commit.
         or greatest(jobs_swept, jobs_expired, jobs_enqueued, checks_done) > 0
-        and rota._has_checks(),
+        and rota._due_checks(1, with_own => true) <> '{}',
         false);
     -- To one of those that tick: it has let jobs in, the others look again when they would.
     if greatest(jobs_enqueued, checks_done) > 0 then
@@ -137,7 +137,7 @@ declare
 begin
     if rota._has_late('sweep') or rota._has_late('expiry')
       or rota._first_due_schedule() is not null
-      or rota._has_checks(asks => patient)
+      or rota._due_checks(1, with_own => true, asks => patient) <> '{}'
       or rota._has_late('later') or exists (select from rota.breaker_states)
       or exists (
         select from rota._held_budgets() as b where rota._first_retries(b.queue, 1) <> '{}'

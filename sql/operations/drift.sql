@@ -267,9 +267,8 @@ declare
     c_part constant text := c_names[2];
     c_drop constant text := case
         when kind = 'table' then format('alter table %s set schema public;', c_table)
-        when kind = 'column' then format('alter table %s drop column %s;', c_table, c_part)
-        when kind = 'constraint'
-            then format('alter table %s drop constraint %s;', c_table, c_part)
+        when kind in ('column', 'constraint')
+            then format('alter table %s drop %s %s;', c_table, kind, c_part)
         when kind in ('trigger', 'policy')
             then format('drop %s %s on %s;', kind, c_part, c_table)
         -- It may be an aggregate.

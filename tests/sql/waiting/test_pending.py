@@ -379,5 +379,8 @@ def test_a_session_that_only_asks_is_told_of_what_it_would_leave_to_others(db):
         claim(db)
     db.execute("delete from rota.pending_checks where kind <> 'limit'")
 
-    in_many_messages = "select rota._has_checks() as does, rota._has_checks(asks => %s) as asks"
+    in_many_messages = (
+        "select rota._due_checks(1, true) <> '{}' as does,"
+        " rota._due_checks(1, true, %s) <> '{}' as asks"
+    )
     assert rows(db, in_many_messages, True) == [(False, True)]
