@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from styles import CURSOR, PLAIN_SESSION
 
+from rota.testing.server import find_binaries
 from support.locales import has_utf8
 
 HERE = Path(__file__).resolve().parent
@@ -117,6 +118,9 @@ def _own_environment() -> Iterator[None]:
         if path := os.environ.get("PYTHONPATH"):
             folders = [str(Path(folder).resolve()) for folder in path.split(os.pathsep)]
             patch.setenv("PYTHONPATH", os.pathsep.join(folders))
+        # Before those of Debian, which are scripts that look for these.
+        programs, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
+        patch.setenv("PATH", str(programs), prepend=os.pathsep)
         yield
 
 
