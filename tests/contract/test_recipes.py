@@ -44,7 +44,8 @@ page: Callable[..., None]
 """What the code of a document uses and leaves to the reader."""
 # With the same settings each time, else nothing of the cache is used again.
 CONFIG = str(ROOT / "python_client/pyproject.toml")
-MYPY = ["--config-file", CONFIG, "--follow-imports", "silent", "--cache-dir"]
+# With what it has read for tests/lint.sh, which has the same settings.
+MYPY = ["--config-file", CONFIG, "--cache-dir", ROOT / ".mypy_cache"]
 
 
 def code_of(page: str, *languages: str) -> list[str]:
@@ -181,13 +182,7 @@ def test_commands_of_a_document_are_used_rightly(document: str) -> None:
     assert wrong == {}
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What mypy has read of the packages that several examples use."""
-    return tmp_path_factory.mktemp("mypy")
-
-
-def test_code_of_documents_has_the_right_types(tmp_path: Path, cache: Path) -> None:
+def test_code_of_documents_has_the_right_types(tmp_path: Path) -> None:
     """The blocks of each are one module; those of an example are checked with it."""
     documents = ["README.md", "python_client/README.md", *PAGES]
     for document in documents:
@@ -202,19 +197,19 @@ def test_code_of_documents_has_the_right_types(tmp_path: Path, cache: Path) -> N
         module = re.sub(r"\W", "_", document.removesuffix(".md"))
         (tmp_path / f"{module}.py").write_text("\n\n".join([known, *own]))
 
-    assert_right_types(tmp_path, cache)
+    assert_right_types(tmp_path)
 
 
 @pytest.mark.parametrize("directory", [".", "fastapi_app", "django_app"])
-def test_an_example_has_the_right_types(directory: str, cache: Path) -> None:
+def test_an_example_has_the_right_types(directory: str) -> None:
     chosen = EXAMPLES.glob("*.py") if directory == "." else [EXAMPLES / directory]
 
-    assert_right_types(EXAMPLES / directory, cache, *map(str, chosen))
+    assert_right_types(EXAMPLES / directory, *map(str, chosen))
 
 
-def assert_right_types(directory: Path, cache: Path, *arguments: str) -> None:
+def assert_right_types(directory: Path, *arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *MYPY, cache, *(arguments or ["."])],
+        [sys.executable, "-m", "mypy", *MYPY, *(arguments or ["."])],
         cwd=directory,
         env={**os.environ, "MYPYPATH": str(ROOT / "python_client/src")},
         check=False,
