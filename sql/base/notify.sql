@@ -10,8 +10,8 @@
  *                   that was all it cost.
  *   listen slot     One of 16, each with a channel.  The holder listens to that channel.  The
  *                   lowest slot that is held is notified first: one job wakes one worker.
- *   shared slot     Of all who find no other, with one channel: they are woken together, by
- *                   more jobs at once than the other slots have holders.
+ *   shared slot     Of all who find no other, with one channel.  They are woken together when
+ *                   no other slot has a holder, as when those have found more than they take.
  *   active poller   Held by one worker that does not wait but claims every few milliseconds,
  *                   because jobs come all the time.  While it is held none is notified.
  *
@@ -59,7 +59,7 @@ begin
         v_notified := v_notified + 1;
         exit when v_notified >= max_slots;
     end loop;
-    if v_notified < max_slots and above < 16
+    if v_notified = 0 and above < 16
       and not (pg_try_advisory_lock(1919907954, key)
         and pg_advisory_unlock(1919907954, key)) then
         perform pg_notify(rota._channel(key, 16), '');

@@ -13,8 +13,9 @@
  * Of many idle workers the first few do the looking: the first of a queue polls as often as it
  * was told, the others two to thirty times less often, and from the fifth on they do not ask
  * when something will come due.  The first of all is told each time whether there is
- * maintenance, the others in case those before them hang: 3 s later for each place.  Those who
- * share the last slot are woken when more jobs come at once than the others may take.
+ * maintenance, the others in case those before them hang: 3 s later for each place.  A worker
+ * that has no more places stops waiting, which notifies the next; and when those of all slots
+ * have done so, all who share the last one.
  *
  * A worker has to look by itself for what no session notifies it of: a run_at, a retry or a
  * start at a rate whose time comes, and what was claimable before it held the locks.
