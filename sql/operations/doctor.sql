@@ -32,7 +32,7 @@ create or replace function rota._findings()
     returns table (severity text, finding text, evidence text, remedy text) language plpgsql
     stable as $$
 declare
-    v_check record;
+    v_check record; v_pid integer; v_told integer;
 begin
     for v_check in
         select c.name, c.if_ok
@@ -91,13 +91,7 @@ begin
             when lock_not_available then
                 -- The others of its table need not wait as long.
                 perform set_config('lock_timeout', '10ms', true);
-                return query
-                select 'critical', v_check.name,
-                    coalesce('a table that it reads is locked by '
-                        || rota._session_words(h.pid),
-                        'a table that it reads was locked just now'),
-                    'select pg_terminate_backend(' || h.pid::text || ');'
-                from (select 1) as one left join lateral (
+                v_pid := (
                     select a.pid from pg_locks as l
                     join pg_class as c on c.oid = l.relation
                       and c.relnamespace = 'rota'::regnamespace
@@ -106,7 +100,15 @@ begin
                     join pg_stat_activity as a on a.pid = l.pid
                     where l.mode = 'AccessExclusiveLock'
                     order by l.granted desc, a.xact_start limit 1
-                ) as h on true;
+                );
+                return query
+                select 'critical', v_check.name, case
+                        when v_pid is null then 'a table that it reads was locked just now'
+                        when v_pid = v_told
+                            then format('pid %s has locked a table that it reads, too', v_pid)
+                        else 'a table that it reads is locked by ' || rota._session_words(v_pid)
+                    end, 'select pg_terminate_backend(' || v_pid::text || ');';
+                v_told := v_pid;
             when others then
                 return query
                 select 'warning', v_check.name, 'this could not be examined: ' || sqlerrm,
@@ -598,14 +600,14 @@ $$;
 create or replace function rota._examine_dead_jobs()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select case when g.jobs >= 1000 then 'critical' else 'warning' end,
-        format('%s of type %s in queue %s died in the last hour '
+        case when g.place <= 20 then format('%s of type %s in queue %s died in the last hour '
             'with %s, the last %s ago, such as job %s%s',
             case g.jobs when 1 then '1 job' else g.jobs::text || ' jobs' end, g.job_type,
             g.queue, rota._error_words(g.error_type, g.message),
             rota._span(rota.now() - g.last_at), g.job_id, case when g.error_type =
                 'lease_expired' then '. It may have killed its workers, and would again: find '
-                'out before you retry it' end),
-        case
+                'out before you retry it' end) end,
+        case when g.place > 20 then null
             when g.error_type = 'lease_expired'
                 then format('select * from rota.explain_job(%s);', g.job_id)
             when g.jobs = 1 then format('select rota.retry_job(%s);', g.job_id)
@@ -615,16 +617,17 @@ create or replace function rota._examine_dead_jobs()
                 exists (select from rota.finished_jobs_dead as f offset 4999)) end
     from (
         select d.queue, d.job_type, d.error_type, rota.fold_error(d.last_error) as message,
-            count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id
+            count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id,
+            row_number() over (order by count(*) desc, max(d.finished_at) desc) as place
         from (
             select f.id, f.queue, f.job_type, f.error_type, f.last_error, f.finished_at
             from rota.finished_jobs_dead as f
             where f.finished_at > rota.now() - interval '1 hour' and f.discarded_at is null
             order by f.finished_at desc limit 5000
         ) as d
-        group by 1, 2, 3, 4 order by 5 desc, 6 desc limit 1000
+        group by 1, 2, 3, 4
     ) as g
-    order by g.jobs desc, g.last_at desc;
+    order by g.place;
 $$;
 
 /* The statement that retries all jobs of a filter: one call, if that acts on all of them, in a

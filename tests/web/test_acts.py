@@ -769,7 +769,7 @@ def test_a_remedy_for_many_jobs_is_done_with_a_button(
     ids = [enqueue(db_of_page, "doctored", payload='{"n": 1}') for _ in range(2)]
     error = 'it\'s \\ "bad" {x} $do$ é'
     statement = db_of_page.execute(
-        "select rota._retry_all(%s, '{}', 2, 5000)",
+        "select rota._retry_all(%s, '{}', 2, true)",
         [
             json.dumps(
                 {
@@ -784,7 +784,7 @@ def test_a_remedy_for_many_jobs_is_done_with_a_button(
     assert statement is not None
     assert address_of(statement[0]) is None  # a text in a text is not taken apart
     plain = db_of_page.execute(
-        "select rota._retry_all(%s, '{\"force\": true}', 2, 5000)",
+        "select rota._retry_all(%s, '{\"force\": true}', 2, true)",
         [
             json.dumps(
                 {"worker": "it's \\ é", "status": "running", "error": "rota.E"},
