@@ -58,23 +58,23 @@ declare
     v_start bigint;
     v_walked bigint;
     v_job_id bigint;
+    v_is_halted boolean;
     v_parent_id bigint;
 begin
     if ended_id is null and not rota._try_lock_key(ordering_key, max_locks) then
         return false;
     end if;
 
-    -- Start and head of one snapshot: a head below the start comes with another start.
-    v_job_id := rota._key_head(ordering_key,
-        coalesce(ended_id, rota._key_start(ordering_key)));
-    v_start := rota._key_start(ordering_key);
-    if v_job_id is not null then
-        return rota._still_to_end(array[v_job_id]) <> '{}';
-    elsif exists (
-        select from rota.halted_keys as s where s.ordering_key = _open_head.ordering_key
-    ) then
-        return true;
-    end if;
+    -- Of one snapshot: a head below the start comes with another start, and a dead head goes
+    -- with a row in halted_keys, which goes with the next head.
+    select k.start, rota._key_head(_open_head.ordering_key,
+        coalesce(_open_head.ended_id, k.start)), exists (
+            select from rota.halted_keys as s where s.ordering_key = _open_head.ordering_key
+        )
+    into v_start, v_job_id, v_is_halted
+    from rota._key_start(_open_head.ordering_key) as k (start);
+    if v_job_id is not null then return rota._still_to_end(array[v_job_id]) <> '{}'; end if;
+    if v_is_halted then return true; end if;
     v_walked := pg_stat_get_xact_tuples_returned(c_index);
     v_job_id := rota._first_blocked(ordering_key, rota._settled_start(ordering_key, v_start));
     if pg_stat_get_xact_tuples_returned(c_index) - v_walked > 100
@@ -210,6 +210,7 @@ declare
     c_walked constant bigint := pg_stat_get_xact_tuples_returned(c_heads)
         + pg_stat_get_xact_tuples_returned(c_blocked);
     v_start bigint := rota._key_start(ordering_key);
+    v_is_idle boolean;
     c_comes_back constant boolean := job_id < v_start;
 begin
     if c_comes_back then
@@ -221,9 +222,10 @@ begin
         and rota._try_lock_key(ordering_key, 32)) then
         return false;
     end if;
-    -- Asked again, with a snapshot that is younger than the lock.
-    v_start := rota._key_start(ordering_key);
-    if not rota._is_key_idle(ordering_key, job_id, v_start) then return false; end if;
+    -- Asked again, with a snapshot that is younger than the lock, and as in _open_head() of one.
+    select k.start, rota._is_key_idle(_may_be_head.ordering_key, _may_be_head.job_id, k.start)
+    into v_start, v_is_idle from rota._key_start(_may_be_head.ordering_key) as k (start);
+    if not v_is_idle then return false; end if;
     if job_id < v_start then
         perform rota._reset_start(ordering_key);
     elsif pg_stat_get_xact_tuples_returned(c_heads)

@@ -1085,6 +1085,17 @@ array(
         ),
     ),
     mutant(
+        "head-and-halt-of-two-snapshots",
+        "A tick opens one more job of a key that is resumed between its two looks.",
+        "races/test_waiting.py",
+        sql(
+            "waiting/order",
+            "    if v_is_halted then return true; end if;\n",
+            "    if exists (select from rota.halted_keys as s\n"
+            "        where s.ordering_key = $1) then return true; end if;\n",
+        ),
+    ),
+    mutant(
         "two-heads",
         "A job that came late, with a lower id than the head, becomes a second head.",
         "sql/waiting/test_order.py races/test_waiting.py races/test_pairs.py",

@@ -15,7 +15,8 @@ from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
-from races.instrument import ARM, GATE, instrument
+from races.instrument import ARM, GATE, PAUSE, instrument
+from support.mutation import mutate
 
 SECONDS = 3.0
 RETRIES = {
@@ -373,6 +374,28 @@ def test_an_open_resume_and_a_job_that_comes_in(a: Session, b: Session) -> None:
         assert claimed(b) == []
 
     assert ids(b) == [second]
+
+
+def test_a_check_of_a_key_that_is_resumed_meanwhile(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """Maintenance has looked for the head; B resumes the key; it looks if the key is halted."""
+    _, second, _ = (enqueue(a, ordering_key="k") for _ in range(3))
+    (job,) = claimed(a)
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", fatal=True))
+    db.execute(PAUSE)
+    found = "order by - j.id limit 1\n    )"
+    mutate(db, "_key_head", found, f"{found} + case when race.pause('') then 0 end")
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [2])  # the first look of _check_order() is without the lock of the key
+    pending = a.start("select rota._check_order('k')", ())
+    pending.wait_blocked()
+    b.fetch(*call("resume_ordering_key", ordering_key="k"))
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    pending.result()
+
+    assert [job_id for job_id, _ in claimed(b)] == [second]
 
 
 @BOTH
