@@ -222,7 +222,7 @@ begin
         and rota._try_lock_key(ordering_key, 32)) then
         return false;
     end if;
-    -- Asked again, with a snapshot that is younger than the lock, and as in _open_head() of one.
+    -- Asked again, with one snapshot that is younger than the lock.
     select k.start, rota._is_key_idle(_may_be_head.ordering_key, _may_be_head.job_id, k.start)
     into v_start, v_is_idle from rota._key_start(_may_be_head.ordering_key) as k (start);
     if not v_is_idle then return false; end if;
