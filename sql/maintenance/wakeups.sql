@@ -58,7 +58,8 @@ begin
     -- What a session can lock is limited, and so each queue costs the others something.
     from rota._take_listen_slots(wait_for_jobs.queues[1:100], wait_for_jobs.active) as t;
     v_times := case when is_active or 0 = any(v_slots) then 1
-        when v_slots && '{1,2,3}'::integer[] then 2 when 16 > any(v_slots) then 10 else 30 end;
+        when v_slots && '{1,2,3}'::integer[] then 2 when v_slots <@ '{16}'::integer[] then 30
+        else 10 end;
     look_again_in := rota._look_again_in(
         wait_for_jobs.queues[1:100], v_slots, job_types, v_now,
         v_now + wait_for_jobs.poll_interval * (0.9 + random() / 10) * v_times, v_times < 5,
@@ -107,8 +108,9 @@ comment on function rota.stop_waiting is
     'Stop notifying this session, and notify the next waiting worker instead.';
 
 /* Take the lowest free listen slot of each queue and of all queues together, or become their
- * active poller, and give up what was held before instead.  A slot is 16 where none was free,
- * and -1 of who polls.  The place is that among all who wait: 0 for the first. */
+ * active poller, and give up what was held before instead.  A slot is -1 of who polls, 16 if it
+ * is shared, and 17 if there is none.  The place is that among all who wait: 0 for the first.
+ */
 create or replace function rota._take_listen_slots(
     queues text[], active boolean, out channels text[], out slots integer[],
     out place integer, out has_changed boolean, out is_active boolean
@@ -166,7 +168,7 @@ begin
         if v_queue = 1 then
             place := case when v_is_active then 0 else coalesce(v_slot, 16) end;
         else
-            slots := slots || case when v_is_active then -1 else coalesce(v_slot, 16) end;
+            slots := slots || case when v_is_active then -1 else coalesce(v_slot, 17) end;
         end if;
     end loop;
 
