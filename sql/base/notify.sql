@@ -39,7 +39,8 @@ begin
     end if;
 end $$;
 
-/* Notify the holders of the lowest listen slots of a queue, of those above one number. */
+/* Notify the holders of the lowest listen slots of a queue, of those above one number; where
+ * there is none, all who share the last slot. */
 create or replace function rota._notify_slots(
     key integer, max_slots integer, above integer default -1
 ) returns void language plpgsql as $$

@@ -261,7 +261,7 @@ begin
         get diagnostics v_deleted = row_count;
     exception when others then
         foreach v_one in array v_keys loop
-            exit when v_failed > 99 or rota.now() - v_now > interval '1 second';
+            exit when rota.now() - v_now > interval '1 second';
             begin
                 execute c_delete using array[v_one], v_first, v_last, subject;
                 get diagnostics v_rows = row_count;

@@ -435,7 +435,7 @@ def test_retain_drops_partitions_where_it_can_make_none(db, clock):
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["", "of one queue"])
 def test_retain_goes_on_behind_rows_that_cannot_be_deleted(db, clock, keeps):
-    stuck = [end(db, "dead", "a") for _ in range(15)]
+    stuck = [end(db, "dead", "a") for _ in range(120)]
     clock.advance("1 s")
     gone = [end(db, "dead", "a"), end(db, "dead", "b")]
     if keeps:
@@ -453,7 +453,7 @@ def test_retain_goes_on_behind_rows_that_cannot_be_deleted(db, clock, keeps):
     clock.advance("91 days")
     tick_until_done(db, clock)
 
-    assert [is_there(db, job_id) for job_id in stuck + gone] == [True] * 15 + [False] * 2
+    assert [is_there(db, job_id) for job_id in stuck + gone] == [True] * 120 + [False] * 2
     assert partitions(db) == names(clock.now(), range(1, 8))
 
 
