@@ -196,12 +196,44 @@ begin
         return;
     end if;
     perform pg_sleep(0.1);
-    return query select 'row_locked', format('its row is locked by %s; claims skip it',
-            coalesce('the prepared transaction ' || quote_literal(h.gid),
-                rota._session_words(h.pid))),
-        coalesce('rollback prepared ' || rota._literal(h.gid) || ';',
-            format('select pg_terminate_backend(%s);', h.pid))
-    from rota._row_holder(_explain_lock.row_xmax) as h;
+    return query
+    select 'row_locked', format('its row is locked by %s; claims skip it', w.who), w.remedy
+    from rota._row_holder(_explain_lock.row_xmax) as h
+    cross join lateral rota._holder_words(h.pid, h.gid) as w;
+end $$;
+
+create or replace function rota._holder_words(pid integer, gid text)
+    returns table (who text, remedy text) language sql stable as $$
+    select coalesce('the prepared transaction ' || quote_literal(gid),
+            rota._session_words(pid)),
+        coalesce('rollback prepared ' || rota._literal(gid) || ';',
+            format('select pg_terminate_backend(%s);', pid))
+$$;
+
+/* Other transactions have locked all free slots of the limit, as a claim that is not committed;
+ * the first of them. */
+create or replace function rota._explain_slots(bound rota.limits, free integer)
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+declare
+    c_xmaxes constant xid[] := array(
+        select s.xmax from rota.limit_slots as s where s.limit_name = bound.limit_name
+        order by s.version limit _explain_slots.free
+    );
+    v_is_locked boolean := cardinality(c_xmaxes) = free;
+begin
+    for v_look in 1..2 loop
+        v_is_locked := v_is_locked and not exists (
+            select from (select distinct unnest(c_xmaxes)) as x (row_xmax)
+            where not exists (select from rota._row_holder(x.row_xmax))
+        );
+        if not v_is_locked then return; end if;
+        perform pg_sleep(0.1) where v_look = 1;
+    end loop;
+    return query
+    select 'limit_full', format('limit %s is full: %s may run at once, and what is free is '
+        'locked by %s', bound.limit_name, bound.max_running, w.who), w.remedy
+    from rota._row_holder(c_xmaxes[1]) as h
+    cross join lateral rota._holder_words(h.pid, h.gid) as w;
 end $$;
 
 /* Which limits it counts for have no room, or hold it although they have. */
@@ -299,7 +331,9 @@ begin
                 rota._limit_statement(v_bound, job.limit_key, 'max_starts',
                     least(v_bound.max_starts * 2, 1000000));
         else
-            continue;
+            return query select s.* from rota._explain_slots(v_bound, v_free) as s
+            where v_bound.max_running is not null;
+            continue when not found;
         end if;
         v_is_full := true;
     end loop;

@@ -1692,6 +1692,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "limit-full-by-one-open-claim",
+        "A limit is said to be full, and a session blamed, where a slot is free.",
+        "sql/operations/test_explain.py",
+        sql(
+            "operations/explain",
+            "where not exists (select from rota._row_holder(x.row_xmax))",
+            "where false",
+        ),
+    ),
+    mutant(
         "limit-filled-in-another-queue",
         "An observer who is confined to a queue is told which jobs of others fill a limit.",
         "sql/access/test_visible_rows.py",

@@ -224,6 +224,39 @@ def test_a_full_limit_names_the_jobs_that_fill_it(db):
 
 @pytest.mark.own_session
 @pytest.mark.parametrize(
+    "subject", [{"queue": "default"}, {"job_type": "x"}, {"limit_key": "k"}]
+)
+def test_a_limit_that_an_open_claim_fills_names_its_session(db, connect, subject):
+    value(db, "set_limit", **subject, max_running=2)
+    settle(db)
+    # One each: two that hold slots, and one that looked for a slot and left.
+    jobs = [enqueue(db, limit_key="k") for _ in range(3)]
+    other = connect(autocommit=False)
+    assert len(claim(other, max_jobs=2)) == 2
+    assert claim(db) == []
+
+    row = first(db, jobs[2])
+
+    assert row.reason == "limit_full"
+    assert f"what is free is locked by pid {other.info.backend_pid} " in row.explanation
+    db.execute(row.remedy)
+    wait_until(lambda: reasons(db, jobs[0]) == ["next"], "the end of the session")
+    settle(db)
+    assert first(db, jobs[2]).reason != "limit_full"
+
+
+@pytest.mark.own_session
+def test_a_limit_of_which_an_open_claim_leaves_a_slot_is_not_full(db, connect):
+    value(db, "set_limit", job_type="x", max_running=2)
+    settle(db)
+    job_ids = [enqueue(db) for _ in range(2)]
+    assert len(claim(connect(autocommit=False))) == 1
+
+    assert "limit_full" not in reasons(db, job_ids[1])
+
+
+@pytest.mark.own_session
+@pytest.mark.parametrize(
     "subject", [{"queue": "default"}, {"job_type": "x"}, {"limit_key": "c:*"}]
 )
 def test_a_full_limit_names_jobs_whose_rows_do_not_say_that_they_count(db, connect, subject):
