@@ -211,7 +211,8 @@ begin
         v_failed := rota._breaker_failures(breaker, state.counts_from, breaker.max_failures);
         if v_failed.failures >= breaker.max_failures and rota._breaker_successes(breaker,
             state.counts_from, v_failed.since, 1) = 0 then
-            return format('%s attempts in a row failed, the last with %s', v_failed.failures,
+            return format(case v_failed.failures when 1 then '%s attempt failed, with %s'
+                else '%s attempts in a row failed, the last with %s' end, v_failed.failures,
                 v_failed.last);
         end if;
     end if;
