@@ -11,9 +11,9 @@
  * again.
  *
  * Of many idle workers the first few do the looking: the first of a queue polls as often as it
- * was told, the others two to thirty times less often, and from the fifth on they do not ask
+ * was told, the others four to thirty times less often, and from the fifth on they do not ask
  * when something will come due.  The first of all is told each time whether there is
- * maintenance, the others in case those before them hang: 3 s later for each place.  A worker
+ * maintenance, the others in case those before them hang, after 3 s and up to 5 min.  A worker
  * that has no more places stops waiting, which notifies the next; and when those of all slots
  * have done so, all who share the last one.
  *
@@ -58,7 +58,7 @@ begin
     -- What a session can lock is limited, and so each queue costs the others something.
     from rota._take_listen_slots(wait_for_jobs.queues[1:100], wait_for_jobs.active) as t;
     v_times := case when is_active or 0 = any(v_slots) then 1
-        when v_slots && '{1,2,3}'::integer[] then 2 when v_slots <@ '{16}'::integer[] then 30
+        when v_slots && '{1,2,3}'::integer[] then 4 when v_slots <@ '{16}'::integer[] then 30
         else 10 end;
     look_again_in := rota._look_again_in(
         wait_for_jobs.queues[1:100], v_slots, job_types, v_now,
@@ -70,11 +70,11 @@ begin
         and (is_active or wait_for_jobs.poll_interval > '1 second');
     -- Also where it may let a job in now: the first may not look at this queue.
     if not has_maintenance and (look_again_in <= '0'
-      or rota._is_full_scan_due(v_ask_at, v_now, '1 minute')) then
+      or rota._is_full_scan_due(v_ask_at, v_now, '5 minutes')) then
         has_maintenance := rota._has_maintenance(patient => true);
         if not has_maintenance then
             perform rota._keep_scan_start('asked',
-                rota._micros(v_now + v_place * interval '3 s')::text);
+                rota._micros(v_now + v_place * (v_place + 2) * interval '1 s')::text);
         end if;
     end if;
     return next;

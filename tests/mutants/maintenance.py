@@ -1047,8 +1047,8 @@ MAINTENANCE = (
         "sql/maintenance/test_wakeups.py",
         sql(
             "maintenance/wakeups",
-            "      or rota._is_full_scan_due(v_ask_at, v_now, '1 minute')) then",
-            "      or v_place = 0) then",
+            "      or rota._is_full_scan_due(v_ask_at, v_now, '5 minutes')) then",
+            "      ) then",
         ),
     ),
     mutant(
