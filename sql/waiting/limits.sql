@@ -410,6 +410,9 @@ end $$;
 create or replace function rota._check_limit(limit_name text, is_second boolean)
     returns boolean language plpgsql as $$
 declare
+    -- Asked first: what one that ends meanwhile gives back may come after the count.
+    c_is_last constant boolean := is_second
+        and rota._has_outlasted_others('slots', limit_name);
     v_bound rota.limits;
     v_taken integer;
     v_free integer := 1000;
@@ -468,7 +471,7 @@ begin
               and j.status in ('queued', 'failed')
         );
     elsif is_second then
-        return v_is_backfilled and rota._has_outlasted_others('slots', limit_name);
+        return v_is_backfilled and c_is_last;
     elsif exists (
         select from rota.pending_checks as c
         where c.kind = 'slots' and c.subject = limit_name and c.due_at > '-infinity'

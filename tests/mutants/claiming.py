@@ -16,6 +16,16 @@ CLAIMS = (
         ),
     ),
     mutant(
+        "last-look-at-a-limit-before-its-last-slot",
+        "A job waits for ever whose slot comes between the two questions of a tick.",
+        "races/test_racing_limits.py",
+        sql(
+            "waiting/limits",
+            "v_is_backfilled and c_is_last;",
+            "v_is_backfilled and rota._has_outlasted_others('slots', $1);",
+        ),
+    ),
+    mutant(
         "dead-slots-of-a-full-queue-walked-again",
         "A session that never takes a slot of a full queue walks all dead ones in each claim.",
         "sql/waiting/test_limits.py",

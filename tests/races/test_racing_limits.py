@@ -20,7 +20,9 @@ from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
+from races.instrument import ARM, GATE, PAUSE
 from support.clock import Clock
+from support.mutation import mutate
 
 Connect = Callable[..., psycopg.Connection[Any]]
 
@@ -263,6 +265,41 @@ def test_slot_freed_while_a_claim_turns_a_job_away_is_used(a: Session, b: Sessio
         meanwhile = claimed(b)
 
     assert meanwhile == []
+    b.fetch(*call("tick"))
+    assert len(claimed(b)) == 1
+
+
+def test_slot_freed_while_a_tick_looks_for_the_last_time_is_used(
+    session: Callable[[], Session], a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """The tick found no slot before the finish, and no older transaction after it."""
+    c = session()
+    due = "update rota.pending_checks set due_at = rota.now() where due_at > '-infinity'"
+    for _ in range(2):
+        a.fetch(*call("enqueue", job_type="x"))
+    a.fetch(*call("set_limit", job_type="x", max_running=1))
+    while b.fetch("select from rota.limits_to_count"):
+        b.fetch(*call("tick"))
+        db.execute(due)
+    (job,) = claimed(b, 1)
+    db.execute(PAUSE)
+    counted = "if not exists (select from rota._held_kinds(limit_name, 1)) then"
+    mutate(db, "_check_limit", counted, f"perform race.pause(''); {counted}")
+
+    with a.transaction():
+        finish(a, job)
+        assert claimed(b) == []
+        while not b.fetch("select from rota.pending_checks where deferrals > 0"):
+            b.fetch(*call("tick"))
+            db.execute(due)
+        db.execute("select pg_advisory_lock(%s)", [GATE])
+        c.fetch(ARM, [1])
+        pending = c.start("select rota._do_checks(10)", ())
+        pending.wait_blocked()
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    pending.result()
+
+    db.execute(due)
     b.fetch(*call("tick"))
     assert len(claimed(b)) == 1
 
