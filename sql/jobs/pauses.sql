@@ -126,12 +126,14 @@ begin
     where _pause.until is not null;
 end $$;
 
-create or replace function rota._resume(queue text, job_type text)
+/* End a pause, or only one that was set by this. */
+create or replace function rota._resume(queue text, job_type text, set_by text default null)
     returns void language plpgsql as $$
 declare
     c_name constant text := rota._pause_name(queue, job_type);
 begin
-    delete from rota.pauses as p where p.pause_name = c_name;
+    delete from rota.pauses as p
+    where p.pause_name = c_name and p.set_by = coalesce(_resume.set_by, p.set_by);
     -- Else the trigger leaves it.
     if not found then perform rota._add_checks('pause', array[c_name]); end if;
     if job_type is null then perform rota._check_stays(queue, 'claims'); end if;

@@ -80,7 +80,7 @@ begin
         -- It was removed, perhaps while another tick was opening it.
         if rota._set_breaker_state(state, null, null, 0) then
             delete from rota.breaker_states as s where s.tag = state.tag;
-            perform rota._resume(state.queue, state.job_type)
+            perform rota._resume(state.queue, state.job_type, 'breaker')
             where state.retry_at is not null and v_set_by = 'breaker';
         end if;
     elsif state.retry_at is not null and v_set_by is distinct from 'breaker' then
@@ -128,7 +128,8 @@ begin
                 ));
             end if;
         elsif rota._set_breaker_state(state, null, null, 0) then
-            perform rota._resume(state.queue, state.job_type);
+            -- An operator may just have made the pause his own.
+            perform rota._resume(state.queue, state.job_type, 'breaker');
         end if;
     end if;
 end $$;

@@ -230,6 +230,12 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "breaker-ends-the-pause-of-another",
+        "A breaker that closes ends the pause that an operator has just set.",
+        "races/test_open_settings.py",
+        sql("jobs/pauses", " and p.set_by = coalesce(_resume.set_by, p.set_by)", ""),
+    ),
+    mutant(
         "breaker-counts-old-attempts",
         "An attempt of before the pause decides about those that try.",
         "sql/jobs/test_retries.py",

@@ -442,9 +442,9 @@ setting ->> 'pause_name',
         ),
         sql(
             "jobs/pauses",
-            "    delete from rota.pauses as p where p.pause_name = c_name;\n",
+            "    delete from rota.pauses as p\n    where p.pause_name = c_name and p.set_by =",
             "    if job_type is null then perform rota._check_stays(queue, 'claims'); end if;\n"
-            "    delete from rota.pauses as p where p.pause_name = c_name;\n",
+            "    delete from rota.pauses as p where p.pause_name = c_name and p.set_by =",
         ),
     ),
     mutant(

@@ -17,8 +17,10 @@ import pytest
 from psycopg import sql
 
 from races.harness import Session
+from races.instrument import ARM, GATE, PAUSE
 from rota.testing.server import EmbeddedPostgres
 from support.clock import Clock
+from support.mutation import mutate
 
 STAGES = """'[{"stage": "a", "queue": "go"}, {"stage": "b", "queue": "go"}]'"""
 LIMITED = ("job_type => 'limited'", "limit_key => 'c:*'", "limit_key => 'k'")
@@ -216,6 +218,7 @@ def test_each_setting_and_each_argument_is_left_open(db: psycopg.Connection[Any]
             assert set(arguments[:number]) - subjects <= given[name], name
 
 
+CLAIM_OPENED = "select from rota.claim_jobs('v', '{go}', 20, job_types => '{opened}')"
 STATE = "select s.times_opened, s.retry_at is not null from rota.breaker_states as s"
 
 
@@ -269,6 +272,38 @@ def test_a_tick_that_is_late_changes_no_breaker(failing: Any, a: Session, b: Ses
 
     assert late == [(False,)]
     assert b.fetch(STATE) == [(1, True)]
+
+
+@pytest.fixture
+def trying(failing: Any, clock: Clock) -> Any:
+    """A database in which a breaker is half open: its probe runs, and another job waits."""
+    for _ in range(2):
+        failing.execute(_enqueue("opened").encode())
+    for _ in range(2):
+        failing.execute("select rota._check_breakers()")
+        failing.execute(CLAIM_OPENED)
+        clock.advance("31 seconds")
+    return failing
+
+
+def test_a_pause_of_an_operator_outlives_a_breaker_that_closes_meanwhile(
+    trying: Any, a: Session, b: Session
+) -> None:
+    """A finds the pause of the breaker; B pauses the type; A closes the breaker."""
+    trying.execute(_finish("opened").encode())
+    trying.execute(PAUSE)
+    mutate(trying, "_check_breaker", "v_succeeded :=", "perform race.pause(''); v_succeeded :=")
+
+    trying.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [1])
+    pending = a.start("select rota._check_breakers()", ())
+    pending.wait_blocked()
+    b.fetch("select rota.pause_type('opened', 'go', 'by hand')")
+    trying.execute("select pg_advisory_unlock(%s)", [GATE])
+    pending.result()
+
+    paused = "select p.set_by from rota.pauses as p where p.pause_name = 'type opened of go'"
+    assert b.fetch(paused) == [("operator",)]
 
 
 def test_a_breaker_that_is_set_again_stays_open(failing: Any, a: Session) -> None:
