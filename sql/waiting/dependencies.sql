@@ -394,7 +394,12 @@ begin
         order by f.id
     loop
         begin
-            perform from rota.finished_jobs as f where f.id = v_child_id for update nowait;
+            -- Asked again: it may have come back since, and have ended in another way.
+            perform from rota.finished_jobs as f
+            where f.id = v_child_id and f.status = 'cancelled'
+              and f.cancel_reason = any(rota._parent_reasons(c_id))
+            for update nowait;
+            continue when not found;
             perform rota._restore_jobs(array[v_child_id]);
             perform rota._add_checks('retry', array[v_child_id::text || ' 0']);
         exception

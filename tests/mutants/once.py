@@ -1085,6 +1085,17 @@ array(
         ),
     ),
     mutant(
+        "dependant-restored-however-it-ended",
+        "A dependant that has run since a tick looked for those to restore runs twice.",
+        "races/test_waiting.py",
+        sql(
+            "waiting/dependencies",
+            "where f.id = v_child_id and f.status = 'cancelled'\n"
+            "              and f.cancel_reason = any(rota._parent_reasons(c_id))\n",
+            "where f.id = v_child_id\n",
+        ),
+    ),
+    mutant(
         "head-and-halt-of-two-snapshots",
         "A tick opens one more job of a key that is resumed between its two looks.",
         "races/test_waiting.py",

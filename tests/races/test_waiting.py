@@ -398,6 +398,32 @@ def test_a_check_of_a_key_that_is_resumed_meanwhile(
     assert [job_id for job_id, _ in claimed(b)] == [second]
 
 
+def test_a_dependant_that_runs_while_maintenance_restores_those_of_its_parent(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """A finds what was cancelled; B retries a dependant, whose parent ends, and finishes it."""
+    parent = enqueue(a)
+    child = enqueue(a, depends_on=[parent])
+    (job,) = claimed(a)
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", fatal=True))
+    tick(a)
+    db.execute(PAUSE)
+    mutate(db, "_check_retry", "loop begin", "loop perform race.pause(''); begin")
+
+    a.fetch(*call("retry_with_dependants", job_id=parent))
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [1])
+    pending = a.start("select rota._check_retry(%s)", [f"{parent} 0"])
+    pending.wait_blocked()
+    b.fetch(*call("retry_job", job_id=child))
+    for _ in range(2):
+        b.fetch(*finish(claimed(b)[0]))
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    pending.result()
+
+    assert state(b, child) == "succeeded"
+
+
 @BOTH
 def test_the_next_job_of_a_key_waits_for_a_parent_that_ends_with_the_head(
     a: Session, b: Session, is_committed: bool
