@@ -370,53 +370,49 @@ select array[
 ]
 $$;
 
-/* Bring back those children of a job that were cancelled because of it, 'id after', a chunk at
- * a time; and theirs in turn.  One whose idempotency key is taken, or that was erased, stays as
- * it is.  One that cannot come back now, as when a session has it locked, keeps no other: it is
- * asked for again by itself, 'id after one'. */
+/* Have those children of a job brought back that were cancelled because of it, 'id after', a
+ * chunk at a time; or bring one back, 'id child one', and have its own.  One whose idempotency
+ * key is taken, or that was erased, stays as it is.  False where a session has it locked. */
 create or replace function rota._check_retry(subject text)
     returns boolean language plpgsql as $$
 declare
     c_id constant bigint := split_part(subject, ' ', 1)::bigint;
-    c_after constant bigint := split_part(subject, ' ', 2)::bigint;
-    c_chunk constant integer := case split_part(subject, ' ', 3) when 'one' then 1 else 200 end;
+    c_at constant bigint := split_part(subject, ' ', 2)::bigint;
+    c_chunk constant integer := 200;
     v_seen bigint[];
-    v_child_id bigint;
 begin
-    v_seen := array(
-        select d.job_id from rota.dependencies as d
-        where d.parent_id = c_id and d.job_id > c_after order by d.job_id limit c_chunk
-    );
-    for v_child_id in
-        select f.id from rota.finished_jobs as f
-        where f.id = any(v_seen)
-          and f.status = 'cancelled' and f.cancel_reason = any(rota._parent_reasons(c_id))
-        order by f.id
-    loop
-        begin
-            -- Asked again: it may have come back since, and have ended in another way.
-            perform from rota.finished_jobs as f
-            where f.id = v_child_id and f.status = 'cancelled'
+    if split_part(subject, ' ', 3) <> 'one' then
+        v_seen := array(
+            select d.job_id from rota.dependencies as d
+            where d.parent_id = c_id and d.job_id > c_at order by d.job_id limit c_chunk
+        );
+        perform rota._add_checks('retry', array[format('%s %s one', c_id, s.id)])
+        from (
+            select f.id from rota.finished_jobs as f
+            where f.id = any(v_seen) and f.status = 'cancelled'
               and f.cancel_reason = any(rota._parent_reasons(c_id))
-            for update nowait;
-            continue when not found;
-            perform rota._restore_jobs(array[v_child_id]);
-            perform rota._add_checks('retry', array[v_child_id::text || ' 0']);
-        exception
-            when sqlstate 'RT007' or sqlstate 'RT014' or sqlstate 'RT016'
-              or invalid_parameter_value then null;
-            when others then
-                if c_chunk = 1 then raise; end if;
-                -- That may have been a wait, and the others would wait as long.
-                perform rota._add_checks('retry', array[
-                    format('%s %s one', c_id, v_child_id - 1), format('%s %s', c_id, v_child_id)
-                ]);
-                return true;
-        end;
-    end loop;
-    if c_chunk > 1 and cardinality(v_seen) = c_chunk then
-        perform rota._add_checks('retry', array[format('%s %s', c_id, v_seen[c_chunk])]);
+            order by f.id
+        ) as s;
+        if cardinality(v_seen) = c_chunk then
+            perform rota._add_checks('retry', array[format('%s %s', c_id, v_seen[c_chunk])]);
+        end if;
+        return true;
     end if;
+    begin
+        -- It may have come back since, and have ended in another way.
+        perform from rota.finished_jobs as f
+        where f.id = c_at and f.status = 'cancelled'
+          and f.cancel_reason = any(rota._parent_reasons(c_id))
+        for update nowait;
+        if found then
+            perform rota._restore_jobs(array[c_at]);
+            perform rota._add_checks('retry', array[format('%s 0', c_at)]);
+        end if;
+    exception
+        when sqlstate 'RT007' or sqlstate 'RT014' or sqlstate 'RT016'
+          or invalid_parameter_value then null;
+        when lock_not_available then return false;
+    end;
     return true;
 end $$;
 
@@ -424,14 +420,19 @@ create or replace function rota.retry_with_dependants(
     job_id bigint, force boolean default false
 ) returns integer language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    v_dependants integer;
+    v_dependants text[];
 begin
     perform rota.retry_job(job_id, force);
-    v_dependants := rota._cancelled_dependants(job_id, 1000);
-    perform rota._add_checks('retry', array[job_id::text || ' 0']);
+    v_dependants := array(
+        select format('%s %s one', d.parent_id, d.job_id)
+        from rota._cancelled_dependants(retry_with_dependants.job_id, 1000) as d
+    );
+    -- Each by its id: a job that succeeds before maintenance comes takes its edges along.
+    perform rota._add_checks('retry', array[s.subject])
+    from unnest(v_dependants || format('%s 0', job_id)) as s (subject);
     perform rota._audit('retry_with_dependants', null, array[job_id], null,
-        jsonb_build_object('dependants', v_dependants));
-    return 1 + v_dependants;
+        jsonb_build_object('dependants', cardinality(v_dependants)));
+    return 1 + cardinality(v_dependants);
 end $$;
 
 comment on function rota.retry_with_dependants is
@@ -440,27 +441,26 @@ comment on function rota.retry_with_dependants is
     '1000 others; those whose idempotency_key is taken stay cancelled; raises RT001, RT007, '
     'RT008, RT016, 22023.';
 
-/* How many jobs were cancelled because of this one, and because of those, up to so many. */
-create or replace function rota._cancelled_dependants(job_id bigint, max_jobs integer)
-    returns integer language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off as $$
+/* The jobs that were cancelled because of this one, and because of those, up to so many. */
+create or replace function rota._cancelled_dependants(ended_id bigint, max_jobs integer)
+    returns table (parent_id bigint, job_id bigint) language plpgsql stable
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 begin
-    return (
-        with recursive cancelled (id) as (
-            select _cancelled_dependants.job_id
-            union
-            select f.id from cancelled as c
-            join rota.dependencies as d on d.parent_id = c.id
-            cross join lateral (
-                select i.id from rota.finished_jobs as i
-                where i.id = d.job_id and i.status = 'cancelled'
-                  and i.cancel_reason = any(rota._parent_reasons(c.id)) limit 1
-            ) as f
-        )
-        -- The recursion goes on only as far as it is asked.
-        select count(*)::integer - 1
-        from (select from cancelled limit _cancelled_dependants.max_jobs + 1) as a
-    );
+    return query
+    with recursive cancelled (parent_id, id) as (
+        select null::bigint, _cancelled_dependants.ended_id
+        union
+        select c.id, f.id from cancelled as c
+        join rota.dependencies as d on d.parent_id = c.id
+        cross join lateral (
+            select i.id from rota.finished_jobs as i
+            where i.id = d.job_id and i.status = 'cancelled'
+              and i.cancel_reason = any(rota._parent_reasons(c.id)) limit 1
+        ) as f
+    )
+    -- The recursion goes on only as far as it is asked.
+    select c.parent_id, c.id from cancelled as c
+    offset 1 limit _cancelled_dependants.max_jobs;
 end $$;
 
 /* Delete up to max_rows edges of jobs that neither live nor are kept, and return how many.  A

@@ -398,29 +398,41 @@ def test_a_check_of_a_key_that_is_resumed_meanwhile(
     assert [job_id for job_id, _ in claimed(b)] == [second]
 
 
-def test_a_dependant_that_runs_while_maintenance_restores_those_of_its_parent(
-    a: Session, b: Session, db: psycopg.Connection[Any]
+def test_a_parent_that_succeeds_before_maintenance_restores_its_dependants(
+    a: Session, b: Session
 ) -> None:
-    """A finds what was cancelled; B retries a dependant, whose parent ends, and finishes it."""
+    """A retries it with its dependants; B runs it, and the next one, before each tick."""
+    jobs = [enqueue(a)]
+    for _ in range(2):
+        jobs.append(enqueue(a, depends_on=jobs[-1:]))
+    (job,) = claimed(a)
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", fatal=True))
+    assert ids(a) == []
+
+    assert a.fetch(*call("retry_with_dependants", job_id=jobs[0])) == [(3,)]
+
+    b.fetch(*finish(claimed(b)[0]))
+    for job_id in jobs[1:]:
+        tick(b)
+        (job,) = claimed(b)
+        assert job[0] == job_id
+        b.fetch(*finish(job))
+
+
+def test_a_dependant_that_runs_before_maintenance_restores_it(a: Session, b: Session) -> None:
+    """A has found what was cancelled; B retries the dependant, its parent ends, and so it."""
     parent = enqueue(a)
     child = enqueue(a, depends_on=[parent])
     (job,) = claimed(a)
     a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", fatal=True))
-    tick(a)
-    db.execute(PAUSE)
-    mutate(db, "_check_retry", "loop begin", "loop perform race.pause(''); begin")
+    assert ids(a) == []
 
     a.fetch(*call("retry_with_dependants", job_id=parent))
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [1])
-    pending = a.start("select rota._check_retry(%s)", [f"{parent} 0"])
-    pending.wait_blocked()
     b.fetch(*call("retry_job", job_id=child))
     for _ in range(2):
         b.fetch(*finish(claimed(b)[0]))
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
-    pending.result()
 
+    assert ids(b) == []
     assert state(b, child) == "succeeded"
 
 
