@@ -332,25 +332,29 @@ begin
 end $$;
 
 /* Cancel blocked jobs because of a parent that did not succeed; returns those that another
- * session has locked.  Their edges stay for a retry. */
+ * session has locked, or all if the parent was retried.  Their edges stay for a retry. */
 create or replace function rota._cancel_children(job_ids bigint[], parent_id bigint)
     returns bigint[] language plpgsql as $$
 declare
-    c_status constant text := (
-        select s.status from rota._parent_statuses(array[_cancel_children.parent_id]) as s);
     v_ids bigint[];
     v_tokens bigint[];
+    v_status text;
 begin
+    v_ids := array(
+        select b.id from rota.jobs as b
+        where b.id = any(_cancel_children.job_ids) and b.status = 'blocked'
+        for update skip locked
+    );
+    -- By a snapshot that is younger than the locks: where it does not show a retry of the
+    -- parent, the check of that retry finds the locks, or what has become of the jobs.
+    v_status := (
+        select s.status from rota._parent_statuses(array[_cancel_children.parent_id]) as s);
     with held as (
         update rota.jobs as j
         set cancel_reason = (rota._parent_reasons(_cancel_children.parent_id))[
-            case c_status when 'dead' then 1 when 'cancelled' then 2 else 3 end]
-        where j.id = any(array(
-            select b.id from rota.jobs as b
-            where b.id = any(_cancel_children.job_ids) and b.status = 'blocked'
-            for update skip locked
-        ))
-          and j.status = 'blocked' returning j.id, j.lease_token
+            case v_status when 'dead' then 1 when 'cancelled' then 2 else 3 end]
+        where j.id = any(v_ids)
+          and coalesce(v_status, 'dead') in ('dead', 'cancelled') returning j.id, j.lease_token
     )
     select array_agg(h.id), array_agg(h.lease_token) into v_ids, v_tokens from held as h;
     perform rota._end_jobs(v_ids, v_tokens, 'blocked', 'cancelled');
@@ -391,12 +395,19 @@ begin
             select f.id from rota.finished_jobs as f
             where f.id = any(v_seen) and f.status = 'cancelled'
               and f.cancel_reason = any(rota._parent_reasons(c_id))
-            order by f.id
+            union all
+            -- What may just be cancelled for what was before the retry.
+            select j.id from rota.jobs as j
+            where j.id = any(v_seen) and j.status = 'blocked'
+              and j.xmax <> '0'::xid and j.xmax <> j.xmin
+            order by 1
         ) as s;
         if cardinality(v_seen) = c_chunk then
             perform rota._add_checks('retry', array[format('%s %s', c_id, v_seen[c_chunk])]);
         end if;
         return true;
+    elsif exists (select from rota.jobs as j where j.id = c_at and j.status = 'blocked') then
+        return rota._still_to_end(array[c_at]) <> '{}';
     end if;
     begin
         -- It may have come back since, and have ended in another way.

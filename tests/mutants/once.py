@@ -1085,6 +1085,36 @@ array(
         ),
     ),
     mutant(
+        "dependants-cancelled-for-what-was",
+        "Dependants are cancelled because of a parent that was retried meanwhile.",
+        "races/test_waiting.py",
+        sql(
+            "waiting/dependencies",
+            "          and coalesce(v_status, 'dead') in ('dead', 'cancelled') returning",
+            "        returning",
+        ),
+    ),
+    mutant(
+        "dependants-being-cancelled-not-restored",
+        "Dependants that a tick is just cancelling stay so when their parent is retried.",
+        "races/test_waiting.py",
+        sql(
+            "waiting/dependencies",
+            "              and j.xmax <> '0'::xid and j.xmax <> j.xmin\n            order by 1",
+            "              and false\n            order by 1",
+        ),
+    ),
+    mutant(
+        "held-dependant-taken-for-restored",
+        "A dependant that a tick is just cancelling is asked for once, and stays cancelled.",
+        "races/test_waiting.py",
+        sql(
+            "waiting/dependencies",
+            "return rota._still_to_end(array[c_at]) <> '{}';",
+            "return true;",
+        ),
+    ),
+    mutant(
         "dependants-looked-for-when-their-parent-has-run",
         "A job that succeeds before the next tick takes along what is to be retried with it.",
         "races/test_waiting.py",

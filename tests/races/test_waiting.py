@@ -436,6 +436,35 @@ def test_a_dependant_that_runs_before_maintenance_restores_it(a: Session, b: Ses
     assert state(b, child) == "succeeded"
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_parent_that_is_retried_while_maintenance_cancels_its_dependants(
+    a: Session, b: Session, db: psycopg.Connection[Any], is_cancelled: bool
+) -> None:
+    """A finds that it is dead, and may have cancelled one; B retries all; A goes on."""
+    parent = enqueue(a)
+    child = enqueue(a, depends_on=[parent])
+    tick(a)
+    (job,) = claimed(a)
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", fatal=True))
+    db.execute(PAUSE)
+    found, cancelled = "begin v_doubtful :=", "exception when others then if rota._is_no_fault"
+    place = cancelled if is_cancelled else found
+    mutate(db, "_check_parent", place, f"perform race.pause(''); {place}")
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [1])
+    pending = a.start("select rota._do_checks(10)", ())
+    pending.wait_blocked()
+    b.fetch(*call("retry_with_dependants", job_id=parent))
+    for _ in range(2):
+        tick(b)
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    pending.result()
+
+    b.fetch(*finish(claimed(b)[0]))
+    assert ids(b) == [child]
+
+
 @BOTH
 def test_the_next_job_of_a_key_waits_for_a_parent_that_ends_with_the_head(
     a: Session, b: Session, is_committed: bool
