@@ -70,7 +70,7 @@ declare
     c_name constant text := rota._pause_name(state.queue, state.job_type);
     c_breaker constant rota.breakers := (
         select b from rota.breakers as b where b.tag = state.tag);
-    v_set_by text; v_failed record; v_succeeded integer;
+    v_set_by text; v_trying integer; v_failed record; v_succeeded integer;
 begin
     v_set_by := (
         select p.set_by from rota.pauses as p
@@ -100,6 +100,25 @@ begin
             perform rota._let_probes(c_name, c_breaker.probes);
         end if;
     else
+        -- What another tick has let through just now is not seen yet.
+        perform from rota.breaker_states as s where s.tag = state.tag for update skip locked;
+        if not found then return; end if;
+        -- Before those that have ended: one that ends meanwhile counts twice, and not as none.
+        v_trying := (
+            select count(*)::integer
+            from (
+                select from rota.jobs as j
+                where j.opened_for = 'try ' || c_name and j.queue = c_breaker.queue
+                  and j.job_type = c_breaker.job_type
+                -- In place of one that another session keeps, the next may try.
+                limit 100 for update skip locked
+            ) as w
+        ) + (
+            select count(*)::integer from rota.jobs as j
+            where j.status = 'running' and j.locked_until is not null
+              and j.job_type = c_breaker.job_type and j.queue = c_breaker.queue
+              and j.started_at >= state.probed_at
+        );
         v_failed := rota._breaker_failures(c_breaker, state.probed_at, 1);
         v_succeeded := rota._breaker_successes(c_breaker, state.probed_at, state.probed_at,
             c_breaker.probes);
@@ -107,26 +126,7 @@ begin
             perform rota._open_breaker(c_breaker, state,
                 'what was let through to try failed with ' || v_failed.last);
         elsif v_succeeded < c_breaker.probes then
-            -- What another tick has let through just now is not seen yet.
-            perform from rota.breaker_states as s where s.tag = state.tag
-            for update skip locked;
-            if found then
-                perform rota._let_probes(c_name, c_breaker.probes - v_succeeded - (
-                    select count(*)::integer
-                    from (
-                        select from rota.jobs as j
-                        where j.opened_for = 'try ' || c_name and j.queue = c_breaker.queue
-                          and j.job_type = c_breaker.job_type
-                        -- In place of one that another session keeps, the next may try.
-                        limit 100 for update skip locked
-                    ) as w
-                ) - (
-                    select count(*)::integer from rota.jobs as j
-                    where j.status = 'running' and j.locked_until is not null
-                      and j.job_type = c_breaker.job_type and j.queue = c_breaker.queue
-                      and j.started_at >= state.probed_at
-                ));
-            end if;
+            perform rota._let_probes(c_name, c_breaker.probes - v_succeeded - v_trying);
         elsif rota._set_breaker_state(state, null, null, 0) then
             -- An operator may just have made the pause his own.
             perform rota._resume(state.queue, state.job_type, 'breaker');

@@ -225,8 +225,8 @@ MAINTENANCE = (
         "sql/jobs/test_retries.py",
         sql(
             "maintenance/breakers",
-            "            for update skip locked;\n            if found then",
-            "; if true then",
+            "where s.tag = state.tag for update skip locked;\n        if not found",
+            "where s.tag = state.tag;\n        if not found",
         ),
     ),
     mutant(
@@ -234,6 +234,17 @@ MAINTENANCE = (
         "A breaker that closes ends the pause that an operator has just set.",
         "races/test_open_settings.py",
         sql("jobs/pauses", " and p.set_by = coalesce(_resume.set_by, p.set_by)", ""),
+    ),
+    mutant(
+        "probe-that-ends-counts-as-none",
+        "In place of a probe that fails while a tick counts, another is let in.",
+        "races/test_open_settings.py",
+        sql(
+            "maintenance/breakers",
+            "c_breaker.probes - v_succeeded - v_trying);",
+            "c_breaker.probes - v_succeeded - (select count(*)::integer from rota.jobs as j\n"
+            "where j.status = 'running' and j.job_type = c_breaker.job_type));",
+        ),
     ),
     mutant(
         "breaker-counts-old-attempts",

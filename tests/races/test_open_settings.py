@@ -306,6 +306,24 @@ def test_a_pause_of_an_operator_outlives_a_breaker_that_closes_meanwhile(
     assert b.fetch(paused) == [("operator",)]
 
 
+def test_a_probe_that_fails_while_a_tick_counts_is_the_last(
+    trying: Any, a: Session, b: Session
+) -> None:
+    """A has found no failure; the probe fails; A lets as many in as do not run."""
+    trying.execute(PAUSE)
+    mutate(trying, "_check_breaker", "v_succeeded :=", "perform race.pause(''); v_succeeded :=")
+
+    trying.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [1])
+    pending = a.start("select rota._check_breakers()", ())
+    pending.wait_blocked()
+    b.fetch(_fail("opened", "retry_in => '1 day'").encode())
+    trying.execute("select pg_advisory_unlock(%s)", [GATE])
+    pending.result()
+
+    assert b.fetch(CLAIM_OPENED) == []
+
+
 def test_a_breaker_that_is_set_again_stays_open(failing: Any, a: Session) -> None:
     a.fetch("select rota._check_breakers()")
 
