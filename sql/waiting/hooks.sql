@@ -16,6 +16,7 @@ create or replace function rota._jobs_came_in(
     arguments text[] default null, may_have_halted boolean default false
 ) returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
+    v_parents bigint[];
     v_unknown bigint;
     v_waiting bigint[];
     v_keyed bigint[];
@@ -26,17 +27,17 @@ begin
     end if;
     if parent_ids <> '{}' then
         perform rota._check_parents_stay(_jobs_came_in.parent_ids);
-        -- A producer can guess the ids that this very call gives, and would make a cycle.
-        select min(e.parent_id) into v_unknown
-        from rota._parent_statuses(_jobs_came_in.parent_ids) as e
-        where e.status is null
-           or e.parent_id in (select n.id from unnest(_jobs_came_in.job_ids) as n (id));
+        -- At once: who looks again may find that retention has removed a dead one.
+        select array_agg(e.parent_id) filter (where e.status <> 'succeeded'),
+            -- A producer can guess the ids that this call gives, and would make a cycle.
+            min(e.parent_id) filter (where e.status is null
+                or e.parent_id in (select n.id from unnest(_jobs_came_in.job_ids) as n (id)))
+        into v_parents, v_unknown from rota._parent_statuses(_jobs_came_in.parent_ids) as e;
         if v_unknown is not null then perform rota._raise_not_found(v_unknown); end if;
         insert into rota.dependencies as d (parent_id, job_id)
         select distinct p.id, p.job_id
         from unnest(_jobs_came_in.parent_ids, _jobs_came_in.child_ids) as p (id, job_id)
-        join rota._parent_statuses(_jobs_came_in.parent_ids) as e on e.parent_id = p.id
-        where e.status <> 'succeeded' order by 1, 2 on conflict do nothing;
+        where p.id in (select unnest(v_parents)) order by 1, 2 on conflict do nothing;
     end if;
 
     select array_agg(b.id) filter (where b.is_keyed),

@@ -1085,6 +1085,17 @@ array(
         ),
     ),
     mutant(
+        "parent-looked-at-twice",
+        "A job whose dead parent is purged as it comes in runs as if it had none.",
+        "races/test_waiting.py",
+        sql(
+            "waiting/hooks",
+            "where p.id in (select unnest(v_parents)) order by",
+            "join rota._parent_statuses($3) as e on e.parent_id = p.id\n"
+            "where e.status <> 'succeeded' order by",
+        ),
+    ),
+    mutant(
         "dependants-cancelled-for-what-was",
         "Dependants are cancelled because of a parent that was retried meanwhile.",
         "races/test_waiting.py",

@@ -465,6 +465,30 @@ def test_a_parent_that_is_retried_while_maintenance_cancels_its_dependants(
     assert ids(b) == [child]
 
 
+def test_a_dead_parent_that_is_purged_while_jobs_come_in_that_wait_for_it(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """A finds that it is dead; B purges it; A lets its jobs wait for it."""
+    parent = enqueue(a)
+    (job,) = claimed(a)
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", fatal=True))
+    db.execute(PAUSE)
+    edges = "insert into rota.dependencies as d (parent_id, job_id) select distinct p.id, p.job"
+    mutate(db, "_jobs_came_in", edges, f"perform race.pause(''); {edges}")
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [1])
+    jobs = Jsonb([{"job_type": "t", "depends_on": [parent]}])
+    pending = a.start(*call("enqueue_many", jobs=jobs))
+    pending.wait_blocked()
+    b.fetch("delete from rota.finished_jobs")
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    ((_, child, _),) = pending.result()
+
+    assert ids(b) == []
+    assert state(b, child) == "cancelled"
+
+
 @BOTH
 def test_the_next_job_of_a_key_waits_for_a_parent_that_ends_with_the_head(
     a: Session, b: Session, is_committed: bool
