@@ -158,7 +158,8 @@ end $$;
  *
  * An end that gives slots back tells how many, and lets in no more than these, or 20: while a
  * hundred are in their lanes, or after one end of twenty, it then has nothing to do.  It looks
- * at no more than 20 kinds, and leaves a check where there may be more.
+ * at no more than 20 kinds, and leaves a check where there may be more, or where sessions that
+ * may leave them as they are have locked all of a kind.
  */
 create or replace function rota._open_held(
     limit_name text, max_jobs integer default null, slots_given integer default null
@@ -184,6 +185,7 @@ declare
     v_ids bigint[];
     v_opened bigint[] := '{}'::bigint[];
     v_place timestamptz;
+    v_is_kept boolean := false;
 begin
     for v_kind in
         select k.* from jsonb_to_recordset(v_start -> 'kinds') as k (queue text, job_type text,
@@ -249,6 +251,7 @@ begin
                     select unnest(v_found) except select unnest(v_ids));
                 exit when cardinality(v_found) < v_step;
             end loop;
+            v_is_kept := v_is_kept or v_room > 0 and v_ids = '{}';
             v_kind.lane := v_first.lane;
             v_kind.place := v_first.place;
             v_kind.open_id := coalesce(
@@ -260,7 +263,7 @@ begin
     end loop;
 
     perform rota._notify_for(v_opened) where v_opened <> '{}';
-    if slots_given is not null and jsonb_array_length(v_kinds) >= 20 then
+    if slots_given is not null and (v_is_kept or jsonb_array_length(v_kinds) >= 20) then
         perform rota._check_later(limit_name, v_now + interval '1 second');
     end if;
     v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked;
@@ -465,10 +468,15 @@ begin
     elsif v_free >= 1000 then
         perform rota._check_later(limit_name, rota.now() + interval '1 second');
     elsif v_free > 0 then
-        -- Those that were opened open the next when they end, if there is a limit at all.
-        return v_is_backfilled and v_bound.max_running is not null and exists (
-            select from rota.jobs as j where j.opened_for = limit_name and j.hold is null
-              and j.status in ('queued', 'failed')
+        -- Those that were opened open the next when they end, if there is a limit at all, but
+        -- perhaps none works on their kind.
+        return v_is_backfilled and v_bound.max_running is not null and not exists (
+            select from rota._held_kinds(limit_name, 1000) as k
+            where not exists (
+                select from rota.jobs as j where j.opened_for = limit_name and j.hold is null
+                  and j.status in ('queued', 'failed') and j.queue = k.queue
+                  and j.job_type = k.job_type
+            )
         );
     elsif is_second then
         return v_is_backfilled and c_is_last;

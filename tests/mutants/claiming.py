@@ -16,6 +16,22 @@ CLAIMS = (
         ),
     ),
     mutant(
+        "held-job-that-was-locked-forgotten",
+        "A held job waits for ever that a session has locked while the last slot came back.",
+        "races/test_racing_limits.py",
+        sql("waiting/limits", "(v_is_kept or jsonb_array_length", "(jsonb_array_length"),
+    ),
+    mutant(
+        "held-job-left-to-another-kind",
+        "A held job waits for ever while one was let in that no worker takes.",
+        "races/test_racing_limits.py",
+        sql(
+            "waiting/limits",
+            " and j.queue = k.queue\n                  and j.job_type = k.job_type\n",
+            "\n",
+        ),
+    ),
+    mutant(
         "last-look-at-a-limit-before-its-last-slot",
         "A job waits for ever whose slot comes between the two questions of a tick.",
         "races/test_racing_limits.py",

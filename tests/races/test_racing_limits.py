@@ -304,6 +304,40 @@ def test_slot_freed_while_a_tick_looks_for_the_last_time_is_used(
     assert len(claimed(b)) == 1
 
 
+@pytest.mark.parametrize("queues", [["default"], ["default", "idle"]])
+def test_slot_freed_while_the_held_job_is_locked_is_used(
+    a: Session, b: Session, db: psycopg.Connection[Any], queues: list[str]
+) -> None:
+    """A cancels it and stays open; B ends the job that runs; A rolls back."""
+    due = "update rota.pending_checks set due_at = rota.now() where due_at > '-infinity'"
+    for queue in ("default", *queues):
+        a.fetch(*call("enqueue", job_type="x", queue=queue))
+    a.fetch(*call("set_limit", job_type="x", max_running=1))
+    while b.fetch("select from rota.limits_to_count"):
+        b.fetch(*call("tick"))
+        db.execute(due)
+    (job,) = claimed(b, 1)
+    b.fetch(*call("claim_jobs", worker="w", queues=queues))
+    while b.fetch("select from rota.pending_checks"):
+        b.fetch(*call("tick"))
+        db.execute(due)
+
+    with a.transaction() as transaction:
+        a.fetch(
+            "select rota.cancel_job(j.id) from rota.jobs as j where j.hold is not null"
+            " and j.queue = 'default'"
+        )
+        finish(b, job)
+        for _ in range(3):
+            db.execute(due)
+            b.fetch(*call("tick"))
+        raise psycopg.Rollback(transaction)
+    db.execute(due)
+    b.fetch(*call("tick"))
+
+    assert len(claimed(b)) == 1
+
+
 def test_forgotten_claim_keeps_only_what_it_has_taken(a: Session, b: Session) -> None:
     """Others take the other slots of its limits at once, also of one never used before."""
     a.fetch(*call("set_limit", job_type="x", max_running=2))
