@@ -403,8 +403,8 @@ begin
             end if;
             if arguments @> '{"keep_run_at": true}' then
                 v_planned := (
-                    select jsonb_object_agg(f.id, f.run_at) from rota.finished_jobs as f
-                    where f.id = any(done) and f.run_at > rota.now()
+                    select jsonb_object_agg(r.id, r.run_at) from rota._runs as r
+                    where r.id = any(done) and r.status <> 'failed' and r.run_at > rota.now()
                 );
             end if;
             perform rota._requeue(j.id) from rota.jobs as j where j.id = any(done);

@@ -1524,6 +1524,18 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "act-forgets-what-waits",
+        "A cancel that is taken back twice runs at once what was planned for later.",
+        "sql/operations/test_acts.py",
+        sql("operations/acts", "r.status <> 'failed' and", "r.finished_at is not null and"),
+    ),
+    mutant(
+        "act-keeps-a-backoff",
+        "A retry of what failed waits for its backoff all the same.",
+        "sql/operations/test_acts.py",
+        sql("operations/acts", "r.status <> 'failed' and", ""),
+    ),
+    mutant(
         "act-without-force",
         "A retry of many takes running jobs though its caller has not said force.",
         "sql/operations/test_acts.py",

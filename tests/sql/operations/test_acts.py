@@ -410,8 +410,21 @@ def test_a_retry_keeps_the_time_that_is_still_to_come(db, clock):
     assert run(db, later).run_at == planned[0]
     assert run(db, sooner).run_at == planned[1] + HOUR - timedelta(minutes=1)
     assert [job.job_id for job in claim(db, max_jobs=5)] == [sooner]
+    # Also where the same call comes again, as of one who takes a cancel back twice.
+    assert act(db, "retry", {"ids": [later]}, {"keep_run_at": True}).changed == 1
+    assert run(db, later).run_at == planned[0]
+    assert not claim(db, max_jobs=5)
     clock.advance("1 hour")
     assert [job.job_id for job in claim(db, max_jobs=5)] == [later]
+
+
+def test_a_retry_of_what_failed_keeps_no_time(db):
+    job = running(db)
+    one(db, "fail_job", **owner(job), error="e", retry_in="1 hour")
+
+    assert act(db, "retry", {"ids": [job.job_id]}, {"keep_run_at": True}).changed == 1
+
+    assert [found.job_id for found in claim(db)] == [job.job_id]
 
 
 def test_a_forced_retry_takes_running_jobs_from_a_worker_that_is_gone(db):
