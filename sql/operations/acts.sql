@@ -490,7 +490,7 @@ begin
     ), judged as materialized (
         select i.id, jsonb_strip_nulls(jsonb_build_object('status', k.status, c_replaced,
                 to_jsonb(k) -> c_replaced)) as before, h.pid, case
-                when h.pid is not null then 'locked by ' || rota._session_words(h.pid)
+                when h.words is not null then 'locked by ' || h.words
                 when k.id is null then 'locked, or in another status by now'
                 when k.status <> all(c_statuses) then concat('it is ', k.status, case
                     when act = 'retry' then ': force takes it from its worker' end)
@@ -520,7 +520,8 @@ begin
         from unnest(_sort_out.job_ids) as i (id)
         left join known as k on k.id = i.id
         left join lateral (
-            select r.pid from rota.jobs as l cross join rota._row_holder(l.xmax) as r
+            select r.pid, rota._holder_words(r.pid, r.gid) as words
+            from rota.jobs as l cross join rota._row_holder(l.xmax) as r
             where k.id is null and l.id = i.id limit 1
         ) as h on true
     )

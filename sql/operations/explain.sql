@@ -197,18 +197,10 @@ begin
     end if;
     perform pg_sleep(0.1);
     return query
-    select 'row_locked', format('its row is locked by %s; claims skip it', w.who), w.remedy
-    from rota._row_holder(_explain_lock.row_xmax) as h
-    cross join lateral rota._holder_words(h.pid, h.gid) as w;
+    select 'row_locked', format('its row is locked by %s; claims skip it',
+        rota._holder_words(h.pid, h.gid)), rota._holder_remedy(h.pid, h.gid)
+    from rota._row_holder(_explain_lock.row_xmax) as h;
 end $$;
-
-create or replace function rota._holder_words(pid integer, gid text)
-    returns table (who text, remedy text) language sql stable as $$
-    select coalesce('the prepared transaction ' || quote_literal(gid),
-            rota._session_words(pid)),
-        coalesce('rollback prepared ' || rota._literal(gid) || ';',
-            format('select pg_terminate_backend(%s);', pid))
-$$;
 
 /* Other transactions have locked all free slots of the limit, as a claim that is not committed;
  * the first of them. */
@@ -231,9 +223,9 @@ begin
     end loop;
     return query
     select 'limit_full', format('limit %s is full: %s may run at once, and what is free is '
-        'locked by %s', bound.limit_name, bound.max_running, w.who), w.remedy
-    from rota._row_holder(c_xmaxes[1]) as h
-    cross join lateral rota._holder_words(h.pid, h.gid) as w;
+        'locked by %s', bound.limit_name, bound.max_running,
+        rota._holder_words(h.pid, h.gid)), rota._holder_remedy(h.pid, h.gid)
+    from rota._row_holder(c_xmaxes[1]) as h;
 end $$;
 
 /* Which limits it counts for have no room, or hold it although they have. */

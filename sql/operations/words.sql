@@ -259,6 +259,19 @@ create or replace function rota._session_words(pid integer)
     ), 'pid ' || pid::text || ', which has just disconnected');
 $$;
 
+/* Who holds a row, as _row_holder() tells it. */
+create or replace function rota._holder_words(pid integer, gid text)
+    returns text language sql stable as $$
+    select coalesce('the prepared transaction ' || quote_literal(rota._printable(gid)),
+        rota._session_words(pid));
+$$;
+
+create or replace function rota._holder_remedy(pid integer, gid text)
+    returns text language sql stable as $$
+    select coalesce('rollback prepared ' || rota._literal(gid) || ';',
+        format('select pg_terminate_backend(%s);', pid));
+$$;
+
 /* That an attempt is over its time limit; null if it is not. */
 create or replace function rota._overdue_words(overdue_at timestamptz, locked_until timestamptz)
     returns text language sql stable as $$

@@ -150,7 +150,10 @@ def test_a_job_that_a_prepared_transaction_has_locked_is_let_go(
             return cursor.execute("select * from rota.explain_job(%s)", (job_id,)).fetchall()
 
     row = asked()[0]
+    cancel = "select conflicts from rota.act_on_jobs('cancel', %s)"
+    ((conflict,),) = db.execute(cancel, (f'{{"ids": [{job_id}]}}',)).fetchone() or ([],)
 
+    assert conflict["reason"] == "locked by the prepared transaction 'it''s locked'"
     assert row.reason == "row_locked"
     assert "by the prepared transaction 'it''s locked'; claims skip it" in row.explanation
     db.execute(row.remedy)
