@@ -109,7 +109,10 @@ class Json:
                 f"{len(text):,} characters: too long to be shown here"
             )
         try:
-            return Markup("").join(self._lines(self.parsed(text), 0))
+            return Markup("").join(
+                Markup('<span class="{}">{}</span>').format(kind, piece) if kind else piece
+                for kind, piece in self._pieces(self.parsed(text), "\n")
+            )
         except (RecursionError, ValueError):
             # Too deep to look for what has to be masked.
             told = text if self.payloads == "show" else "nested too deeply to be shown"
@@ -121,7 +124,7 @@ class Json:
             return None
         try:
             value = self.parsed(text)
-            return None if self._has_masked(value) else "".join(self._edited(value, "\n"))
+            return None if self._has_masked(value) else self._text(value, "\n")
         except (RecursionError, ValueError):
             return None
 
@@ -130,29 +133,12 @@ class Json:
             return any(self.is_masked(k) or self._has_masked(v) for k, v in value.items())
         return isinstance(value, list) and any(map(self._has_masked, value))
 
-    def _edited(self, value: Any, newline: str) -> Iterator[str]:
-        inner = newline + "  " if len(newline) < 2 * MAX_INDENT else newline
-        if isinstance(value, dict) and value:
-            for place, (key, one) in enumerate(value.items()):
-                yield f"{',' if place else '{'}{inner}{json.dumps(key, ensure_ascii=False)}: "
-                yield from self._edited(one, inner)
-            yield newline + "}"
-        elif isinstance(value, list) and value:
-            for place, one in enumerate(value):
-                yield f"{',' if place else '['}{inner}"
-                yield from self._edited(one, inner)
-            yield newline + "]"
-        elif isinstance(value, Number):
-            yield value
-        else:
-            yield json.dumps(value, ensure_ascii=False)
-
     def line(self, text: str | None, length: int = 120) -> str:
         """Return JSON in one short line."""
         if text is None or self.payloads == "hide":
             return ""
         try:
-            told = "".join(self._plain(self.parsed(text)))
+            told = self._text(self.parsed(text))
         except (RecursionError, ValueError):
             return "…"
         return told if len(told) <= length else f"{told[: length - 1]}…"
@@ -160,7 +146,7 @@ class Json:
     def told(self, value: Any, length: int = 60) -> str:
         """Return a value in a few words."""
         try:
-            text = value if isinstance(value, str) else "".join(self._plain(value))
+            text = value if isinstance(value, str) else self._text(value)
         except RecursionError:
             return "…"
         return text if len(text) <= length else f"{text[: length - 1]}…"
@@ -185,52 +171,35 @@ class Json:
         is_hidden = self.payloads == "hide" and name in ("payload", "merge", "headers")
         return MASK if is_hidden or self.is_masked(name) else self.told(row[name], 200)
 
-    def _plain(self, value: Any) -> Iterator[str]:
-        if isinstance(value, dict):
-            yield "{"
-            for place, (key, inner) in enumerate(value.items()):
-                yield f"{', ' if place else ''}{json.dumps(key, ensure_ascii=False)}: "
-                if self.is_masked(key):
-                    yield MASK
-                else:
-                    yield from self._plain(inner)
-            yield "}"
-        elif isinstance(value, list):
-            yield "["
-            for place, inner in enumerate(value):
-                yield ", " if place else ""
-                yield from self._plain(inner)
-            yield "]"
-        else:
-            yield _scalar(value)
+    def _text(self, value: Any, newline: str | None = None) -> str:
+        return "".join(text for _, text in self._pieces(value, newline))
 
-    def _lines(self, value: Any, depth: int) -> Iterator[Markup]:
-        inside, outside = ("\n" + "  " * min(n, MAX_INDENT) for n in (depth + 1, depth))
-        if isinstance(value, dict) and value:
-            yield Markup("{")
-            for place, (key, inner) in enumerate(value.items()):
-                name = json.dumps(key, ensure_ascii=False)
-                yield Markup('{}{}<span class="k">{}</span>: ').format(
-                    "," if place else "", inside, name
-                )
-                if self.is_masked(key):
-                    yield Markup('<span class="quiet">{}</span>').format(MASK)
-                else:
-                    yield from self._lines(inner, depth + 1)
-            yield Markup("{}").format(outside + "}")
-        elif isinstance(value, list) and value:
-            yield Markup("[")
-            for place, inner in enumerate(value):
-                yield Markup("{}").format(("," if place else "") + inside)
-                yield from self._lines(inner, depth + 1)
-            yield Markup("{}").format(outside + "]")
-        else:
-            kind = "n" if isinstance(value, Number) else "s" if isinstance(value, str) else "b"
-            yield Markup('<span class="{}">{}</span>').format(kind, _scalar(value))
-
-
-def _scalar(value: Any) -> str:
-    return value if isinstance(value, Number) else json.dumps(value, ensure_ascii=False)
+    def _pieces(self, value: Any, newline: str | None) -> Iterator[tuple[str, str]]:
+        """Yield JSON with what each piece of it is; without *newline* all in one line."""
+        if not isinstance(value, dict | list) or not value:
+            if isinstance(value, Number):
+                yield "n", value
+            else:
+                text = json.dumps(value, ensure_ascii=False)
+                yield "s" if isinstance(value, str) else "b", text
+            return
+        inner = newline
+        if newline is not None and len(newline) < 2 * MAX_INDENT:
+            inner = newline + "  "
+        opening, closing = "{}" if isinstance(value, dict) else "[]"
+        yield "", opening + (inner or "")
+        named = value.items() if isinstance(value, dict) else ((None, one) for one in value)
+        for place, (key, one) in enumerate(named):
+            if place:
+                yield "", ", " if inner is None else f",{inner}"
+            if key is not None:
+                yield "k", json.dumps(key, ensure_ascii=False)
+                yield "", ": "
+            if key is not None and self.is_masked(key):
+                yield "quiet", MASK
+            else:
+                yield from self._pieces(one, inner)
+        yield "", (newline or "") + closing
 
 
 def spark(counts: Collection[int], width: int = 96, height: int = 18) -> Markup:
