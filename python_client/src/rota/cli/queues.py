@@ -6,12 +6,12 @@ import argparse
 import sys
 from typing import LiteralString
 
+from ..client.sync_client import Client
 from .output import (
     UsageError,
-    acting,
     asking,
+    changing,
     confirm,
-    connected,
     print_json,
     print_list,
     short,
@@ -24,10 +24,8 @@ def pause(arguments: argparse.Namespace) -> None:
     """Let no more jobs of a queue, of a type, or none at all, be claimed."""
     what = _what(arguments)
     jobs = _confirmed(arguments, f"pause {what}")
-    with (
-        connected(arguments) as connection,
-        acting(connection, is_dry_run=arguments.dry_run) as client,
-    ):
+    with changing(arguments) as connection:
+        client = Client(connection)
         ((until,),) = (
             row.values()
             for row in connection.execute(
@@ -53,10 +51,8 @@ def resume(arguments: argparse.Namespace) -> None:
     """Let jobs be claimed again."""
     what = _what(arguments)
     jobs = _confirmed(arguments, f"resume {what}")
-    with (
-        connected(arguments) as connection,
-        acting(connection, is_dry_run=arguments.dry_run) as client,
-    ):
+    with changing(arguments) as connection:
+        client = Client(connection)
         if arguments.job_type:
             client.resume_type(arguments.job_type, arguments.queue)
         elif arguments.queue:
