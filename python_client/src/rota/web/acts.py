@@ -79,12 +79,8 @@ class Act:
     looks: bool = False
 
 
-def _acts(*acts: Act) -> dict[str, Act]:
-    return {act.function: act for act in acts}
-
-
 JOB = ("job_id",)
-ACTS = _acts(
+_ACTS = (
     Act("retry_job", JOB, (Field("force", "flag"),)),
     Act("retry_with_dependants", JOB, (Field("force", "flag"),)),
     Act("cancel_job", JOB, (Field("reason"),), is_danger=True),
@@ -154,6 +150,7 @@ ACTS = _acts(
     Act("tick", ()),
     Act("sweep_stale_leases", ()),
 )
+ACTS = {act.function: act for act in _ACTS}
 
 
 @dataclass

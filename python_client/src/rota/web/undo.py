@@ -174,8 +174,8 @@ def _parsed(text: str | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def numbers(pairs: Iterable[tuple[str, str]], name: str = "audit") -> list[int]:
+def numbers(pairs: Iterable[tuple[str, str]]) -> list[int]:
     """Return the rows of the audit that are named in an address or a form."""
-    told = [part for key, value in pairs if key == name for part in value.split(",")]
+    told = [part for key, value in pairs if key == "audit" for part in value.split(",")]
     good = [found for part in told if (found := row_id(part)) is not None]
     return list(dict.fromkeys(good))[:MAX_ROWS]
