@@ -204,11 +204,7 @@ class Carrier(Lane):
     """
 
     def __init__(
-        self,
-        worker: str,
-        source: Database,
-        target: Database,
-        on_carried: Callable[[], None],
+        self, worker: str, source: Database, target: Database, on_carried: Callable[[], None]
     ) -> None:
         assert target.number is not None  # noqa: S101 - for the type checker
         super().__init__("rota forwarder", source, target)

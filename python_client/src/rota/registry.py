@@ -153,13 +153,7 @@ class Registry:
             name = job_type or str(getattr(function, "__name__", ""))
             _check_runs(name, function)
             task: Task[..., ..., object] = Task(
-                function,
-                name,
-                self._codec,
-                retried,
-                given_up,
-                options,
-                own_process=own_process,
+                function, name, self._codec, retried, given_up, options, own_process=own_process
             )
             for each in (name, *aliases):
                 self.add(each, task.handler)

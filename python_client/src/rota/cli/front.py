@@ -14,14 +14,7 @@ from ..client.connecting import connect, name_of, named, one_line
 from ..client.sync_client import Client
 from ..exceptions import RotaError
 from ..schema import run_script, script_text
-from .output import (
-    LOCK_TIMEOUT,
-    CommandError,
-    UsageError,
-    conninfos,
-    print_json,
-    print_table,
-)
+from .output import LOCK_TIMEOUT, CommandError, UsageError, conninfos, print_json, print_table
 
 KNOWN = ("host", "hostaddr", "port", "dbname", "sslmode", "target_session_attrs")
 TRIES = 100

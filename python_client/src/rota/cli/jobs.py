@@ -552,12 +552,7 @@ def _tell_count(
 ) -> int:
     if arguments.json:
         print_json(
-            {
-                "act": arguments.act,
-                "matched": found,
-                "samples": samples,
-                "conflicts": conflicts,
-            }
+            {"act": arguments.act, "matched": found, "samples": samples, "conflicts": conflicts}
         )
         return 0
     # Of an id that is missing there is no job that was counted.

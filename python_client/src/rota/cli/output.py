@@ -264,10 +264,7 @@ def acting(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator
 @contextmanager
 def changing(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
     """Open a connection in a transaction, which a dry run takes back."""
-    with (
-        connected(arguments) as connection,
-        acting(connection, is_dry_run=arguments.dry_run),
-    ):
+    with connected(arguments) as connection, acting(connection, is_dry_run=arguments.dry_run):
         yield connection
 
 

@@ -9,18 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .._version import __version__
-from . import (
-    front,
-    jobs,
-    maintenance,
-    many,
-    moves,
-    queues,
-    schedules,
-    status,
-    web,
-    worker,
-)
+from . import front, jobs, maintenance, many, moves, queues, schedules, status, web, worker
 from .jobs import STATUSES
 from .output import CommandError, UsageError, command_terminal
 

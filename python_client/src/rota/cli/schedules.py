@@ -21,12 +21,7 @@ from psycopg import Connection
 from ..client.connecting import one_line
 from ..client.sync_client import Client
 from ..client.values import span
-from ..exceptions import (
-    BadScheduleError,
-    InvalidArgumentError,
-    RotaError,
-    UnknownScheduleError,
-)
+from ..exceptions import BadScheduleError, InvalidArgumentError, RotaError, UnknownScheduleError
 from ..rows import ScheduleChange, UpcomingRun
 from .crontab import Crontab, read
 from .jobs import parse_json
@@ -510,8 +505,7 @@ def definitions(
 ) -> list[Definition]:
     """Return the rows of the schedules, or of the one of that name, each with its state."""
     rows: list[Definition] = connection.execute(
-        DEFINITIONS,
-        {"name": name, "limit": limit, "with_runs": with_runs},
+        DEFINITIONS, {"name": name, "limit": limit, "with_runs": with_runs}
     ).fetchall()
     for row in rows:
         row["state"] = _state(row, row.pop("now"))

@@ -45,10 +45,7 @@ def assert_enqueued(
 
 
 def assert_not_enqueued(
-    connection: object,
-    job: Wanted,
-    payload: Mapping[str, Any] | None = None,
-    **columns: Any,
+    connection: object, job: Wanted, payload: Mapping[str, Any] | None = None, **columns: Any
 ) -> None:
     """Assert that no such job waits; the arguments are those of `assert_enqueued`."""
     __tracebackhide__ = True

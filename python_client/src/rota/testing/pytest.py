@@ -173,9 +173,7 @@ def rota_connection(rota_shared_url: str) -> Iterator[Connection[Any]]:
 
 
 @pytest.fixture
-def rota_async_connection(
-    rota_connection: Connection[Any],
-) -> Iterator[AsyncConnection[Any]]:
+def rota_async_connection(rota_connection: Connection[Any]) -> Iterator[AsyncConnection[Any]]:
     """Give `rota_connection` as an async connection too, for any event loop."""
     session = Session(rota_connection)
     yield session.async_connection

@@ -19,11 +19,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import (
-    asynccontextmanager,
-    contextmanager,
-    suppress,
-)
+from contextlib import asynccontextmanager, contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
