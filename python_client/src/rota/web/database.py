@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from selectors import EVENT_READ, DefaultSelector
 from types import MappingProxyType
 from typing import Any, LiteralString
 
@@ -26,7 +25,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from ..client.connecting import named, settings, spelled_for
-from ..worker.connection import time_limit
+from ..worker.connection import is_readable, time_limit
 
 Row = dict[str, Any]
 Values = Mapping[str, Any]
@@ -209,11 +208,9 @@ async def _check(connection: AsyncConnection[Row]) -> None:
 
     Nothing is to come on an idle connection but the reason for its end, or the end itself.
     """
-    with DefaultSelector() as selector:
-        selector.register(connection.fileno(), EVENT_READ)
-        if selector.select(0):
-            await connection.close()  # or the pool lends it again
-            raise psycopg.OperationalError("the server has ended this idle connection")
+    if is_readable(connection.fileno()):
+        await connection.close()  # or the pool lends it again
+        raise psycopg.OperationalError("the server has ended this idle connection")
 
 
 def _is_away(error: psycopg.OperationalError) -> bool:
