@@ -165,8 +165,8 @@ WORKER = (
         "client/test_locked_rows.py",
         client(
             "worker/completer",
-            "            self._heartbeat.remove([job])\n            logger",
-            "            logger",
+            "            self._heartbeat.remove([job])\n            text",
+            "            text",
         ),
     ),
     mutant(

@@ -399,7 +399,8 @@ def act(arguments: argparse.Namespace) -> int:
             return _tell_count(arguments, found, samples, conflicts)
         # Who names jobs by their ids has counted them.
         if found and not arguments.yes and (chosen or what in ("purge", "erase")):
-            _confirm(what, found)
+            verb = "set the priority of" if what == "set_priority" else what
+            confirm(f"{verb} {_jobs(found)}")
         changed, conflicts = 0, []
         done = "put back, due as before" if "keep_run_at" in given else DONE[what]
         try:
@@ -537,11 +538,6 @@ def _count(
 
 def _jobs(number: int) -> str:
     return f"{number} job{'' if number == 1 else 's'}"
-
-
-def _confirm(what: str, found: int) -> None:
-    what = "set the priority of" if what == "set_priority" else what
-    confirm(f"{what} {_jobs(found)}")
 
 
 def _tell_count(

@@ -350,9 +350,8 @@ class Completer:
                 error, stack = map(_ascii_of, (report.outcome.error, report.outcome.stack))
                 report.outcome = replace(report.outcome, error=error, stack=stack)
             elif report.result is not None and job.next_stage is None:
-                logger.warning(
-                    "job %s: its result was refused and dropped: %s", job.job_id, row.message
-                )
+                text = "job %s: its result was refused and dropped: %s"
+                logger.warning(text, job.job_id, row.message)
             else:
                 report.is_changed = True
                 report.outcome = failure(InvalidArgumentError(row.message))
@@ -363,11 +362,8 @@ class Completer:
             report.retry = Retry(None, self._connection.state)
             # Nothing keeps its lease from now on, so another worker may try some time.
             self._heartbeat.remove([job])
-            logger.warning(
-                "job %s: its end was refused, retrying until its lease expires: %s",
-                job.job_id,
-                row.message,
-            )
+            text = "job %s: its end was refused, retrying until its lease expires: %s"
+            logger.warning(text, job.job_id, row.message)
         pause = report.retry.fail(RotaError(row.message))
         if pause >= job.seconds_left:
             return False

@@ -329,13 +329,11 @@ class Executor:
             del self._running[job]
         self._heartbeat.remove([job])
         self.hung += 1
-        logger.error(
+        text = (
             "job %s: its handler of %s continues after its time limit of %s and its lease; the "
-            "process has to end it",
-            job.job_id,
-            job.job_type,
-            job.time_limit,
+            "process has to end it"
         )
+        logger.error(text, job.job_id, job.job_type, job.time_limit)
         self.ends.add("lost", job, time.monotonic() - job.began_at)
         self._go_on()
 

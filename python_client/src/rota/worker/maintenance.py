@@ -136,14 +136,11 @@ class Presence:
         found = await self._connection.call(lambda client: client.untaken_jobs(self._queues))
         for jobs in found:
             if (jobs.queue, jobs.job_type) not in self._untaken:
-                logger.warning(
+                text = (
                     "no live worker takes %s in queue %s: jobs are due there since %s, such as "
-                    "job %s",
-                    jobs.job_type,
-                    jobs.queue,
-                    jobs.due_since,
-                    jobs.job_id,
+                    "job %s"
                 )
+                logger.warning(text, jobs.job_type, jobs.queue, jobs.due_since, jobs.job_id)
         self._untaken = {(jobs.queue, jobs.job_type) for jobs in found}
 
     async def leave(self) -> None:
