@@ -37,6 +37,7 @@ Status = Callable[[int], str]
 NEVER = 3600.0
 """A poll interval: what runs before was woken."""
 HELD = "select count(*) from pg_locks where locktype = 'advisory' and classid = 1919907936"
+LIVE = "select count(*) from rota.jobs where job_type = 't'"
 LISTENERS = "select pid from pg_stat_activity where application_name = 'rota notifier'"
 
 pytestmark = [pytest.mark.own_session, pytest.mark.slow]
@@ -232,6 +233,69 @@ def test_a_full_worker_has_the_next_notified(
     wait_until(lambda: len(starts.at) == 4, "four starts")
 
     assert max(starts.at) - began_at < 1.0
+
+
+def test_a_worker_that_one_job_fills_wakes_no_other(
+    client: Client, db: Db, background: Background, connect: Callable[[], Db], status: Status
+) -> None:
+    """It finds that no other is due, and stays where the next job notifies it."""
+    starts = Starts(seconds=0.3)
+    background(starts.registry, poll_interval=NEVER, concurrency=1)
+    wait_for_idle(db, 1)
+    other = connect()
+    ((channels,),) = other.execute("select channels from rota.wait_for_jobs()").fetchall()
+    other.execute(";".join(f"listen {channel}" for channel in channels).encode())
+
+    def is_alone() -> bool:
+        job_id = client.enqueue("t").job_id
+        wait_until(lambda: status(job_id) == "succeeded", "its end")
+        return not list(other.notifies(timeout=0))
+
+    # While another transaction is open, such as an analyze, the worker looks for its jobs.
+    wait_until(is_alone, "a job that wakes no other")
+
+
+def test_old_jobs_that_become_claimable_together_start_together(
+    client: Client, db: Db, background: Background
+) -> None:
+    """Only the first worker is notified, and their times are before it began to wait."""
+    starts = Starts(seconds=1.0)
+    children = [client.enqueue("t", depends_on=[client.enqueue("p").job_id]) for _ in range(4)]
+    parents = client.claim_jobs("w", max_jobs=4)
+    for _ in range(2):
+        background(starts.registry, poll_interval=NEVER, concurrency=1)
+    wait_for_idle(db, 2)
+
+    # In the second round the workers have been waiting for a second.
+    for count in (2, 4):
+        with db.transaction():
+            for parent in parents[count - 2 : count]:
+                client.finish_job(parent.job_id, parent.lease_token)
+        wait_until(lambda: value(db, LIVE) == len(children) - count, "their ends")  # noqa: B023
+        assert starts.at[count - 1] - starts.at[count - 2] < 1.0
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_job_that_comes_due_while_a_worker_is_full_is_for_the_next(
+    client: Client, db: Db, background: Background, is_planned: bool
+) -> None:
+    """So far ahead that no worker is notified of it, if it is planned."""
+    seconds = 3.0 if is_planned else 1.0
+    starts = Starts(seconds=seconds)
+    for _ in range(2):
+        background(starts.registry, poll_interval=NEVER, concurrency=1, tick=False)
+    wait_for_idle(db, 2)
+
+    # In the second round the workers have been waiting for a while.
+    for count in (1, 3):
+        if is_planned:
+            client.enqueue("t", delay=timedelta(seconds=2.2))
+        client.enqueue("t")
+        wait_until(lambda: len(starts.at) == count, "the first start")  # noqa: B023
+        if not is_planned:
+            client.enqueue("t")
+        wait_until(lambda: value(db, LIVE) == 0, "their ends")
+        assert starts.at[count] - starts.at[count - 1] < seconds
 
 
 def test_a_worker_of_other_types_has_the_right_one_notified(

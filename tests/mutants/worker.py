@@ -99,6 +99,34 @@ WORKER = (
         client("worker/fetcher", "self._rate < ACTIVE_UNTIL or ", ""),
     ),
     mutant(
+        "full-worker-wakes-the-next",
+        "A job for a worker of one place wakes another one, that finds nothing.",
+        "client/test_woken_workers.py",
+        client(
+            "worker/fetcher",
+            "                self._was_notified\n",
+            "                False\n",
+        ),
+    ),
+    mutant(
+        "full-worker-keeps-the-notifications",
+        "A job that comes while the first worker is full waits until it is free.",
+        "client/test_woken_workers.py",
+        client("worker/fetcher", "self._poller.step_aside()", "pass"),
+    ),
+    mutant(
+        "full-worker-asks-as-if-it-had-claimed-all",
+        "Of jobs that came together, the second waits for the worker of the first.",
+        "client/test_woken_workers.py",
+        client("worker/fetcher", "go(Place.IDLE, claimed=False)", "go(Place.IDLE)"),
+    ),
+    mutant(
+        "full-worker-sleeps-through-the-next",
+        "A job whose time comes while the first worker is full waits until it is free.",
+        "client/test_woken_workers.py",
+        client("worker/fetcher", "if is_free or self._poller.is_waiting:", "if is_free:"),
+    ),
+    mutant(
         "active-poller-at-once",
         "A worker looks hundreds of times a second for jobs of which fifty come.",
         "client/test_woken_workers.py",

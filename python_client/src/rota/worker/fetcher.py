@@ -1,7 +1,9 @@
 """Ask for jobs while there is a free place, and do the maintenance between.
 
 A worker claims until nothing is due, and then asks wait_for_jobs() when something will be; the
-notifier goes on to ask, and a claim comes when it says so, or does not answer in time.  A queue
+notifier goes on to ask, and a claim comes when it says so, or does not answer in time.  One
+whose places a job fills goes on to wait, until a job is due for which it has none: only then
+it lets others be notified, so a job wakes no worker for which there is none.  A queue
 where jobs come every few milliseconds would notify all the time, and each notification costs
 the producer something; so there the worker becomes the active poller and looks by itself,
 until fewer come: then most looks would find nothing, and cost more than notifications.
@@ -129,8 +131,11 @@ class Fetcher:
                 may_claim = not (once and has_claimed)
                 if drain and has_claimed and was_idle and executor.is_idle:
                     return
+            is_free = may_claim and executor.wanted > 0
+            if not is_free:
+                self._poller.step_aside()
             until = min(self._tick_at, self._presence.due_at, self._presence.look_at)
-            if may_claim and executor.wanted:
+            if is_free or self._poller.is_waiting:
                 until = min(until, self._poller.claim_at)
             await wait_for(self._wake, max(until - time.monotonic(), 0.0))
 
@@ -214,6 +219,17 @@ class Poller:
         self._looked_at = now
         return True
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether producers may notify this worker, and not others."""
+        return self._notifier.wanted is not Place.AWAY
+
+    def step_aside(self) -> None:
+        """Let others be notified, if it is time for a claim for which there is no place."""
+        if self.is_waiting and time.monotonic() >= self.claim_at:
+            self.claim_at = 0.0  # as soon as there is a free place
+            self._notifier.go(Place.AWAY)
+
     def fail(self, pause: float) -> None:
         """Record that the claim failed."""
         self.claim_at = time.monotonic() + pause
@@ -227,15 +243,21 @@ class Poller:
             self._shortest_wait = SHORTEST_WAIT[0]
         elif self._was_expected:
             self._shortest_wait = min(2 * self._shortest_wait, SHORTEST_WAIT[1])
+        pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
         if is_full:
-            self.claim_at = 0.0  # as soon as there is a free place
-            if self._notifier.wanted is not Place.AWAY:
-                self._notifier.go(Place.AWAY)
-        else:
-            pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
-            if self._notifier.is_on:
-                pause = self._wait(pause, found=found)
-            self.claim_at = min(self.claim_at, now + pause)
+            if (
+                self._was_notified
+                and self._notifier.place is self._notifier.wanted is Place.IDLE
+                and self._rate < ACTIVE_FROM
+            ):
+                self._notifier.go(Place.IDLE, claimed=False)  # others are woken if more is due
+            else:
+                pause = 0.0  # as soon as there is a free place
+                if self.is_waiting:
+                    self._notifier.go(Place.AWAY)
+        elif self._notifier.is_on:
+            pause = self._wait(pause, found=found)
+        self.claim_at = min(self.claim_at, now + pause) if pause else 0.0
 
     def _wait(self, pause: float, *, found: int) -> float:
         """Choose how to wait; return how long if there is neither answer nor notification."""
@@ -269,7 +291,7 @@ class Poller:
         self._counted_at = now
 
     def _notify(self) -> None:
-        if self._notifier.wanted is not Place.AWAY:
+        if self.is_waiting:
             self._is_notified = True
             self._shortest_wait = SHORTEST_WAIT[0]
             self.come()

@@ -102,6 +102,7 @@ class Notifier:
         self._is_probed = asyncio.Event()
         self.wanted = Place.AWAY
         """What it is, or will be in a moment."""
+        self._claimed = True
         self._look_at = inf
         self._others: list[str] = []
         self.others_heard: frozenset[str] = frozenset()
@@ -116,9 +117,13 @@ class Notifier:
         self.place = Place.AWAY
         self.has_maintenance = False
 
-    def go(self, place: Place) -> None:
-        """Be that as soon as possible; also again, to ask when to claim."""
+    def go(self, place: Place, *, claimed: bool = True) -> None:
+        """Be that as soon as possible; also again, to ask when to claim.
+
+        *claimed* is whether the last claim was for all that was due.
+        """
         self.wanted = place
+        self._claimed = claimed
         self._look_at = inf
         self._asked.set()
 
@@ -187,7 +192,7 @@ class Notifier:
             try:
                 async with time_limit(PATIENCE):
                     if must_move:
-                        await self._move(session, self.wanted)
+                        await self._move(session, self.wanted, claimed=self._claimed)
                     elif time.monotonic() >= self._look_at - TIMER_ERROR:
                         await self._move(session, Place.IDLE, claimed=False)
                     else:
