@@ -67,7 +67,7 @@ begin
         changed := 0;
         conflicts := conflicts || (
             select s.conflicts
-            from rota._sort_out(act, v_ids[:max_jobs], v_arguments, true) as s
+            from rota._sort_out(act, v_ids[:max_jobs], v_arguments, null) as s
         );
         return next;
         return;
@@ -75,13 +75,13 @@ begin
 
     begin
         select d.done, act_on_jobs.conflicts || d.conflicts, d.before
-        into v_done, conflicts, v_before from rota._act(act, v_ids, v_arguments) as d;
+        into v_done, conflicts, v_before from rota._act(act, v_ids, v_arguments, v_filter) as d;
     exception when others then
         if rota._is_no_fault_of_a_row(sqlstate) then raise; end if;
         foreach v_id in array v_ids loop
             begin
                 select d.done, d.conflicts, d.before into v_one
-                from rota._act(act, array[v_id], v_arguments) as d;
+                from rota._act(act, array[v_id], v_arguments, v_filter) as d;
                 v_done := v_done || v_one.done;
                 v_before := v_before || v_one.before;
                 conflicts := conflicts || v_one.conflicts;
@@ -310,7 +310,8 @@ declare
     c_since constant timestamptz := rota.now() - (filter ->> 'newer_than')::interval;
     c_from constant timestamptz := coalesce(c_since, '-infinity');
     c_to constant timestamptz := coalesce(c_before, 'infinity');
-    v_are_few boolean := filter ? 'queue' and 'queued' <> all(c_parts);
+    v_are_few boolean := filter ? 'queue' and 'queued' <> all(c_parts)
+        and not filter ? 'ids';
 begin
     v_are_few := v_are_few and (
         select count(*) <= 10000
@@ -385,14 +386,14 @@ $$;
 
 /* Act on these jobs: which it was done to, what they were before, and why not to the others. */
 create or replace function rota._act(
-    act text, job_ids bigint[], arguments jsonb, out done bigint[], out conflicts jsonb,
-    out before jsonb
+    act text, job_ids bigint[], arguments jsonb, filter jsonb, out done bigint[],
+    out conflicts jsonb, out before jsonb
 ) language plpgsql set lock_timeout = '50ms' as $$
 declare
     v_payload jsonb; v_planned jsonb;
 begin
     select s.done, s.conflicts, s.before into done, conflicts, before
-    from rota._sort_out(act, job_ids, arguments, false) as s;
+    from rota._sort_out(act, job_ids, arguments, filter) as s;
     if done = '{}' then return; end if;
 
     case act
@@ -437,11 +438,12 @@ begin
 end $$;
 
 /* To which of these jobs an act can be done, what they are before it, and why it cannot be done
- * to the others, such as those that another session has locked.  A dry run locks none itself:
- * it reads once which transactions hold rows; where several hold one row together, xmax is none
- * of them, and it is not told. */
+ * to the others, such as those that another session has locked, or that the filter does not
+ * find once they are locked.  A dry run has no filter, and locks none itself: it reads once
+ * which transactions hold rows; where several hold one row together, xmax is none of them, and
+ * it is not told. */
 create or replace function rota._sort_out(
-    act text, job_ids bigint[], arguments jsonb, dry_run boolean, out done bigint[],
+    act text, job_ids bigint[], arguments jsonb, filter jsonb, out done bigint[],
     out conflicts jsonb, out before jsonb
 ) language plpgsql as $$
 declare
@@ -454,7 +456,7 @@ declare
     c_statuses constant text[] := rota._act_statuses(act, arguments);
     c_counted_until constant timestamptz := rota._counted_until();
 begin
-    if dry_run then
+    if filter is null then
         v_holders := array(
             select l.transactionid from pg_locks as l
             where l.locktype = 'transactionid' and l.granted
@@ -467,6 +469,11 @@ begin
         ) || array(
             select f.id from rota.finished_jobs as f where f.id = any(_sort_out.job_ids)
             for update skip locked
+        );
+        -- What was found may be in another queue by now, or have succeeded.
+        v_ids := (
+            select m.ids from rota._matching_jobs(_sort_out.filter
+                || jsonb_build_object('ids', v_ids), act, 0, cardinality(v_ids)) as m
         );
     end if;
     with known as (
@@ -491,7 +498,7 @@ begin
         select i.id, jsonb_strip_nulls(jsonb_build_object('status', k.status, c_replaced,
                 to_jsonb(k) -> c_replaced)) as before, h.pid, case
                 when h.words is not null then 'locked by ' || h.words
-                when k.id is null then 'locked, or in another status by now'
+                when k.id is null then 'locked, or not what the filter finds by now'
                 when k.status <> all(c_statuses) then concat('it is ', k.status, case
                     when act = 'retry' then ': force takes it from its worker' end)
                 -- No worker knows what to do with it, and no act could move it back.
@@ -522,7 +529,8 @@ begin
         left join lateral (
             select r.pid, rota._holder_words(r.pid, r.gid) as words
             from rota.jobs as l cross join rota._row_holder(l.xmax) as r
-            where k.id is null and l.id = i.id limit 1
+            where k.id is null and l.id = i.id and r.pid is distinct from pg_backend_pid()
+            limit 1
         ) as h on true
     )
     select coalesce(array_agg(j.id order by j.id) filter (where j.reason is null), '{}'),

@@ -1558,6 +1558,16 @@ MAINTENANCE = (
         sql("operations/explain", "rota._printable(r.explanation)", "r.explanation"),
     ),
     mutant(
+        "act-on-what-was-found",
+        "A retry of what has failed runs again what has succeeded since it was found.",
+        "races/test_racing_acts.py",
+        sql(
+            "operations/acts",
+            "|| jsonb_build_object('ids', v_ids), act,",
+            "|| jsonb_build_object('ids', v_ids, 'status', c_statuses), act,",
+        ),
+    ),
+    mutant(
         "act-in-any-queue",
         "An operator who is confined to a queue acts on the jobs of others.",
         "sql/operations/test_acts.py",

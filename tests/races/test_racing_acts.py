@@ -9,6 +9,8 @@ from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
+from races.instrument import ARM, GATE, PAUSE
+from support.mutation import mutate
 
 
 def enqueue(session: Session, **arguments: Any) -> int:
@@ -116,4 +118,32 @@ def test_two_acts_on_the_same_jobs_do_each_once(
 
     assert (changed, set(conflicts)) == (0, {job_id})
     assert act(b, "retry") == (1, {})
+    check_invariants(db)
+
+
+def test_an_act_leaves_alone_what_its_filter_does_not_find_any_more(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """A has found failed jobs; one is retried by others and succeeds; A retries them."""
+    first, second = (enqueue(a) for _ in range(2))
+    for job_id, token, *_ in claim(a, 2):
+        a.fetch(*call("fail_job", job_id=job_id, lease_token=token, error="e"))
+    db.execute(PAUSE)
+    once = "begin select d.done, act_on_jobs"
+    mutate(db, "act_on_jobs", once, f"begin perform race.pause('');{once[5:]}")
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [1])
+    query, values = call("act_on_jobs", act="retry", filter=Jsonb({"job_type": "t"}))
+    pending = a.start(query, values)
+    pending.wait_blocked()
+    b.fetch(*call("retry_job", job_id=first))
+    ((job_id, token, *_),) = claim(b, 1)
+    b.fetch(*call("finish_job", job_id=job_id, lease_token=token))
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    (row,) = pending.result()
+
+    assert job_id == first
+    assert (row[1], [c["job_id"] for c in row[2]]) == (1, [first])
+    assert [job[0] for job in claim(b, 2)] == [second]
     check_invariants(db)
