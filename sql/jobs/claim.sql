@@ -658,7 +658,7 @@ begin
         ids := ids || array(
             select case when j.expires_at <= _lock_merged.due then -j.id else j.id end
             from rota.jobs as j
-            where j.id = any(v_candidates)
+            where j.id = any(v_candidates) and j.queue = any(_lock_merged.queues)
               and coalesce(j.own_lane, j.priority) = _lock_merged.lane
               and j.status = any(c_waiting) and j.run_at <= _lock_merged.due
               and coalesce(j.hold, '') = '' order by coalesce(j.own_place, j.run_at), j.id

@@ -68,6 +68,12 @@ CLAIMS = (
         ),
     ),
     mutant(
+        "claim-of-a-job-that-was-moved",
+        "A worker of several queues is given a job that was moved to another one.",
+        "races/test_racing_claims.py",
+        sql("jobs/claim", " and j.queue = any(_lock_merged.queues)", ""),
+    ),
+    mutant(
         "claim-of-many-queues-waits",
         "A claim from several queues waits for a row that another one has locked.",
         "races/test_racing_claims.py sql/jobs/test_claim.py",

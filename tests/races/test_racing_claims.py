@@ -7,11 +7,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
-from races.instrument import ARM, DISARM, GATE, instrument
+from races.instrument import ARM, DISARM, GATE, PAUSE, instrument
 from support.clock import Clock
+from support.mutation import mutate
 
 QUEUES = ["default", "mail", "reports"]
 
@@ -93,6 +95,27 @@ def test_claim_of_many_queues_takes_nothing_that_was_taken_while_it_looked(
         if not is_stopped:
             break
     assert stop > 3
+
+
+def test_claim_of_many_queues_leaves_a_job_that_was_moved_while_it_looked(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """A has found a job of its two queues; B moves it to a third; A locks what it found."""
+    job_id = a.fetch(*call("enqueue", job_type="t"))[0][0]
+    db.execute(PAUSE)
+    lock = "ids := ids || array("
+    mutate(db, "_lock_merged", lock, f"perform race.pause(''); {lock}")
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [1])
+    pending = a.start(*call("claim_jobs", worker="w", queues=QUEUES[:2], max_jobs=2))
+    pending.wait_blocked()
+    move = {"filter": Jsonb({"all": True}), "arguments": Jsonb({"queue": QUEUES[2]})}
+    b.fetch(*call("act_on_jobs", act="move", **move))
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+
+    assert pending.result() == []
+    assert claim(b, 1, queues=QUEUES[2:]) == [job_id]
 
 
 def test_claim_takes_a_job_that_was_just_retried_by_another(a: Session, b: Session) -> None:
