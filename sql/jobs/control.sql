@@ -31,7 +31,7 @@ begin
             exit;
         end if;
         select f.status, f.attempts into v_before from rota.finished_jobs as f
-        where f.id = retry_job.job_id;
+        where f.id = retry_job.job_id for update;
         if rota._restore_jobs(array[job_id]) <> '{}' then
             v_status := (select j.status from rota.jobs as j where j.id = retry_job.job_id);
             exit;

@@ -186,6 +186,16 @@ FENCE = (
         sql("jobs/claim", "least(j.lease_token, 9223372036854775806) + 1,", "j.lease_token,"),
     ),
     mutant(
+        "retry-records-what-was",
+        "The record of a retry tells of a dead job, and what ran again had succeeded.",
+        "races/test_ending.py",
+        sql(
+            "jobs/control",
+            "where f.id = retry_job.job_id for update;",
+            "where f.id = retry_job.job_id;",
+        ),
+    ),
+    mutant(
         "token-forgotten-by-retry",
         "A job that is brought back to life begins with a token that it may have had.",
         "sql/jobs/test_control.py sql/jobs/test_claim.py races/test_racing_claims.py",

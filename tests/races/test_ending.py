@@ -11,7 +11,9 @@ import pytest
 
 from invariants import check_invariants
 from races.harness import Pending, Session, call
+from races.instrument import ARM, GATE, PAUSE
 from support.clock import Clock
+from support.mutation import mutate
 
 
 class Claimed:
@@ -32,6 +34,11 @@ class Claimed:
         self.retry_forced = call("retry_job", job_id=self.job_id, force=True)
 
 
+RETRY_AND_FINISH = """
+do $$ begin
+    perform rota.retry_job({});
+    perform rota.finish_job(c.job_id, c.lease_token) from rota.claim_jobs('w') as c;
+end $$"""
 SWEEP = call("sweep_stale_leases")
 TICK = call("tick")
 SWEPT, DELETED, DROPPED = 1, 3, 10  # where a tick says so
@@ -293,6 +300,29 @@ def test_two_retries_of_a_dead_job_bring_it_back_once(
     assert pending.result() == [("queued",)]
     assert status(b) == [("queued", 0)]
     assert len(b.fetch(*call("claim_jobs", worker="w", max_jobs=10))) == 1
+
+
+def test_a_retry_records_the_end_that_it_took_back(
+    a: Session, b: Session, db: psycopg.Connection[Any], job: Claimed
+) -> None:
+    """A has read that the job is dead; B retries and finishes it; A goes on."""
+    a.fetch(*call("fail_job", **job.ref, error="x", fatal=True))
+    db.execute(PAUSE)
+    restore = "if rota._restore_jobs("
+    mutate(db, "retry_job", restore, f"perform race.pause(''); {restore}")
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [1])
+    pending = a.start(*job.retry)
+    pending.wait_blocked()
+    again = b.start(RETRY_AND_FINISH.format(job.job_id).encode(), ())
+    again.wait_settled()
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    assert pending.result() == [("queued",)]
+    again.result()
+
+    audited = db.execute("select a.before ->> 'status' from rota.audit_log as a order by a.id")
+    assert audited.fetchall() == [("dead",), ("queued",)]
 
 
 def test_two_retries_of_a_live_job_leave_one(a: Session, b: Session, job: Claimed) -> None:
