@@ -343,6 +343,8 @@ begin
     v_ids := array(
         select b.id from rota.jobs as b
         where b.id = any(_cancel_children.job_ids) and b.status = 'blocked'
+          -- One that an operator has brought back since it was found waits for good.
+          and coalesce(b.if_parent_dead, 'cancel') = 'cancel'
         for update skip locked
     );
     -- By a snapshot that is younger than the locks: where it does not show a retry of the

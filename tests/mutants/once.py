@@ -1096,6 +1096,16 @@ array(
         ),
     ),
     mutant(
+        "dependant-that-came-back-cancelled",
+        "A job that an operator brings back is cancelled with those of its dead parent.",
+        "races/test_waiting.py",
+        sql(
+            "waiting/dependencies",
+            "          and coalesce(b.if_parent_dead, 'cancel') = 'cancel'\n",
+            "",
+        ),
+    ),
+    mutant(
         "dependants-cancelled-for-what-was",
         "Dependants are cancelled because of a parent that was retried meanwhile.",
         "races/test_waiting.py",

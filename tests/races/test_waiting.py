@@ -465,6 +465,30 @@ def test_a_parent_that_is_retried_while_maintenance_cancels_its_dependants(
     assert ids(b) == [child]
 
 
+def test_a_dependant_that_comes_back_while_maintenance_cancels_it_stays(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """A has found that a parent is dead; B cancels the child and retries it; A goes on."""
+    parent = enqueue(a)
+    child = enqueue(a, depends_on=[parent])
+    (job,) = claimed(a)
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", fatal=True))
+    db.execute(PAUSE)
+    mutate(db, "_cancel_children", "begin v_ids", "begin perform race.pause(''); v_ids")
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [1])
+    pending = a.start("select from rota.tick()", ())
+    pending.wait_blocked()
+    b.fetch(*call("cancel_job", job_id=child))
+    b.fetch(*call("retry_job", job_id=child))
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    pending.result()
+
+    assert ids(b) == []
+    assert state(b, child) == "blocked"
+
+
 def test_a_dead_parent_that_is_purged_while_jobs_come_in_that_wait_for_it(
     a: Session, b: Session, db: psycopg.Connection[Any]
 ) -> None:
