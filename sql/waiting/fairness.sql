@@ -261,7 +261,8 @@ begin
     );
     v_locked := array(
         select j.id from rota.jobs as j
-        where j.id = any(v_wanted) and j.status = any(c_waiting) for update skip locked
+        where j.id = any(v_wanted) and j.status = any(c_waiting) and j.queue = c_queue
+        for update skip locked
     );
     with held as (
         update rota.jobs as j

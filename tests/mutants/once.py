@@ -2011,6 +2011,12 @@ any(array['access producer', enqueue.queue])
         sql("maintenance/budgets", "where h.first_place <= rota.now() limit 100", "limit 100"),
     ),
     mutant(
+        "place-of-a-queue-that-was-left",
+        "A job that was moved meanwhile ages in a queue that does not, and never starts.",
+        "races/test_racing_limits.py",
+        sql("waiting/fairness", " and j.queue = c_queue\n        for", "\n        for"),
+    ),
+    mutant(
         "held-retry-ages",
         "A retry that waits for its budget has a place of the queue that has come to age.",
         "sql/maintenance/test_budgets.py",

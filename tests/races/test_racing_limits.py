@@ -338,6 +338,33 @@ def test_slot_freed_while_the_held_job_is_locked_is_used(
     assert len(claimed(b)) == 1
 
 
+def test_held_job_that_is_moved_while_its_queue_comes_to_age_keeps_its_place(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """A has found it in the queue; B moves it to another; A gives places for the age."""
+    a.fetch(*call("set_limit", job_type="x", max_running=1))
+    jobs = [a.fetch(*call("enqueue", job_type="x", priority=9))[0][0] for _ in range(2)]
+    a.fetch(*call("set_queue", queue="default", ageing="1 day"))
+    db.execute(PAUSE)
+    lock = "v_locked := array("
+    mutate(db, "_check_queue", lock, f"perform race.pause(''); {lock}")
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [1])
+    pending = a.start("select rota._check_queue('default')", ())
+    pending.wait_blocked()
+    move = {"filter": Jsonb({"ids": jobs[1:]}), "arguments": Jsonb({"queue": "other"})}
+    b.fetch(*call("act_on_jobs", act="move", **move))
+    assert b.fetch("select j.hold from rota.jobs as j where j.queue = 'other'") == [("type x",)]
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    pending.result()
+
+    b.fetch(*call("cancel_job", job_id=jobs[0]))
+    b.fetch(*call("tick"))
+    found = b.fetch(*call("claim_jobs", worker="w", queues=["other"]))
+    assert [job_id for job_id, *_ in found] == jobs[1:]
+
+
 def test_forgotten_claim_keeps_only_what_it_has_taken(a: Session, b: Session) -> None:
     """Others take the other slots of its limits at once, also of one never used before."""
     a.fetch(*call("set_limit", job_type="x", max_running=2))
