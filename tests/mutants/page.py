@@ -138,6 +138,12 @@ PAGE = (
         client("web/undo", 'elif not row["is_changed_since"]:', "else:"),
     ),
     mutant(
+        "page-undo-runs-again",
+        "An undo of a cancel runs again what others have retried since, and has succeeded.",
+        "web/test_acts.py",
+        client("web/undo", ', "status": "cancelled"})', "})"),
+    ),
+    mutant(
         "page-undo-runs-at-once",
         "An undo of a cancel runs at once what was planned for later.",
         "web/test_acts.py",

@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 from rota.web import User, app
 from rota.web.acts import ACTS, address_of
 from rota.web.queries import UNDOABLE
+from rota.web.undo import undo_of
 from support.waiting import wait_until
 from web.conftest import LOGIN, OBSERVER, OPERATOR, serving
 from web.sample_jobs import BIG, HOSTILE, Scene
@@ -140,6 +141,25 @@ def undone(http: httpx.Client, answer: httpx.Response) -> httpx.Response:
     """Take back what an answer tells of."""
     (path,) = re.findall(r'href="(/undo[^"]*)"', answer.text)
     return act(http, html.unescape(path))
+
+
+def test_an_undo_runs_nothing_again_that_succeeds_while_it_looks(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    job_id = enqueue(db_of_page, "undone")
+    act(http, "/all/cancel?type=undone")
+    audited = "select max(a.id) from rota.audit_log as a"
+    with db_of_page.cursor(row_factory=dict_row) as cursor:
+        ids = [row["max"] for row in cursor.execute(audited)]
+        (row,) = cursor.execute(UNDOABLE, {"ids": ids, "limit": 1})
+    (call,) = undo_of(row, lambda value: value).calls
+    db_of_page.execute("select rota.retry_job(%s)", [job_id])
+    claimed = "rota.claim_jobs('w', '{acts}', job_types => '{undone}')"
+    db_of_page.execute(f"select rota.finish_job(c.job_id, c.lease_token) from {claimed} as c")
+
+    db_of_page.execute(call)
+
+    assert status_of(db_of_page, job_id)[0] == "succeeded"
 
 
 def test_a_cancel_is_taken_back_for_its_own_jobs_alone(

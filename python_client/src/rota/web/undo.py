@@ -79,7 +79,8 @@ def _of_jobs(row: Row, before: Mapping[str, Any]) -> list[Statement]:
         return []
     call = {"act": act, "filter": json.dumps({"ids": ids})}
     if act == "cancel":
-        call["act"] = "retry"
+        # One that others have retried since may have succeeded.
+        call |= {"act": "retry", "filter": json.dumps({"ids": ids, "status": "cancelled"})}
         return [("act_on_jobs", {**call, "arguments": '{"keep_run_at": true}'})]
     if act not in OF_JOBS:
         return []
