@@ -29,7 +29,6 @@ begin
     perform rota._check_name('name', name);
     perform rota._check_new_job('', job_type, payload, queue, null, null, priority,
         max_attempts, lease, backoff, null, time_limit, headers => headers);
-    perform rota._check_stays(queue, 'a schedule');
     if rota.next_run(schedule, time_zone) is null then
         perform rota._refuse_schedule(schedule, format(
             'names only times that the clocks of %s always skip', time_zone));
@@ -57,6 +56,8 @@ begin
             'catch_up_max', catch_up_max, 'overlap', overlap, 'jitter', rota._exact(jitter),
             'starts_at', starts_at, 'ends_at', ends_at, 'source', source,
             'time_limit', rota._exact(time_limit), 'headers', headers))) as d;
+    -- After the write, for which a move waits that begins later.
+    perform rota._check_stays(queue, 'a schedule');
 end $$;
 
 comment on function rota.schedule_job is

@@ -28,8 +28,6 @@ begin
         select s.stage from rota._stages(define_pipeline.stages) as s order by s.ordinal);
     perform rota._check_queues('operator', array(
         select s.queue from rota._stages(define_pipeline.stages) as s));
-    perform rota._check_stays(s.queue, 'a stage')
-    from rota._stages(define_pipeline.stages) as s;
 
     perform rota._lock_pipeline(pipeline, true);
     v_before := rota._stages_of(pipeline);
@@ -55,6 +53,9 @@ begin
         job_type = excluded.job_type, queue = excluded.queue, priority = excluded.priority,
         max_attempts = excluded.max_attempts, lease = excluded.lease,
         time_limit = excluded.time_limit, backoff = excluded.backoff;
+    -- After the write, for which a move waits that begins later.
+    perform rota._check_stays(s.queue, 'a stage')
+    from rota._stages(define_pipeline.stages) as s;
     if v_before is distinct from rota._stages_of(pipeline) then
         perform rota._audit('define_pipeline', jsonb_build_object('pipeline', pipeline), null,
             v_before, rota._stages_of(pipeline));

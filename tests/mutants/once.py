@@ -419,6 +419,22 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "schedule-in-a-queue-that-has-moved",
+        "A schedule that is made while its queue moves away has jobs that can never go.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "schedules/definitions",
+            "    perform rota._check_name('name', name);\n",
+            "    perform rota._check_stays(queue, 'a schedule');\n",
+        ),
+        sql(
+            "schedules/definitions",
+            "as d;\n    -- After the write, for which a move waits that begins later.\n"
+            "    perform rota._check_stays(queue, 'a schedule');\n",
+            "as d;\n",
+        ),
+    ),
+    mutant(
         "waits-for-one-that-went",
         "A job comes back and waits for one that is in another database.",
         "sql/maintenance/test_moves.py",

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from races.harness import Session
+from races.instrument import GATE
 from rota.testing.server import EmbeddedPostgres
 from sql.helpers import (
     call,
@@ -29,6 +30,7 @@ from sql.helpers import (
     scalar,
     value,
 )
+from support.mutation import mutate
 from support.waiting import wait_until
 
 Db = psycopg.Connection[Any]
@@ -367,6 +369,35 @@ def test_two_who_begin_a_move_begin_one(connect, db, there, is_undone):
 
     assert (found == move_id) is not is_undone
     assert rows(db, "select move_id from rota.queue_moves") == [(found,)]
+
+
+@pytest.mark.parametrize(
+    ("act", "write"),
+    [
+        ("schedule_job('s', 'every 1 hour', 't', queue => 'q')", "return query select d.outc"),
+        (
+            """define_pipeline('p', '[{"stage": "s", "queue": "q"}]')""",
+            "perform rota._lock_pipeline(",
+        ),
+    ],
+)
+def test_what_cannot_go_is_refused_though_the_move_settles_while_it_is_made(
+    connect, db, there, act, write
+):
+    """A has checked what it is given; a queue moves and settles; A writes."""
+    a = Session(connect(), db)
+    # Without a number, which race.pause() would give it.
+    pause = f"perform pg_advisory_xact_lock({GATE}); {write}"
+    mutate(db, act.partition("(")[0], write, pause)
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    pending = a.start(f"select from rota.{act}".encode())
+    pending.wait_blocked()
+    settle(db, there, begin(db, there))
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+
+    with raises("RT016"):
+        pending.result()
 
 
 @pytest.mark.parametrize(
