@@ -54,7 +54,9 @@ begin
         select o.* from rota._explain_order(job) as o;
         if not found then
             return query
-            select 'needs_tick', 'nothing blocks it any longer: the next tick queues it',
+            select 'needs_tick', 'nothing blocks it any longer: the next tick queues it' || case
+                    when job.ordering_key is not null then ', unless a transaction that is '
+                        'still open has enqueued one of its key before it' else '' end,
                 'select * from rota.tick();';
         end if;
     else

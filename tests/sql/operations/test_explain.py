@@ -571,6 +571,23 @@ def test_a_halted_key_names_the_dead_job_and_both_ways_on(db):
     assert reasons(db, job_id) == ["next"]
 
 
+def test_a_job_behind_one_that_is_not_committed_says_what_it_may_wait_for(db, connect):
+    other = connect(autocommit=False)
+    head = enqueue(other, ordering_key="k")
+    job_id = enqueue(db, ordering_key="k")
+    settle(db)
+
+    row = first(db, job_id)
+
+    assert (row.reason, "a transaction that is still open" in row.explanation) == (
+        "needs_tick",
+        True,
+    )
+    other.commit()
+    settle(db)
+    assert (reasons(db, head), reasons(db, job_id)) == (["next"], ["behind_in_key"])
+
+
 def test_a_job_behind_others_of_its_key_names_the_first(db):
     head = running(db, ordering_key="k")
     enqueue(db, ordering_key="k")
