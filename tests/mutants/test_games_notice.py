@@ -79,7 +79,7 @@ def test_a_guard_that_is_missing_is_found(
     ("function", "lock", "state", "first", "second"),
     [
         ("cancel_job", "for update;", "waiting", "cancel", "claim"),
-        ("retry_job", "for update;", "failed", "retry", "claim"),
+        ("retry_job", "for update;\n        if found", "failed", "retry", "claim"),
         ("_fail_running", "for update\n", "running", "fail", "cancel"),
     ],
 )
