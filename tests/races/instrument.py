@@ -18,12 +18,14 @@ is stable: all of it sees what the statement sees that called it, and the stop i
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import psycopg
 
+from races.harness import Pending, Session
 from support.mutation import FUNCTIONS
 
 GATE = 1
@@ -67,6 +69,27 @@ TOKEN = re.compile(
 )
 # Words that may stand where a statement may, and begin none that could be stopped before.
 NO_STATEMENT = {"begin", "else", "elsif", "end", "exception", "loop", "when"}
+
+
+@contextmanager
+def stopped(
+    db: psycopg.Connection[Any],
+    session: Session,
+    query: Any,
+    arguments: Any = (),
+    *,
+    at: int = 1,
+) -> Iterator[Pending]:
+    """Start a call that stops at the pause with this number, and ends when the block has."""
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    session.fetch(ARM, [at])
+    pending = session.start(query, arguments)
+    pending.wait_blocked()
+    try:
+        yield pending
+    finally:
+        db.execute("select pg_advisory_unlock(%s)", [GATE])
+    pending.result()
 
 
 def find_statements(body: str) -> list[list[tuple[int, int]]]:

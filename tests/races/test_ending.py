@@ -11,7 +11,7 @@ import pytest
 
 from invariants import check_invariants
 from races.harness import Pending, Session, call
-from races.instrument import ARM, GATE, PAUSE
+from races.instrument import PAUSE, stopped
 from support.clock import Clock
 from support.mutation import mutate
 
@@ -311,13 +311,9 @@ def test_a_retry_records_the_end_that_it_took_back(
     restore = "if rota._restore_jobs("
     mutate(db, "retry_job", restore, f"perform race.pause(''); {restore}")
 
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [1])
-    pending = a.start(*job.retry)
-    pending.wait_blocked()
-    again = b.start(RETRY_AND_FINISH.format(job.job_id).encode(), ())
-    again.wait_settled()
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    with stopped(db, a, *job.retry) as pending:
+        again = b.start(RETRY_AND_FINISH.format(job.job_id).encode(), ())
+        again.wait_settled()
     assert pending.result() == [("queued",)]
     again.result()
 

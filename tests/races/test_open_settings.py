@@ -17,7 +17,7 @@ import pytest
 from psycopg import sql
 
 from races.harness import Session
-from races.instrument import ARM, GATE, PAUSE
+from races.instrument import PAUSE, stopped
 from rota.testing.server import EmbeddedPostgres
 from support.clock import Clock
 from support.mutation import mutate
@@ -294,13 +294,8 @@ def test_a_pause_of_an_operator_outlives_a_breaker_that_closes_meanwhile(
     trying.execute(PAUSE)
     mutate(trying, "_check_breaker", "v_succeeded :=", "perform race.pause(''); v_succeeded :=")
 
-    trying.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [1])
-    pending = a.start("select rota._check_breakers()", ())
-    pending.wait_blocked()
-    b.fetch("select rota.pause_type('opened', 'go', 'by hand')")
-    trying.execute("select pg_advisory_unlock(%s)", [GATE])
-    pending.result()
+    with stopped(trying, a, "select rota._check_breakers()"):
+        b.fetch("select rota.pause_type('opened', 'go', 'by hand')")
 
     paused = "select p.set_by from rota.pauses as p where p.pause_name = 'type opened of go'"
     assert b.fetch(paused) == [("operator",)]
@@ -313,13 +308,8 @@ def test_a_probe_that_fails_while_a_tick_counts_is_the_last(
     trying.execute(PAUSE)
     mutate(trying, "_check_breaker", "v_succeeded :=", "perform race.pause(''); v_succeeded :=")
 
-    trying.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [1])
-    pending = a.start("select rota._check_breakers()", ())
-    pending.wait_blocked()
-    b.fetch(_fail("opened", "retry_in => '1 day'").encode())
-    trying.execute("select pg_advisory_unlock(%s)", [GATE])
-    pending.result()
+    with stopped(trying, a, "select rota._check_breakers()"):
+        b.fetch(_fail("opened", "retry_in => '1 day'").encode())
 
     assert b.fetch(CLAIM_OPENED) == []
 

@@ -9,7 +9,7 @@ from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
-from races.instrument import ARM, GATE, PAUSE
+from races.instrument import PAUSE, stopped
 from support.mutation import mutate
 
 
@@ -132,15 +132,11 @@ def test_an_act_leaves_alone_what_its_filter_does_not_find_any_more(
     once = "begin select d.done, act_on_jobs"
     mutate(db, "act_on_jobs", once, f"begin perform race.pause('');{once[5:]}")
 
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [1])
     query, values = call("act_on_jobs", act="retry", filter=Jsonb({"job_type": "t"}))
-    pending = a.start(query, values)
-    pending.wait_blocked()
-    b.fetch(*call("retry_job", job_id=first))
-    ((job_id, token, *_),) = claim(b, 1)
-    b.fetch(*call("finish_job", job_id=job_id, lease_token=token))
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    with stopped(db, a, query, values) as pending:
+        b.fetch(*call("retry_job", job_id=first))
+        ((job_id, token, *_),) = claim(b, 1)
+        b.fetch(*call("finish_job", job_id=job_id, lease_token=token))
     (row,) = pending.result()
 
     assert job_id == first

@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
-from races.instrument import ARM, DISARM, GATE, PAUSE, instrument
+from races.instrument import ARM, DISARM, GATE, PAUSE, instrument, stopped
 from support.clock import Clock
 from support.mutation import mutate
 
@@ -106,13 +106,11 @@ def test_claim_of_many_queues_leaves_a_job_that_was_moved_while_it_looked(
     lock = "ids := ids || array("
     mutate(db, "_lock_merged", lock, f"perform race.pause(''); {lock}")
 
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [1])
-    pending = a.start(*call("claim_jobs", worker="w", queues=QUEUES[:2], max_jobs=2))
-    pending.wait_blocked()
-    move = {"filter": Jsonb({"all": True}), "arguments": Jsonb({"queue": QUEUES[2]})}
-    b.fetch(*call("act_on_jobs", act="move", **move))
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    with stopped(
+        db, a, *call("claim_jobs", worker="w", queues=QUEUES[:2], max_jobs=2)
+    ) as pending:
+        move = {"filter": Jsonb({"all": True}), "arguments": Jsonb({"queue": QUEUES[2]})}
+        b.fetch(*call("act_on_jobs", act="move", **move))
 
     assert pending.result() == []
     assert claim(b, 1, queues=QUEUES[2:]) == [job_id]

@@ -12,7 +12,7 @@ import pytest
 
 from invariants import check_invariants
 from races.harness import Pending, Session, call
-from races.instrument import ARM, GATE, instrument
+from races.instrument import instrument, stopped
 from support.clock import Clock
 from support.mutation import mutate
 
@@ -346,15 +346,11 @@ def test_a_record_that_is_taken_over_while_retention_looks_at_it_stays(
     instrument(db)
     mutate(db, "_is_leased", "return exists (", "assert race.pause(''); return exists (")
 
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [2])
-    pending = a.start("select rota._purge('effects', 10)")
-    pending.wait_blocked()
-    held = Lease(b, is_new=False)
-    # A goes by the clock that it saw at first, so a second over is one of before.
-    clock.set("2026-03-01 13:30:00+00")
-    b.fetch(*held.record_briefly)
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    with stopped(db, a, "select rota._purge('effects', 10)", at=2) as pending:
+        held = Lease(b, is_new=False)
+        # A goes by the clock that it saw at first, so a second over is one of before.
+        clock.set("2026-03-01 13:30:00+00")
+        b.fetch(*held.record_briefly)
 
     assert pending.result() == [(0,)]
     assert b.fetch(*held.complete) == [("completed",)]

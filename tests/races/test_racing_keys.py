@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
-from races.instrument import ARM, GATE, PAUSE
+from races.instrument import PAUSE, stopped
 from support.mutation import mutate
 
 SECONDS = 5.0
@@ -260,15 +260,10 @@ def test_a_rerun_does_not_come_after_a_newer_job_that_has_come_and_gone(
     mutate(db, "_check_reruns", insert, f"assert race.pause(''); {insert}")
     a.fetch("update rota.pending_checks set due_at = '-infinity' returning id")
 
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [1])
-    pending = a.start(*call("tick"))
-    pending.wait_blocked()
-    b.fetch(*rerun(3))
-    (job,) = claimed(b)
-    b.fetch(*finish(job))
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
-    pending.result()
+    with stopped(db, a, *call("tick")):
+        b.fetch(*rerun(3))
+        (job,) = claimed(b)
+        b.fetch(*finish(job))
 
     for _ in range(2):
         do_checks(b)

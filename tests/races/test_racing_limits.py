@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
-from races.instrument import ARM, GATE, PAUSE
+from races.instrument import ARM, GATE, PAUSE, stopped
 from support.clock import Clock
 from support.mutation import mutate
 
@@ -349,15 +349,12 @@ def test_held_job_that_is_moved_while_its_queue_comes_to_age_keeps_its_place(
     lock = "v_locked := array("
     mutate(db, "_check_queue", lock, f"perform race.pause(''); {lock}")
 
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [1])
-    pending = a.start("select rota._check_queue('default')", ())
-    pending.wait_blocked()
-    move = {"filter": Jsonb({"ids": jobs[1:]}), "arguments": Jsonb({"queue": "other"})}
-    b.fetch(*call("act_on_jobs", act="move", **move))
-    assert b.fetch("select j.hold from rota.jobs as j where j.queue = 'other'") == [("type x",)]
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
-    pending.result()
+    with stopped(db, a, "select rota._check_queue('default')"):
+        move = {"filter": Jsonb({"ids": jobs[1:]}), "arguments": Jsonb({"queue": "other"})}
+        b.fetch(*call("act_on_jobs", act="move", **move))
+        assert b.fetch("select j.hold from rota.jobs as j where j.queue = 'other'") == [
+            ("type x",)
+        ]
 
     b.fetch(*call("cancel_job", job_id=jobs[0]))
     b.fetch(*call("tick"))

@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
-from races.instrument import ARM, GATE, PAUSE, instrument
+from races.instrument import PAUSE, instrument, stopped
 from support.mutation import mutate
 
 SECONDS = 3.0
@@ -236,14 +236,13 @@ def test_a_job_that_is_waited_for_while_retention_looks_at_it_stays(
     )
     instrument(db)
 
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [1])
-    pending = a.start(
-        "select rota._purge_partition(%s::text::regclass, 10, %s)", [partition, condition]
-    )
-    pending.wait_blocked()
-    child = enqueue(b, depends_on=[parent], if_parent_dead="wait")
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    with stopped(
+        db,
+        a,
+        "select rota._purge_partition(%s::text::regclass, 10, %s)",
+        [partition, condition],
+    ) as pending:
+        child = enqueue(b, depends_on=[parent], if_parent_dead="wait")
 
     assert pending.result() == [(0,)]
     assert ids(b) == []
@@ -387,13 +386,10 @@ def test_a_check_of_a_key_that_is_resumed_meanwhile(
     found = "order by - j.id limit 1\n    )"
     mutate(db, "_key_head", found, f"{found} + case when race.pause('') then 0 end")
 
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [2])  # the first look of _check_order() is without the lock of the key
-    pending = a.start("select rota._check_order('k')", ())
-    pending.wait_blocked()
-    b.fetch(*call("resume_ordering_key", ordering_key="k"))
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
-    pending.result()
+    with stopped(
+        db, a, "select rota._check_order('k')", at=2
+    ):  # the first look of _check_order() is without the lock of the key
+        b.fetch(*call("resume_ordering_key", ordering_key="k"))
 
     assert [job_id for job_id, _ in claimed(b)] == [second]
 
@@ -451,15 +447,10 @@ def test_a_parent_that_is_retried_while_maintenance_cancels_its_dependants(
     place = cancelled if is_cancelled else found
     mutate(db, "_check_parent", place, f"perform race.pause(''); {place}")
 
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [1])
-    pending = a.start("select rota._do_checks(10)", ())
-    pending.wait_blocked()
-    b.fetch(*call("retry_with_dependants", job_id=parent))
-    for _ in range(2):
-        tick(b)
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
-    pending.result()
+    with stopped(db, a, "select rota._do_checks(10)"):
+        b.fetch(*call("retry_with_dependants", job_id=parent))
+        for _ in range(2):
+            tick(b)
 
     b.fetch(*finish(claimed(b)[0]))
     assert ids(b) == [child]
@@ -476,14 +467,9 @@ def test_a_dependant_that_comes_back_while_maintenance_cancels_it_stays(
     db.execute(PAUSE)
     mutate(db, "_cancel_children", "begin v_ids", "begin perform race.pause(''); v_ids")
 
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [1])
-    pending = a.start("select from rota.tick()", ())
-    pending.wait_blocked()
-    b.fetch(*call("cancel_job", job_id=child))
-    b.fetch(*call("retry_job", job_id=child))
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
-    pending.result()
+    with stopped(db, a, "select from rota.tick()"):
+        b.fetch(*call("cancel_job", job_id=child))
+        b.fetch(*call("retry_job", job_id=child))
 
     assert ids(b) == []
     assert state(b, child) == "blocked"
@@ -500,13 +486,9 @@ def test_a_dead_parent_that_is_purged_while_jobs_come_in_that_wait_for_it(
     edges = "insert into rota.dependencies as d (parent_id, job_id) select distinct p.id, p.job"
     mutate(db, "_jobs_came_in", edges, f"perform race.pause(''); {edges}")
 
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [1])
     jobs = Jsonb([{"job_type": "t", "depends_on": [parent]}])
-    pending = a.start(*call("enqueue_many", jobs=jobs))
-    pending.wait_blocked()
-    b.fetch("delete from rota.finished_jobs")
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
+    with stopped(db, a, *call("enqueue_many", jobs=jobs)) as pending:
+        b.fetch("delete from rota.finished_jobs")
     ((_, child, _),) = pending.result()
 
     assert ids(b) == []
