@@ -102,11 +102,7 @@ WORKER = (
         "full-worker-wakes-the-next",
         "A job for a worker of one place wakes another one, that finds nothing.",
         "client/test_woken_workers.py",
-        client(
-            "worker/fetcher",
-            "                self._was_notified\n",
-            "                False\n",
-        ),
+        client("worker/fetcher", "if is_full and self._was_notified", "if is_full and False"),
     ),
     mutant(
         "full-worker-keeps-the-notifications",

@@ -244,17 +244,13 @@ class Poller:
         elif self._was_expected:
             self._shortest_wait = min(2 * self._shortest_wait, SHORTEST_WAIT[1])
         pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
-        if is_full:
-            if (
-                self._was_notified
-                and self._notifier.place is self._notifier.wanted is Place.IDLE
-                and self._rate < ACTIVE_FROM
-            ):
-                self._notifier.go(Place.IDLE, claimed=False)  # others are woken if more is due
-            else:
-                pause = 0.0  # as soon as there is a free place
-                if self.is_waiting:
-                    self._notifier.go(Place.AWAY)
+        is_idle = self._notifier.place is self._notifier.wanted is Place.IDLE
+        if is_full and self._was_notified and is_idle and self._rate < ACTIVE_FROM:
+            self._notifier.go(Place.IDLE, claimed=False)  # others are woken if more is due
+        elif is_full:
+            pause = 0.0  # as soon as there is a free place
+            if self.is_waiting:
+                self._notifier.go(Place.AWAY)
         elif self._notifier.is_on:
             pause = self._wait(pause, found=found)
         self.claim_at = min(self.claim_at, now + pause) if pause else 0.0
