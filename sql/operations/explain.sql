@@ -257,7 +257,7 @@ begin
             v_room := least(v_free, case when v_bound.max_starts is not null
                 then (select c.burst from rota._cells(v_bound) as c) end);
             v_opened := (select o.jobs from rota._opened(c_hold, job.queue, job.job_type,
-                coalesce(job.own_lane, job.priority), 0, v_room, null) as o);
+                coalesce(job.own_lane, job.priority), 0, v_room, 2147483647) as o);
             -- A tick that has let in a burst lets in no more until this time.
             if v_opened < v_room and v_next_start_at <= c_now then
                 v_next_start_at := coalesce((
