@@ -2070,6 +2070,12 @@ MAINTENANCE = (
         sql("operations/explain", "where (v_opened < v_room) is not false", ""),
     ),
     mutant(
+        "marks-of-rollbacks-ask-for-ticks",
+        "Those let in were in a claim that was rolled back, and those behind ask for ticks.",
+        "sql/operations/test_explain.py",
+        sql("operations/explain", "0, v_room, 2147483647)", "0, v_room, null)"),
+    ),
+    mutant(
         "rate-lets-in-all-at-once",
         "Those let in for a rate have no worker, and those behind them ask for ticks instead.",
         "sql/operations/test_explain.py",
