@@ -169,7 +169,7 @@ def test_a_setting_that_stays_open_is_as_it_was(
     """A changes a setting and stays open; B works and ticks, and all goes on."""
     a, b = session(), session()
     clock.advance("61 minutes")
-    b.fetch("set statement_timeout = '1s'")
+    b.fetch("set statement_timeout = '10s'")
     a.fetch("begin")
     a.fetch(f"select rota.{act}".encode())
 
@@ -247,7 +247,7 @@ def test_a_breaker_that_is_removed_while_a_tick_opens_it_leaves_nothing(
     failing: Any, a: Session, b: Session, is_set_anew: bool
 ) -> None:
     """A opens it; B removes it and may set another, and waits for nothing; A commits."""
-    b.fetch("set statement_timeout = '1s'")
+    b.fetch("set statement_timeout = '10s'")
     a.fetch("begin")
     a.fetch("select rota._check_breakers()")
     b.fetch("select rota.set_breaker('opened', 'go', reset => true)")
