@@ -23,7 +23,9 @@ comment on table rota.receipts is
     'Jobs that other databases have sent here, for 30 days at least, and until their queue has '
     'settled.';
 comment on column rota.receipts.move_id is
-    'That of queue_moves with which it came, 0 for a job of enqueue_to().';
-comment on column rota.receipts.source_job_id is 'The job there, or the job that carried it.';
+    'That of queue_moves with which it came, 0 for a job of enqueue_to(), negative for its '
+    'own end.';
+comment on column rota.receipts.source_job_id is
+    'The job there, or the job that carried it; 0 for a move that has settled and ended.';
 comment on column rota.receipts.source_created_at is 'When that was enqueued.';
 comment on column rota.receipts.job_id is 'The job here.';

@@ -160,6 +160,22 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "ended-move-begun-by-a-late-call",
+        "A call of a mover that died begins a move that has ended, and keys are refused.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "jobs/receive",
+            "where found and settle_above is null and exists (",
+            "where false and exists (",
+        ),
+    ),
+    mutant(
+        "end-of-a-move-forgotten",
+        "A call of a mover that died begins a move that has ended, if no job had moved.",
+        "sql/maintenance/test_moves.py",
+        sql("maintenance/moves", "    elsif v_move.state = 'settled' then", "elsif false then"),
+    ),
+    mutant(
         "move-ended-in-an-older-snapshot",
         "A job that is on its way belongs to no move any more, and no mover sends it.",
         "sql/maintenance/test_moves.py",

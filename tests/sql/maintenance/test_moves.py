@@ -1255,6 +1255,26 @@ def test_a_move_ends_when_nothing_is_left(db, there):
         call(db, "explain_job", job_id=job_id)
 
 
+@pytest.mark.parametrize("has_jobs", [True, False])
+def test_a_late_call_of_a_mover_begins_no_move_that_has_ended(db, there, has_jobs):
+    """Keys of the queue would be refused from then on; a source that was restored goes on."""
+    settle(db, there, move_id := begin(db, there))
+    if has_jobs:
+        value(there, "end_queue_move", queue="q")
+        enqueue(db, queue="q")
+        carry(db, there, move_id)
+        assert (jobs(db), len(jobs(there))) == ([], 1)
+    for database in (db, there):
+        value(database, "end_queue_move", queue="q")
+
+    with refused("move_id"):
+        receive(there, move_id)
+    enqueue(there, queue="q", idempotency_key="k")
+
+    receive(there, move_id, settle_above=0)
+    assert receive(there, move_id) == []
+
+
 def test_a_move_can_be_called_off_until_the_first_job_leaves(db, there):
     job_id = enqueue(db, queue="q")
     move_id = begin(db, there)
