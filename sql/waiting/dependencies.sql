@@ -296,7 +296,9 @@ begin
         select d.job_id from rota.dependencies as d
         where d.parent_id = c_id and d.job_id > c_after order by d.job_id limit c_chunk
     );
-    select array_agg(s.id) filter (where c_status = 'succeeded' or j.if_parent_dead = 'run'),
+    -- By the edges of those that have ended a retry of this job may still have to find them.
+    select array_agg(s.id) filter (where c_status = 'succeeded' and j.id is not null
+            or j.if_parent_dead = 'run'),
         array_agg(s.id) filter (where c_status <> 'succeeded' and j.status = 'blocked'
             and coalesce(j.if_parent_dead, 'cancel') = 'cancel')
     into v_freed, v_cancelled from unnest(v_seen) as s (id)
@@ -419,7 +421,8 @@ begin
         for update nowait;
         if found then
             perform rota._restore_jobs(array[c_at]);
-            perform rota._add_checks('retry', array[format('%s 0', c_at)]);
+            -- At once: its own end takes its edges along.
+            perform rota._check_retry(format('%s 0', c_at));
         end if;
     exception
         when sqlstate 'RT007' or sqlstate 'RT014' or sqlstate 'RT016'

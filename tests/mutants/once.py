@@ -1483,12 +1483,33 @@ any(array['access producer', enqueue.queue])
         sql("waiting/dependencies", " or v_rule = 'wait' and s.status is null),", "),"),
     ),
     mutant(
+        "retry-loses-edges-of-many",
+        "Of very many dependants some stay cancelled where the parent succeeds before a tick.",
+        "races/test_waiting.py",
+        sql(
+            "waiting/dependencies",
+            "c_status = 'succeeded' and j.id is not null",
+            "c_status = 'succeeded'",
+        ),
+    ),
+    mutant(
+        "retry-of-a-dependant-looks-later",
+        "Jobs stay cancelled where one that was restored for them succeeds before a tick.",
+        "races/test_waiting.py",
+        sql(
+            "waiting/dependencies",
+            "perform rota._check_retry(format('%s 0', c_at));",
+            "perform rota._add_checks('retry', array[format('%s 0', c_at)]);",
+        ),
+    ),
+    mutant(
         "dead-parent-is-well",
         "A job runs although one that it waits for is dead.",
         "sql/waiting/test_dependencies.py",
         sql(
             "waiting/dependencies",
-            "where c_status = 'succeeded' or j.if_parent_dead = 'run'),",
+            "where c_status = 'succeeded' and j.id is not null\n"
+            "            or j.if_parent_dead = 'run'),",
             "where true),",
         ),
     ),

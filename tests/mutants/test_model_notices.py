@@ -100,7 +100,8 @@ MUTANTS: dict[str, list[Mutation]] = {
     "a parent that is dead and does not matter": [
         (
             "_check_parent",
-            "where c_status = 'succeeded' or j.if_parent_dead = 'run'",
+            "where c_status = 'succeeded' and j.id is not null\n"
+            "            or j.if_parent_dead = 'run'",
             "where true",
         )
     ],

@@ -116,7 +116,8 @@ MUTANTS = {
         [
             (
                 "_check_parent",
-                "where c_status = 'succeeded' or j.if_parent_dead = 'run'",
+                "where c_status = 'succeeded' and j.id is not null\n"
+                "            or j.if_parent_dead = 'run'",
                 "where true",
             )
         ],

@@ -415,6 +415,31 @@ def test_a_parent_that_succeeds_before_maintenance_restores_its_dependants(
         b.fetch(*finish(job))
 
 
+def test_a_parent_of_many_that_succeeds_before_maintenance_restores_all(
+    a: Session, b: Session
+) -> None:
+    """A retries it with its dependants; B runs it before a tick, and then the first of them."""
+    parent = enqueue(a)
+    child = enqueue(a, depends_on=[parent])
+    jobs = [{"job_type": "t", "depends_on": [parent], "priority": 1}] * 1004
+    a.fetch(*call("enqueue_many", jobs=Jsonb(jobs)))
+    grandchild = enqueue(a, depends_on=[child])
+    (job,) = claimed(a)
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", fatal=True))
+    assert ids(a) == []
+
+    assert a.fetch(*call("retry_with_dependants", job_id=parent)) == [(1001,)]
+
+    b.fetch(*finish(claimed(b)[0]))
+    while not (jobs := claimed(b)):
+        tick(b)
+    assert jobs[0][0] == child
+    b.fetch(*finish(jobs[0]))
+    ids(b)
+    assert state(b, grandchild) != "cancelled"
+    assert a.fetch("select count(*) from rota.jobs") == [(1005,)]
+
+
 def test_a_dependant_that_runs_before_maintenance_restores_it(a: Session, b: Session) -> None:
     """A has found what was cancelled; B retries the dependant, its parent ends, and so it."""
     parent = enqueue(a)
