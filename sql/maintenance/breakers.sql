@@ -95,6 +95,8 @@ begin
                 rota._breaker_reason(c_breaker, state));
         end if;
     elsif state.probed_at is null then
+        -- What another session had locked when it opened.
+        perform rota._hold_probes(c_breaker);
         if state.retry_at <= v_now
           and rota._set_breaker_state(state, state.retry_at, v_now, state.times_opened) then
             perform rota._let_probes(c_name, c_breaker.probes);
@@ -159,7 +161,6 @@ create or replace function rota._open_breaker(
     breaker rota.breakers, state rota.breaker_states, reason text
 ) returns void language plpgsql as $$
 declare
-    c_name constant text := rota._pause_name(breaker.queue, breaker.job_type);
     c_retry_at constant timestamptz := rota.now()
         + breaker.pause_for * power(2, least(state.times_opened, 4));
 begin
@@ -169,6 +170,15 @@ begin
     end if;
     perform rota._pause(breaker.queue, breaker.job_type, format('%s; it tries again at %s UTC',
         reason, to_char(c_retry_at at time zone 'UTC', 'HH24:MI:SS')), null, 'breaker');
+    perform rota._hold_probes(breaker);
+end $$;
+
+/* Hold again what was let through and has not started. */
+create or replace function rota._hold_probes(breaker rota.breakers)
+    returns void language plpgsql as $$
+declare
+    c_name constant text := rota._pause_name(breaker.queue, breaker.job_type);
+begin
     update rota.jobs as j
     set hold = 'pause ' || c_name, opened_for = null
     where j.id = any(array(

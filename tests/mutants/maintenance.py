@@ -529,6 +529,16 @@ MAINTENANCE = (
         sql("maintenance/breakers", " and o.updated_at = state.updated_at", ""),
     ),
     mutant(
+        "locked-probe-of-an-open-breaker",
+        "A job that was let through, and was locked when a breaker opened again, runs.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers",
+            "perform rota._hold_probes(c_breaker);\n        if",
+            "if",
+        ),
+    ),
+    mutant(
         "breaker-that-is-no-more",
         "The pause of a breaker that was removed lasts for ever.",
         "races/test_open_settings.py",

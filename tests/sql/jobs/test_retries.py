@@ -457,6 +457,23 @@ def test_a_stranger_who_locks_what_a_breaker_lets_through_keeps_nothing_else(db,
     assert len(claim(db, max_jobs=5)) == 2
 
 
+def test_what_a_stranger_had_locked_when_a_breaker_opened_again_waits(db, connect):
+    open_breaker_until_now(db)
+    settle(db)
+    (kept,) = rows(db, "select id from rota.jobs where opened_for is not null")
+    stranger = connect(autocommit=False)
+    value(stranger, "set_priority", job_id=kept.id, priority=1)
+    settle(db)
+    fail_all(db, 1)
+    settle(db)
+    assert scalar(db, "select times_opened from rota.breaker_states") == 2
+
+    stranger.rollback()
+    settle(db)
+
+    assert claim(db, max_jobs=5) == []
+
+
 def test_set_breaker_reset_ends_its_pause(db):
     value(db, "set_breaker", job_type="mail", max_failures=1)
     fail(db, running(db, job_type="mail"))
