@@ -101,9 +101,11 @@ begin
             'select rota.grant_queue(''ROLE'', ''*'', ''observer'');';
 end $$;
 
-/* Refuse queues in which the caller may not do this. */
-create or replace function rota._check_queues(access text, queues text[])
-    returns void language plpgsql as $$
+/* Refuse queues in which the caller may not do this.  Their names are not told to one who has
+ * named them by what is in them. */
+create or replace function rota._check_queues(
+    access text, queues text[], what text default null
+) returns void language plpgsql as $$
 declare
     v_allowed constant text[] := rota._allowed_queues(access);
     v_queue text;
@@ -113,11 +115,13 @@ begin
     where q.queue <> all(v_allowed) limit 1;
     if found then
         raise exception using errcode = 'insufficient_privilege',
-            message = format('no right to %s queue %s',
+            message = format('no right to %s %s',
                 case access when 'worker' then 'work in' when 'operator' then 'act on'
-                    when 'observer' then 'see' else 'enqueue to' end, v_queue),
+                    when 'observer' then 'see' else 'enqueue to' end,
+                coalesce('the queue of ' || what, 'queue ' || v_queue)),
             hint = format('Name a queue that is granted to the role, or let the owner of the '
-                'schema run: select rota.grant_queue(''ROLE'', %L, %L);', v_queue, access);
+                'schema run: select rota.grant_queue(''ROLE'', %L, %L);',
+                case when what is null then v_queue else 'QUEUE' end, access);
     end if;
 end $$;
 
@@ -141,7 +145,7 @@ begin
         perform rota._check_queues('producer', array(
             select distinct j.queue from rota.jobs as j
             where j.id = any(_check_queues_of_jobs.job_ids)
-        ));
+        ), 'the job with this idempotency_key');
     end if;
 end $$;
 

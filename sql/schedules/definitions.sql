@@ -129,7 +129,7 @@ declare
     c_progress constant text[] := '{kind,is_enabled,disabled_at,disabled_by,last_error,'
         'anchored_at,next_run_at,last_run_at,last_job_id,created_at,updated_at}'::text[];
 begin
-    perform rota._check_queues('operator', array[old.queue]);
+    perform rota._check_queues('operator', array[old.queue], format('schedule %L', old.name));
     if new.source <> old.source then
         perform rota._refuse('source', format(
             'must be %L, which has put in schedule %L, got %L', old.source, old.name,

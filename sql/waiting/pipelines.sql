@@ -87,7 +87,7 @@ begin
     perform rota._check_queues('operator', array(
         select p.queue from rota.pipeline_stages as p
         where p.pipeline = _lock_pipeline.pipeline
-    ));
+    ), format('pipeline %L', pipeline));
 end $$;
 
 /* The stages of a pipeline as they are defined; null if it is not. */

@@ -1665,9 +1665,16 @@ MAINTENANCE = (
         "sql/access/test_queue_grants.py",
         sql(
             "schedules/definitions",
-            "perform rota._check_queues('operator', array[old.queue]);",
+            "perform rota._check_queues('operator', array[old.queue], "
+            "format('schedule %L', old.name));",
             "",
         ),
+    ),
+    mutant(
+        "queue-of-a-refused-key-told",
+        "Whoever is confined to a queue learns that of a key, schedule or pipeline.",
+        "sql/access/test_queue_grants.py",
+        sql("base/queue_rights", "coalesce('the queue of ' || what, ", "coalesce("),
     ),
     mutant(
         "jobs-before-the-barrier",
@@ -1861,8 +1868,8 @@ MAINTENANCE = (
         "sql/access/test_queue_grants.py",
         sql(
             "waiting/pipelines",
-            "where p.pipeline = _lock_pipeline.pipeline\n    ));",
-            "where p.pipeline = _lock_pipeline.pipeline and p.ordinal is not null\n    ));",
+            "where p.pipeline = _lock_pipeline.pipeline\n    ),",
+            "where p.pipeline = _lock_pipeline.pipeline and p.ordinal is not null\n    ),",
         ),
     ),
     mutant(

@@ -529,11 +529,15 @@ def test_a_confined_producer_changes_no_job_of_another_queue_by_its_key(
     before = run(db, there)
     new = {"queue": "a", "idempotency_key": "k", "payload": {"n": 2}}
 
-    with raises(FORBIDDEN):
-        enqueue(producer, on_conflict=on_conflict, **new)
-    with raises(FORBIDDEN):
-        one = {"job_type": "x", "on_conflict": on_conflict, **new}
-        call(producer, "enqueue_many", jobs=psycopg.types.json.Jsonb([one]))
+    one = {"job_type": "x", "on_conflict": on_conflict, **new}
+    many = {"jobs": psycopg.types.json.Jsonb([one])}
+    for function, arguments in (("enqueue", one), ("enqueue_many", many)):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught:
+            call(producer, function, **arguments)
+        # The name of the queue is not told.
+        message = "no right to enqueue to the queue of the job with this idempotency_key"
+        assert caught.value.diag.message_primary == message
+        assert "'QUEUE'" in str(caught.value.diag.message_hint)
 
     assert run(db, there) == before
     assert enqueue(producer, **new) == there
@@ -793,10 +797,16 @@ def test_what_is_of_another_queue_is_not_there_for_a_confined_operator(db, role,
     ):
         with raises("RT005"):
             call(operator, function, name="s")
-    with raises(FORBIDDEN):
-        call(operator, "schedule_job", name="s", schedule="@daily", job_type="x", queue="a")
-    with raises(FORBIDDEN):
-        call(operator, "drop_pipeline", pipeline="p")
+    mine = {"name": "s", "schedule": "@daily", "job_type": "x", "queue": "a"}
+    for function, arguments, named in (
+        ("schedule_job", mine, "schedule 's'"),
+        ("drop_pipeline", {"pipeline": "p"}, "pipeline 'p'"),
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught:
+            call(operator, function, **arguments)
+        # The name of the queue is not told.
+        assert caught.value.diag.message_primary == f"no right to act on the queue of {named}"
+        assert "'QUEUE'" in str(caught.value.diag.message_hint)
     with raises(FORBIDDEN):
         call(operator, "start_ticker")
     with raises("RT001"):
