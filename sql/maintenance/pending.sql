@@ -66,17 +66,18 @@ create or replace function rota._is_alone()
 begin return transaction_timestamp() >= statement_timestamp(); end;
 $$;
 
-/* Whether this transaction leaves limits, retry budgets, counts and the locks of ordering keys
- * to others: it may hold what it takes for long, and a limit, budget or count as a whole with
- * it, while ticks that are alone in their transactions come by. */
-create or replace function rota._leaves_to_others()
+/* Whether this transaction leaves limits, retry budgets, breakers, schedules, counts and the
+ * locks of ordering keys to others: it may hold what it takes for long, and a limit or schedule
+ * as a whole with it, while ticks that are alone in their transactions come by.  Schedules and
+ * budgets it leaves for three seconds, breakers while there was such a tick just now. */
+create or replace function rota._leaves_to_others(within interval default '6 minutes')
     returns boolean language plpgsql stable as $$
 declare
     c_now constant timestamptz := rota.now();
 begin
     return not rota._is_alone() and exists (
         select from rota.maintenance as u
-        where u.task = 'tick alone' and u.done_at between c_now - interval '6 minutes' and c_now
+        where u.task = 'tick alone' and u.done_at between c_now - within and c_now
     );
 end $$;
 

@@ -67,8 +67,13 @@ begin
             case v_part
                 when 'sweep' then jobs_swept := rota.sweep_stale_leases(1000);
                 when 'expiry' then jobs_expired := rota._do_late('expiry', 1000);
-                when 'schedules' then jobs_enqueued := rota._enqueue_due_schedules(1000);
-                when 'breakers' then perform rota._check_breakers();
+                when 'schedules' then jobs_enqueued := case
+                    when rota._leaves_to_others() and rota._first_due_schedule()
+                      > rota.now() - interval '3 seconds' then 0
+                    else rota._enqueue_due_schedules(1000) end;
+                when 'breakers' then
+                    perform rota._check_breakers()
+                    where not rota._leaves_to_others('15 seconds');
                 when 'retry budgets' then perform rota._spend_budgets();
                 when 'pending checks' then
                     perform rota._check_later(k.limit_name, rota.now() + interval '1 second')

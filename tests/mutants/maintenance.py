@@ -392,6 +392,26 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "breaker-held-by-an-open-tick",
+        "A tick that is not committed keeps a breaker from opening.",
+        "races/test_open_settings.py",
+        sql(
+            "maintenance/tick",
+            "_check_breakers()\n where not rota._leaves_to_others('15 seconds');",
+            "_check_breakers();",
+        ),
+    ),
+    mutant(
+        "schedule-held-by-an-open-tick",
+        "A tick that is not committed keeps schedules from making jobs.",
+        "races/test_racing_schedules.py",
+        sql(
+            "maintenance/tick",
+            "when rota._leaves_to_others() and rota._first",
+            "when false and rota._first",
+        ),
+    ),
+    mutant(
         "round-held-by-an-open-tick",
         "A tick that is not committed keeps the numbers of jobs as they were.",
         "sql/operations/test_statistics.py",

@@ -242,6 +242,20 @@ def test_two_ticks_at_once_open_a_breaker_once(failing: Any, a: Session, b: Sess
     assert b.fetch(STATE) == [(1, True)]
 
 
+@pytest.mark.parametrize("seconds", [0, 16])
+def test_a_forgotten_tick_keeps_no_breaker_from_others(
+    failing: Any, a: Session, b: Session, seconds: int
+) -> None:
+    """One that is not alone in its transaction leaves breakers to those that are, if any."""
+    alone = "update rota.maintenance set done_at = rota.now() - %s * interval '1 s'"
+    b.fetch(f"{alone} where task = 'tick alone'", [seconds])
+    with a.transaction():
+        a.fetch("select 1")
+        a.fetch("select from rota.tick()")
+        b.fetch("select from rota.tick()")
+        assert (b if seconds == 0 else a).fetch(STATE) == [(1, True)]
+
+
 @pytest.mark.parametrize("is_set_anew", [False, True])
 def test_a_breaker_that_is_removed_while_a_tick_opens_it_leaves_nothing(
     failing: Any, a: Session, b: Session, is_set_anew: bool

@@ -155,3 +155,19 @@ def test_a_tick_that_stays_open_keeps_nothing_from_others(
 
     assert meanwhile == [(2,)]
     assert b.fetch("select rota._enqueue_due_schedules(1000)") == [(1,)]
+
+
+def test_a_forgotten_tick_keeps_no_schedule_from_others(
+    a: Session, b: Session, clock: Clock
+) -> None:
+    """One that is not alone in its transaction leaves them for 3 s to those that are."""
+    clock.set("2026-03-01 12:00:00+00")
+    a.fetch(*call("schedule_job", name="s", schedule="* * * * *", job_type="x"))
+    for jobs, (seconds, ticker) in enumerate(((60, b), (64, a)), 1):
+        clock.advance(f"{seconds} seconds")
+        b.fetch("update rota.maintenance set done_at = rota.now() where task = 'tick alone'")
+        with a.transaction():
+            a.fetch("select 1")
+            a.fetch("select from rota.tick()")
+            b.fetch("select from rota.tick()")
+            assert ticker.fetch("select count(*) from rota.jobs") == [(jobs,)]
