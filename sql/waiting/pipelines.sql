@@ -137,6 +137,7 @@ create or replace function rota.start_pipeline(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_stage rota.pipeline_stages;
+    v_job_id bigint;
 begin
     v_stage := rota._pipeline_stage(pipeline, stage);
     perform rota._check_new_job('', v_stage.job_type, payload, v_stage.queue, run_at, delay,
@@ -144,7 +145,7 @@ begin
     perform rota._check_waits('', ordering_key, skip_dead, depends_on, blocks, if_parent_dead,
         limit_key);
 
-    return rota._enqueue_special(
+    v_job_id := rota._enqueue_special(
         jsonb_populate_record(null::rota.jobs, to_jsonb(v_stage) || jsonb_build_object(
             'payload', payload, 'run_at', coalesce(run_at, rota.now() + rota._exact(delay)),
             'priority', coalesce(v_stage.priority, priority), 'expires_at', expires_at,
@@ -153,14 +154,17 @@ begin
             'limit_key', limit_key,
             'status', case when depends_on is not null then 'blocked' end)),
         unique_for, 'keep', null, null, depends_on, blocks);
+    -- The stage may have been in another queue when it was read.
+    perform rota._check_stays(v_stage.queue, 'a run of a pipeline');
+    return v_job_id;
 end $$;
 
 comment on function rota.start_pipeline is
     'Begin a run of a pipeline and return the id of its job, or of the job that already has '
     'its idempotency_key, in any stage; raises 22023 for a bad argument, RT001 for an unknown '
     'job in depends_on or blocks, RT013 if the job in blocks has started or another '
-    'transaction has it locked, RT003 if it has ended, RT016 if it has a key and its queue is '
-    'still coming here from another database.';
+    'transaction has it locked, RT003 if it has ended, RT016 if its queue has just moved, or '
+    'it has a key and its queue is still coming here from another database.';
 
 create or replace function rota.restart_pipeline(job_id bigint, stage text)
     returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp

@@ -435,6 +435,16 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "run-in-a-queue-that-has-moved",
+        "A run whose stage comes to another queue while it begins is in one that has moved.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "waiting/pipelines",
+            "perform rota._check_stays(v_stage.queue, 'a run of a pipeline');",
+            "",
+        ),
+    ),
+    mutant(
         "waits-for-one-that-went",
         "A job comes back and waits for one that is in another database.",
         "sql/maintenance/test_moves.py",

@@ -379,12 +379,15 @@ def test_two_who_begin_a_move_begin_one(connect, db, there, is_undone):
             """define_pipeline('p', '[{"stage": "s", "queue": "q"}]')""",
             "perform rota._lock_pipeline(",
         ),
+        ("start_pipeline('p')", "perform rota._check_new_job("),
     ],
 )
 def test_what_cannot_go_is_refused_though_the_move_settles_while_it_is_made(
     connect, db, there, act, write
 ):
     """A has checked what it is given; a queue moves and settles; A writes."""
+    define = """select rota.define_pipeline('p', '[{"stage": "s", "queue": "%s"}]')"""
+    db.execute((define % "q").encode())
     a = Session(connect(), db)
     # Without a number, which race.pause() would give it.
     pause = f"perform pg_advisory_xact_lock({GATE}); {write}"
@@ -393,6 +396,7 @@ def test_what_cannot_go_is_refused_though_the_move_settles_while_it_is_made(
     db.execute("select pg_advisory_lock(%s)", [GATE])
     pending = a.start(f"select from rota.{act}".encode())
     pending.wait_blocked()
+    db.execute((define % "other").encode())
     settle(db, there, begin(db, there))
     db.execute("select pg_advisory_unlock(%s)", [GATE])
 
