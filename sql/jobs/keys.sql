@@ -81,9 +81,6 @@ declare
         and current_setting('transaction_isolation') = 'read committed';
 begin
     is_requested := false;
-    if (v_is_versioned or on_conflict <> 'keep') and exists (select from rota.queue_moves) then
-        perform rota._check_stays(new_job.queue, 'a rule for a key');
-    end if;
     if v_is_versioned and current_setting('transaction_isolation') = 'read committed' then
         -- Most calls with a known key end here, and lock and write nothing.
         select k.job_id into job_id from rota.idempotency_keys as k
@@ -164,6 +161,10 @@ begin
         if not is_new then
             perform rota._update_keyed(job_id, new_job, on_conflict = 'rerun', max_wait);
         end if;
+    end if;
+    -- After the write, for which a move waits that begins later.
+    if (v_is_versioned or on_conflict <> 'keep') and exists (select from rota.queue_moves) then
+        perform rota._check_stays(new_job.queue, 'a rule for a key');
     end if;
 end $$;
 

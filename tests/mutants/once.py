@@ -435,6 +435,23 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "key-rule-in-a-queue-that-has-moved",
+        "What a key remembers is left here by a job that is made while its queue moves away.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "jobs/keys",
+            "    is_requested := false;\n",
+            "    is_requested := false;\n"
+            "    perform rota._check_stays(new_job.queue, 'a rule for a key')\n"
+            "    where v_is_versioned or on_conflict <> 'keep';\n",
+        ),
+        sql(
+            "jobs/keys",
+            "if (v_is_versioned or on_conflict <> 'keep') and exists",
+            "if false and exists",
+        ),
+    ),
+    mutant(
         "run-in-a-queue-that-has-moved",
         "A run whose stage comes to another queue while it begins is in one that has moved.",
         "sql/maintenance/test_moves.py",

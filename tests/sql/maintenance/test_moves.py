@@ -380,6 +380,11 @@ def test_two_who_begin_a_move_begin_one(connect, db, there, is_undone):
             "perform rota._lock_pipeline(",
         ),
         ("start_pipeline('p')", "perform rota._check_new_job("),
+        (
+            "_enqueue_keyed(jsonb_populate_record(null::rota.jobs, jsonb_build_object('queue',"
+            " 'q', 'job_type', 't', 'idempotency_key', 'k')), '1 h', 'keep', null, null, true)",
+            "for v_try in 1..100 loop",
+        ),
     ],
 )
 def test_what_cannot_go_is_refused_though_the_move_settles_while_it_is_made(
