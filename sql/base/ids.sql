@@ -55,12 +55,17 @@ begin
                 raise exception using errcode = 'lock_not_available',
                     message = 'a transaction that has enqueued jobs stays open',
                     hint = concat('End it, and try again', ': ' || (
-                        select string_agg(format('select pg_terminate_backend(%s);', l.pid),
-                            ' ')
+                        select string_agg(coalesce(
+                            'rollback prepared ' || quote_literal(p.gid) || ';',
+                            format('select pg_terminate_backend(%s);', l.pid)), ' ')
                         from pg_locks as l
                         join pg_database as d on d.oid = l.database
                           and d.datname = current_database()
+                        left join pg_locks as x on l.pid is null and x.pid is null
+                          and x.virtualtransaction = l.virtualtransaction
+                        left join pg_prepared_xacts as p on p.transaction = x.transactionid
                         where l.relation = 'rota.jobs_id_seq'::regclass and l.granted
+                          and num_nonnulls(l.pid, p.gid) > 0
                     ));
             end if;
             perform pg_sleep(0.1);

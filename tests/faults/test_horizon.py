@@ -160,6 +160,21 @@ def test_a_job_that_a_prepared_transaction_has_locked_is_let_go(
     assert "row_locked" not in {found.reason for found in asked()}
 
 
+def test_a_number_that_a_prepared_transaction_holds_up_names_it(
+    primary: Server, db: Db
+) -> None:
+    with psycopg.connect(primary.url(), autocommit=True) as other:
+        other.execute("begin; select rota.enqueue('x'); prepare transaction 'it''s open'")
+    try:
+        with pytest.raises(psycopg.errors.LockNotAvailable) as caught:
+            db.execute("select rota.set_database_number(6)")
+    finally:
+        db.execute("rollback prepared 'it''s open'")
+
+    remedy = "rollback prepared 'it''s open';"
+    assert caught.value.diag.message_hint == f"End it, and try again: {remedy}"
+
+
 def test_an_install_that_a_prepared_transaction_holds_up_says_so(
     primary: Server, db: Db
 ) -> None:
