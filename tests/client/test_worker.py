@@ -942,6 +942,10 @@ def test_worker_refuses_arguments_out_of_range() -> None:
         Worker("", wrong)
     with pytest.raises(TypeError, match="lease must be a timedelta or seconds"):
         Worker("", registry, lease="60")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="conninfo must be a URL, got NoneType"):
+        Worker(None, registry)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="poll_interval must be a number, got '5'"):
+        Worker("", registry, poll_interval="5")  # type: ignore[arg-type]
     Worker("", registry, lease=60)
 
 

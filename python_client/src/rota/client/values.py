@@ -91,7 +91,9 @@ def check_stage(next_stage: str | None) -> None:
 
 
 def check_range(argument: str, value: float, least: float, most: float) -> None:
-    """Raise ValueError unless *value* is in the range, both ends included."""
+    """Raise TypeError or ValueError unless *value* is in the range, both ends included."""
+    if not isinstance(value, int | float):
+        raise TypeError(f"{argument} must be a number, got {value!r}")
     if not least <= value <= most:  # also for what is no number
         limits = f"{least} to {most}" if most < inf else f"at least {least}"
         raise ValueError(f"{argument} must be {limits}, got {value}")

@@ -86,6 +86,11 @@ class Worker:
         max_memory: float | None = None,
         places: Places | None = None,
     ) -> None:
+        if not isinstance(conninfo, str):
+            raise TypeError(
+                f"conninfo must be a URL, got {type(conninfo).__name__}: a worker opens its "
+                "own connections"
+            )
         _check_registry(registry)
         _check_queues(queues)
         self._lease = None if lease is None else to_duration("lease", lease)
