@@ -799,18 +799,18 @@ create or replace function rota._examine_horizon()
 $$;
 
 /* Vacuum gives the pages of an index back to the index and not to the disk, and pages with a
- * few entries stay.  How many entries there are vacuum has counted. */
+ * few entries stay.  Vacuum has counted both, the entries and the pages they are in. */
 create or replace function rota._examine_indexes()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('index %s takes %s for about %s entries: scans of it read many '
             'useless pages', i.name, pg_size_pretty(i.bytes), i.entries),
         format('reindex index concurrently %s;', i.name)
     from (
-        select x.indexrelid::regclass::text as name, pg_relation_size(x.indexrelid) as bytes,
-            c.reltuples::bigint as entries
+        select x.indexrelid::regclass::text as name, c.reltuples::bigint as entries,
+            c.relpages * current_setting('block_size')::bigint as bytes
         from pg_index as x join pg_class as t on t.oid = x.indrelid
         join pg_class as c on c.oid = x.indexrelid
-        where t.relnamespace = 'rota'::regnamespace and c.relkind = 'i' and c.relpages >= 0
+        where t.relnamespace = 'rota'::regnamespace and c.relkind = 'i'
     ) as i
     where i.bytes > 32 * 1024 * 1024 and i.entries >= 0
       -- An entry takes about 40 to 400 bytes; half of each page may be free in good order.
