@@ -73,13 +73,18 @@ declare
     v_statement text;
 begin
     for v_statement in
-        select format('revoke all on all %s in schema rota from %I', w.what, r.role)
-        from unnest('{public,rota_producer,rota_worker,rota_operator,rota_observer}'::text[])
-            as r (role)
-        cross join unnest('{tables,sequences,routines}'::text[]) as w (what)
-        where r.role = 'public' or to_regrole(r.role) is not null
-        union all
-        select 'revoke all on schema rota from public'
+        select format('revoke all on %s rota from %I', w.what, r.role)
+        from (
+            select r.role
+            from unnest('{public,rota_producer,rota_worker,rota_operator,rota_observer}'
+                ::text[]) as r (role)
+            where r.role = 'public' or to_regrole(r.role) is not null
+            union
+            -- An upgrade leaves to other roles what they have.
+            select rota._default_grantees() where not exists (select from rota.manifest)
+        ) as r
+        cross join unnest('{all tables in schema,all sequences in schema,'
+            'all routines in schema,schema}'::text[]) as w (what)
         union all
         -- A column of the type of a row of ours would keep an upgrade from changing the table.
         select format('revoke all on type %s from public', t.oid::regtype) from pg_type as t

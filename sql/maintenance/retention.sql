@@ -556,6 +556,18 @@ begin
     return v_created;
 end $$;
 
+/* The roles to which the owner's default privileges give what it makes in any schema: they are
+ * meant for the tables of applications. */
+create or replace function rota._default_grantees()
+    returns setof name language sql stable as $$
+    select distinct r.rolname
+    from pg_default_acl as d
+    cross join lateral aclexplode(d.defaclacl) as a
+    join pg_roles as r on r.oid = a.grantee
+    where d.defaclrole = to_regrole(quote_ident(current_user)) and d.defaclnamespace = 0
+      and r.oid <> d.defaclrole
+$$;
+
 /* The partition of some days; returns how many were made. */
 create or replace function rota._create_partition(
     parent text, time_column text, day date, days integer
@@ -568,6 +580,7 @@ declare
     v_from constant text := to_char(day, 'YYYY-MM-DD 00:00:00+00');
     v_to constant text := to_char(day + days, 'YYYY-MM-DD 00:00:00+00');
     v_is_there boolean := to_regclass('rota.' || v_name) is not null;
+    v_role name;
 begin
     -- Rows that came before their partition stay in the default one; so do their days.
     if not v_is_there then
@@ -578,7 +591,6 @@ begin
     end if;
     if v_is_there then return 0; end if;
 
-    -- The default privileges of the owner are not meant for this.
     execute format('create table rota.%1$I (like rota.%2$I including constraints);'
         'alter table rota.%1$I replica identity full;'
         'alter table rota.%2$I attach partition rota.%1$I for values from (%3$L) to (%4$L);'
@@ -586,6 +598,10 @@ begin
         'revoke all on table rota.%1$I from public;'
         'revoke all on type rota.%1$I from public', v_name, parent, v_from, v_to,
         format('Rows of %s whose %s lies in these days.', parent, time_column));
+    for v_role in select rota._default_grantees()
+    loop
+        execute format('revoke all on table rota.%I from %I', v_name, v_role);
+    end loop;
     return 1;
 end $$;
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from sql.helpers import call, grant, rows
 from support.databases import Psql
@@ -259,15 +260,24 @@ def test_default_privileges_do_not_open_the_sequences(
 
 
 DEFAULTS = (
-    "alter default privileges grant all on tables to public;"
-    "alter default privileges grant all on functions to public;"
-    "alter default privileges grant all on schemas to public;"
+    "alter default privileges grant all on tables to public, pg_monitor;"
+    "alter default privileges grant all on sequences to public, pg_monitor;"
+    "alter default privileges grant all on functions to public, pg_monitor;"
+    "alter default privileges grant all on schemas to public, pg_monitor;"
 )
 
 
-def test_default_privileges_give_nothing_away(empty: str, psql: Psql, sql_dir: Path) -> None:
-    """An owner who gives all that he makes to PUBLIC has not meant this."""
-    psql(empty, "-c", DEFAULTS, "-f", sql_dir / "install.sql")
+def test_default_privileges_give_nothing_away(
+    empty: str, psql: Psql, sql_dir: Path, admin: Db
+) -> None:
+    """An owner who gives all that he makes to PUBLIC, or to a role, has not meant this."""
+    parts = conninfo_to_dict(empty)
+    admin.execute(
+        f'create role "Its Owner"; grant "Its Owner" to {parts["user"]};'
+        f'grant create on database {parts["dbname"]} to "Its Owner"'
+    )
+    owner = 'set role "Its Owner"'
+    psql(empty, "-c", owner, "-c", DEFAULTS, "-f", sql_dir / "install.sql")
 
     with psycopg.connect(empty) as db:
         assert granted(db) == []
@@ -277,6 +287,9 @@ def test_default_privileges_do_not_open_the_days_that_tick_adds(
     empty: str, psql: Psql, sql_dir: Path
 ) -> None:
     psql(empty, "-c", DEFAULTS, "-f", sql_dir / "install.sql")
+    # This is meant for rota's tables.
+    meant = "alter default privileges in schema rota grant select on tables to pg_read_all_data"
+    psql(empty, "-c", meant)
 
     with psycopg.connect(empty, autocommit=True) as db:
         db.execute(
@@ -287,4 +300,5 @@ def test_default_privileges_do_not_open_the_days_that_tick_adds(
         if not call(db, "tick")[0].partitions_created:
             pytest.fail("no day was added")
 
-        assert granted(db) == []
+        of_days = granted(db)
+        assert {tuple(grant) for _, *grant in of_days} == {("pg_read_all_data", "SELECT")}
