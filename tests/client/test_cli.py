@@ -1,6 +1,7 @@
 """The command line: what it prints, and what it returns."""
 
 import argparse
+import getpass
 import io
 import json
 import os
@@ -1214,6 +1215,7 @@ def test_job_tells_its_story(run: Callable[..., str], client: Client) -> None:
     )
     (again,) = client.claim_jobs("w2")
     client.fail_job(parent, again.lease_token, "gone", stack="Traceback ...", fatal=True)
+    run("discard", str(parent), "--yes")
 
     shown = run("job", str(parent))
 
@@ -1228,6 +1230,7 @@ def test_job_tells_its_story(run: Callable[..., str], client: Client) -> None:
         "attempt 2 began on w2",
         "attempt 2 failed: gone",
         "dead",
+        f"discard by {getpass.getuser()}",
     ]
     assert f"{child}  " in shown.partition("dependants\n")[2]
     assert shown.endswith("\n  Traceback ...\n")

@@ -182,6 +182,10 @@ STORY: dict[str, LiteralString] = {
         select stage, status, attempts, worker, queued_at, started_at, finished_at
         from {views}.stage_runs where job_id = %s order by lease_token
         """,
+    "acts": """
+        select acted_at, act, coalesce(actor, role) as done_by
+        from {views}.audit_log where job_ids @> array[%s::bigint] order by id
+        """,
 }
 """What else there is to know of a job: those that it waits for have not succeeded."""
 
@@ -208,7 +212,7 @@ def job(arguments: argparse.Namespace) -> None:
         [(r.reason, r.explanation, r.remedy) for r in reasons if r.reason != "attempt"]
     )
     print("\nhistory")
-    for moment, what in _happened(row, story["errors"], story["stages"]):
+    for moment, what in _happened(row, story["errors"], story["stages"], story["acts"]):
         print(f"{moment.isoformat(sep=' ', timespec='seconds')}  {' '.join(what.split())}")
     for name in ("depends_on", "dependants"):
         if story[name]:
@@ -233,7 +237,10 @@ def _views(connection: Connection[Any], job_id: int) -> sql.Identifier:
 
 
 def _happened(
-    row: dict[str, Any], errors: list[dict[str, Any]], stages: list[dict[str, Any]]
+    row: dict[str, Any],
+    errors: list[dict[str, Any]],
+    stages: list[dict[str, Any]],
+    acts: list[dict[str, Any]],
 ) -> list[tuple[datetime, str]]:
     found = [(row["created_at"], "enqueued")]
     for error in errors:
@@ -244,6 +251,7 @@ def _happened(
             (error["failed_at"], f"attempt {error['attempt']} failed: {line}"),
         ]
     found += [(run["finished_at"], f"stage {run['stage']} {run['status']}") for run in stages]
+    found += [(act["acted_at"], f"{act['act']} by {act['done_by']}") for act in acts]
     if row["started_at"] and row["started_at"] not in [e["started_at"] for e in errors]:
         found.append((row["started_at"], f"attempt {row['attempts']} began"))
     if row["cancel_requested_at"]:
