@@ -28,6 +28,35 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "default-privileges-open-the-first-install",
+        "A role that is given what the owner makes may write to rota's tables.",
+        "security/test_public.py",
+        sql(
+            "access/grants",
+            "            union\n"
+            "            -- An upgrade leaves to other roles what they have.\n"
+            "            select rota._default_grantees() where not exists"
+            " (select from rota.manifest)\n",
+            "",
+        ),
+    ),
+    mutant(
+        "default-privileges-open-the-days",
+        "A role that is given what the owner makes may read a day of all queues.",
+        "security/test_public.py",
+        sql(
+            "maintenance/retention",
+            "for v_role in select rota._default_grantees()\n",
+            "for v_role in select null::name where false\n",
+        ),
+    ),
+    mutant(
+        "counts-stand-still-while-nothing-ticks",
+        "While no worker runs, the due jobs are as many as when the last one ran.",
+        "sql/operations/test_statistics.py",
+        sql("maintenance/depths", "    > 40000 * 8192);", "    > 0);"),
+    ),
+    mutant(
         "index-of-schedules-lost",
         "Each schedule that comes due reads the jobs of all others.",
         "contract/test_plans.py",

@@ -68,6 +68,18 @@ def test_job_counts_of_many_jobs_are_those_of_the_last_whole_round(many, clock):
     assert {row.counted_at for row in call(many, "job_counts")} == {clock.now()}
 
 
+def test_job_counts_do_not_stand_still_while_nothing_ticks(many, clock):
+    """Then the workers are away, and operators look."""
+    enqueue(many, delay="1 hour")
+    settle(many)
+    enqueue(many, queue="new")
+
+    clock.advance("4 minutes")
+    assert ("new", "x", "queued", True) not in counts(many)
+    clock.advance("2 minutes")
+    assert ("new", "x", "queued", True) in counts(many)
+
+
 def test_a_round_goes_on_page_by_page_and_is_read_when_it_is_whole(many, clock):
     for _ in range(40):
         enqueue(many, payload='{"a": "%s"}' % ("x" * 1500))
