@@ -520,8 +520,8 @@ begin
         end || case
             when v_ended.jobs = 0 then format('; no job %s ended in the last ten minutes',
                 case when c_limit is null then 'of queue ' || job.queue else 'under it' end)
-            when v_ahead > 0 then format('; %s ended in the last %s, so it starts in about %s, '
-                'at %s', v_ended.jobs, rota._span(v_ended.span),
+            when v_ahead > 0 then format('; %s ended in the last %s: at that rate it starts in '
+                'about %s, at %s', v_ended.jobs, rota._span(v_ended.span),
                 rota._span(v_ahead * v_ended.span / v_ended.jobs),
                 rota._moment(c_now + v_ahead * v_ended.span / v_ended.jobs))
             else ''

@@ -663,7 +663,8 @@ def test_a_place_in_the_lane_is_counted_and_timed(db, clock):
     assert row.reason == "behind_in_lane"
     assert "2 jobs are before it in queue default" in row.explanation
     assert row.explanation.endswith(
-        "; 4 ended in the last 2 min, so it starts in about 1 min, at 2026-01-01 00:03:00 UTC"
+        "; 4 ended in the last 2 min: at that rate it starts in about 1 min,"
+        " at 2026-01-01 00:03:00 UTC"
     )
 
 
@@ -699,7 +700,7 @@ def test_a_place_among_those_that_wait_for_a_limit_is_counted_and_timed(db, cloc
     assert [row.reason for row in last] == ["limit_full", "behind_in_limit"]
     assert last[1].explanation == (
         "1 job is before it in queue default, waiting for limit type x; 1 ended in the last"
-        " 30 s, so it starts in about 30 s, at 2026-01-01 00:02:30 UTC"
+        " 30 s: at that rate it starts in about 30 s, at 2026-01-01 00:02:30 UTC"
     )
 
 
