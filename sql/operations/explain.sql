@@ -71,8 +71,8 @@ begin
     -- Whether any session does the maintenance that lets jobs in and takes them back.  While
     -- there is nothing to do, a tick is recorded every five minutes.
     return query
-    select 'no_tick', format('no tick has run for %s: jobs that wait for anything but their '
-            'place keep waiting; start a worker, or rota tick --loop', rota._span(t.lag)),
+    select 'no_tick', format('no tick has run for %s: jobs that wait for more than a '
+            'free worker keep waiting; start a worker, or rota tick --loop', rota._span(t.lag)),
         'select * from rota.tick();'
     from rota.ticker_health as t where t.lag > interval '6 minutes'
     union all
