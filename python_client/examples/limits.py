@@ -46,7 +46,5 @@ if __name__ == "__main__":
                 for name in ["big"] * 10 + ["small"] * 2
             ]
         )
-        worker = rota.Worker(database, registry, concurrency=8)
-        while connection.execute("select 1 from rota.jobs").fetchone():
-            worker.run(drain=True)
+        rota.Worker(database, registry, concurrency=8).run(drain=True)
     print(f"at most {most} at once, in the order {' '.join(order)}")

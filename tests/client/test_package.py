@@ -92,6 +92,7 @@ def test_examples_work_together(dsn: str) -> None:
         assert booked.index(f"{account} has 300") < booked.index(f"{account} has 200")
     for _ in range(2):  # the second sum has nothing of the first
         assert run("fan_out.py") == "9 words\n"
+    run("-m", "rota", "enqueue", "of_another_program")  # and waits for it
     served = run("limits.py").splitlines()[-1]
     assert served.startswith("at most 2 at once")
     assert "small" in served.split()[-12:-6]  # of the twelve in their order
