@@ -1,12 +1,12 @@
-"""One command on many databases: on each by itself, and what fails on one is said of that one.
+"""One command on many databases: it runs on each separately, and an error names its database.
 
-A command that only reads asks all at once, so that those that do not answer cost their time
-limit once; the answers are told in the order of the databases.  A command that acts, and may
-ask for a confirmation, first tries to reach all at once, and then acts on those that it has
+A command that only reads queries all at once, so that databases that do not answer cost their
+time limit once; it prints the answers in the order of the databases.  A command that acts, and
+may ask for a confirmation, first connects to all at once, and then acts on those that it has
 reached, one after the other.
 
-Jobs that are named by their ids are looked for in the database whose number they have, and
-where that says nothing in all.
+Job ids are looked up in all databases at once; the answer of the database whose number an id
+contains is enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How it stands: the commands status, top, doctor and verify."""
+"""The state of a database: the commands status, top, doctor and verify."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@
 and `apps` one for several databases.  It queries the database of the jobs, and needs no other
 service.
 
-Of several databases each has a site of its own, and a first screen asks them all, each by
-itself and at the same time: one that is silent is named as that, and keeps no other waiting for
-longer than one page may take.
+With several databases each has a site of its own, and the first screen queries all of them at
+the same time.  It names one that does not answer, and waits for it no longer than the time
+limit of one page.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Who may look, and who may act.
 
 Nobody is let in by default.  There are three ways: a file of passwords, a header that a proxy
-sets after it has asked who is there, or a function of the application that the page is mounted
-in.  Without any of them only the machine itself is answered, under a name of its own: a page
-of somebody else that is open in the same browser must not get in by another name.
+sets after it has authenticated the user, or a function of the application that mounts the page.
+Without any of them the page answers only requests from this machine that address it by a local
+name: a foreign site that is open in the same browser could reach it by another name.
 
-An act carries a token that only our own pages know, and comes from one of them.
+A request to act needs a token that only the page's own forms contain, and has to come from
+one of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What an operator can do from the page: stored functions, and nothing else.
 
-An act is asked for by its address, which shows what it would do and the SQL, and done by the
-form there: nothing acts on GET.  Each job of several is a transaction of its own, so that one
-that cannot be done keeps no other back, and is told with its reason.
+A GET of an act's address shows what it would do and the SQL, and the form there does it:
+nothing acts on GET.  Of several jobs each is changed in a transaction of its own: the page
+lists those that it could not change, with the reason, and changes the others.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Ask the database so that nobody else feels it.
+"""Query the database without slowing down its other users.
 
-Each question is a transaction of its own: read only, as the role that the page reads with, in
-UTC, without the schemas that others may fill, and with a time limit after which the server
-stops it; for one that hangs nobody waits much longer.  The questions of one page share its
-time: each gets what those before it have left, and a moment if they left nothing.  Nothing is
-left in the session, so it works behind a pooler.
-What took too long is told on the page, beside all that did not.
+Each query is a transaction of its own: read only, as the role that the page reads with, in
+UTC, without the schemas that other roles may create objects in, and with a time limit after
+which the server cancels it; the page waits little longer for a server that hangs.  The
+queries of one page share its time limit: each gets what the ones before it have left, and a
+moment if they left nothing.  Nothing stays in the session, so it works behind a pooler.  The
+page shows which queries took too long, beside the results of the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The filters of the list of jobs: what the address says, as chips, as words and as values.
 
-The address holds all of it, so that a list can be sent to somebody, and is there again after
-going back.  What is typed into the one field becomes the same, such as
+The address contains all of them, so that users can share a list, and return to it.  The search
+field is parsed into the same filters, such as
 ``dead queue:mail "bad currency"``.
 """
 

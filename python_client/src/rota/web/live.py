@@ -1,9 +1,10 @@
-"""Tell open pages that something has changed.
+"""Notify open pages that something has changed.
 
-One task asks for all pages, only while one is open, and only what the server counts anyway: it
-writes nothing.  A page that is told loads itself again, and pages that show the same share the
-answer.  What that takes is measured, and the pages are told so much later: however many are
-open, they take no more than their share of a core.
+One task polls for all pages, only while one is open, and reads only statistics that the
+server collects anyway; it writes nothing.  A notified page reloads itself, and pages that
+show the same share the response.  The time that the reloads take is measured, and the next
+notification is delayed in proportion: however many pages are open, they use no more than
+their share of a core.
 """
 
 from __future__ import annotations

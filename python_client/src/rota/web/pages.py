@@ -197,12 +197,12 @@ async def _listed(
 async def _searched(
     site: Site, values: dict[str, Any], wanted: int, *, payload: bool
 ) -> Answer:
-    """Return the newest jobs that are wanted, looked for in steps, each twice as far.
+    """Return the newest jobs that match, searched in steps, each over twice as many ids.
 
-    A step is so many jobs as there could be: in a database with a number ids are far apart.
+    A step counts ids and not jobs: in a database with a number ids are far apart.
 
-    A rare one among millions is not found in an instant; then it is told how far we looked,
-    and a page that has found none goes on by itself.
+    To find a rare job among millions takes time: the answer says how far back the search went,
+    and a page that has found none continues by itself.
     """
     if "ids" in values or ("queue" in values and await _are_few(site, values)):
         question = queries.listed(list(values), payload=payload, are_few=True)
@@ -605,7 +605,7 @@ async def not_found(request: Request, error: Exception) -> Response:
 
 
 async def not_allowed(request: Request, error: Exception) -> Response:
-    """Say why something is not done."""
+    """Say why an act was refused."""
     status = error.status_code if isinstance(error, HTTPException) else 403
     text = error.detail if isinstance(error, HTTPException) else ""
     return site_of(request).plain(

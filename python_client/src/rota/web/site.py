@@ -1,4 +1,4 @@
-"""What all screens share: who is asked, what is told, and the headers that keep a page ours."""
+"""What all screens share: the database connection, the rendering, and the security headers."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class Site:
         return place["login"] if wanted and place["reads_as"] == place["login"] else None
 
     async def may_act(self, request: Request) -> bool:
-        """Whether whoever asks may act, on a database that can be written to."""
+        """Whether the user may act, and the database can be written to."""
         user: User = request.state.user
         if not (self.allow_acts and user.is_operator):
             return False

@@ -1,7 +1,7 @@
 """Take acts back, by the rows of the audit that they left.
 
-What an act has replaced stands in its row.  A job that a later act was about is left alone, and
-so is a setting that was changed since: what is taken back is this act, and no other.
+The row has the values that the act replaced.  Undo skips a job or a setting that a later act
+has changed: it reverses this act, and no other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The jobs in hand: those that wait for a free place, and those whose handler runs.
+"""The jobs that the worker holds: those that wait for a free place, and those that run.
 
 All databases of a process share its places.  A database is hungry if jobs of it wait for a
 place, if its last claim has found some, or if it is about to claim.  The hungry ones have equal

@@ -1,4 +1,4 @@
-"""The thread that keeps the leases of all jobs in hand, started or not, and sees them end.
+"""The thread that extends the leases of all jobs that the worker holds, started or not.
 
 It has an event loop and a connection of its own and shares no lock with the worker's loop for
 longer than a look-up, so neither a blocked loop nor a handler that computes can starve it.

@@ -1,4 +1,4 @@
-"""The worker: claim jobs, keep them in hand, and leave in good order.
+"""The worker: claim jobs, keep their leases, and stop in good order.
 
 Retries, ordering and leases are decided in SQL.  This module decides only when to ask for
 jobs and when to stop.  Claims and maintenance share one connection, endings have another, the
