@@ -603,7 +603,7 @@ create or replace function rota._examine_dead_jobs()
         case when g.place <= 20 then format('%s of type %s in queue %s died in the last hour '
             'with %s, the last %s ago, such as job %s%s',
             case g.jobs when 1 then '1 job' else g.jobs::text || ' jobs' end, g.job_type,
-            g.queue, rota._error_words(g.error_type, g.message),
+            g.queue, rota._error_words(g.error_type, coalesce(g.only_error, g.message)),
             rota._span(rota.now() - g.last_at), g.job_id, case when g.error_type =
                 'lease_expired' then '. It may have killed its workers, and would again: find '
                 'out before you retry it' end) end,
@@ -617,6 +617,7 @@ create or replace function rota._examine_dead_jobs()
                 exists (select from rota.finished_jobs_dead as f offset 4999)) end
     from (
         select d.queue, d.job_type, d.error_type, rota.fold_error(d.last_error) as message,
+            case when count(*) = 1 then min(d.last_error) end as only_error,
             count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id,
             row_number() over (order by count(*) desc, max(d.finished_at) desc) as place
         from (

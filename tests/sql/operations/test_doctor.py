@@ -347,7 +347,7 @@ def test_a_halted_key(db):
 def test_dead_jobs_of_one_error(db):
     for n in range(3):
         die(db, f"row {n} of 'file {n}' has no price", queue="in")
-    other = die(db, "disk full")
+    other = die(db, "no price for 'tea'")
 
     first, second = doctor(db)
 
@@ -355,6 +355,7 @@ def test_dead_jobs_of_one_error(db):
     assert "3 jobs of type x in queue in died in the last hour with ValueError: row N of" in (
         first.evidence
     )
+    assert "ValueError: no price for 'tea', the last" in second.evidence  # as it was
     assert f"such as job {other}" in second.evidence
     assert second.remedy == f"select rota.retry_job({other});"
     db.execute(first.remedy)
