@@ -336,8 +336,13 @@ begin
         select 'needs_tick', format('it waits for limit %s, which has free capacity: the next '
             'tick, or the end of a job under that limit, makes it ready', c_hold),
             'select * from rota.tick();'
-        -- A tick lets in no more than can start; those it has let in may have no worker.
-        where (v_opened < v_room) is not false;
+        -- A tick lets in no more than can start; those it has let in may have no worker.  Where
+        -- it has no check left to do, jobs are in their lanes whose end lets in the next.
+        where (v_opened < v_room) is not false and exists (
+            select from rota.pending_checks as c
+            where c.kind in ('limit', 'slots')
+              and c.subject in (c_hold, substring(c_hold, '^(key [^:]*:)') || '*')
+        );
     end if;
 end $$;
 

@@ -116,6 +116,14 @@ ANSWERS = {
         "null",
     ),
 }  # fmt: skip
+TOLD = """
+    select set_config('model.now', %s, false), (
+        select coalesce(json_object_agg(r.id, (
+            select e.reason from rota.explain_job(r.id) as e order by e.ordinal limit 1
+        )), '{}')
+        from rota.jobs as r where r.status <> 'running'
+    )
+"""
 MOMENTS = {"run_at", "updated_at"}
 DURATIONS = {"lease", "delay", "unique_for", "max_wait", "retry_in", "per"}
 JSONS = {"payload", "backoff", "result", "results", "jobs", "stages", "endings"}
@@ -207,6 +215,11 @@ class Database:
         """See the tables once more."""
         row = self.db.execute("select model.look()").fetchone()
         self.shown = row[0] if row else {}
+
+    def told(self) -> dict[int, str]:
+        """Return why no worker has each waiting job, as explain_job() tells first."""
+        row = self.db.execute(TOLD, [str(self.now)]).fetchone()
+        return {int(job_id): reason for job_id, reason in row[1].items()} if row else {}
 
     def seen(self) -> Seen:
         return Seen(self.shown["jobs"] + self.shown["finished_jobs"], self.shown.get("holds"))

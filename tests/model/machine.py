@@ -32,6 +32,8 @@ from model.rows import SECOND, Divergence, Job, Ref, Refused
 from model.timetable import Timetable
 
 STEPS = 50
+READY = "no_worker"
+"""What explain_job() tells of a job that only waits for a claim: no worker is connected."""
 ENTERS = ("enqueue", "enqueue_many", "start_pipeline")
 
 
@@ -158,7 +160,25 @@ class Machine(RuleBasedStateMachine):
             self.play("enqueue", **job)
 
     def claim(self, **claim: Any) -> None:
+        """Claim, and hold what explain_job() has told against what is given."""
+        told = self.database.told()
+        if self.backup is not None:  # which has locked what it has changed, for all others
+            told = {
+                i: READY if reason == "row_locked" else reason for i, reason in told.items()
+            }
         self.play("claim_jobs", **claim)
+        claimed = self.model.seen.claimed
+        wrong = {i: told.get(i) for i in claimed if told.get(i) != READY}
+        if len(claimed) < claim["max_jobs"] and not self.model.limits:
+            wrong |= {
+                job.id: READY
+                for job in self.model.jobs.values()
+                if told.get(job.id) == READY and job.id not in claimed
+                and job.queue in claim["queues"]
+                and (claim.get("job_types") is None or job.job_type in claim["job_types"])
+            }  # fmt: skip
+        if wrong:
+            raise Divergence(f"claim({claim}) gave {claimed}, but explained was {wrong}")
 
     def finish(self, pick: int, result: Any, next_stage: str | None) -> None:
         job_id, lease_token = self.lease(pick)

@@ -2149,13 +2149,23 @@ MAINTENANCE = (
         "those-let-in-ask-for-ticks",
         "Jobs let in for a limit have no worker, and those behind them ask for ticks instead.",
         "sql/operations/test_explain.py",
-        sql("operations/explain", "where (v_opened < v_room) is not false", ""),
+        sql(
+            "operations/explain",
+            "where (v_opened < v_room) is not false and exists",
+            "where exists",
+        ),
     ),
     mutant(
         "marks-of-rollbacks-ask-for-ticks",
         "Those let in were in a claim that was rolled back, and those behind ask for ticks.",
         "sql/operations/test_explain.py",
         sql("operations/explain", "0, v_room, 2147483647)", "0, v_room, null)"),
+    ),
+    mutant(
+        "ticks-without-a-check-are-asked-for",
+        "A job is let in at the end of others, and asks for ticks that have no check to do.",
+        "sql/operations/test_explain.py",
+        sql("operations/explain", "is not false and exists (", "is not false or exists ("),
     ),
     mutant(
         "rate-lets-in-all-at-once",

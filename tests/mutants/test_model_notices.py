@@ -155,6 +155,9 @@ MUTANTS: dict[str, list[Mutation]] = {
     "an effect that is taken from its holder": [
         ("record_effect", "and rota._is_leased(", "and false and rota._is_leased(")
     ],
+    "a job that is due and explained as one for later": [
+        ("_explain_time", "elsif job.run_at > c_now then", "elsif job.run_at >= c_now then")
+    ],
     "a planned time that is skipped for nobody": [
         ("_plan_due", "when v_group.is_live then 'skipped'", "when false then ''")
     ],

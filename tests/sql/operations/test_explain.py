@@ -378,6 +378,23 @@ def test_a_job_behind_those_that_were_let_in_needs_no_tick(db, clock, limit, roo
     assert reasons(db, job_ids[-1]) == ["no_worker", "behind_in_limit"]
 
 
+def test_a_job_that_the_end_of_others_lets_in_needs_no_tick(db):
+    """A tick looks once, and passes over a job that a session has locked just then."""
+    value(db, "set_limit", job_type="x", max_running=2)
+    settle(db)
+    in_lane = [enqueue(db) for _ in range(3)]
+    settle(db)
+    job_id = enqueue(db)
+    assert first(db, job_id).reason == "needs_tick"
+
+    db.execute("delete from rota.pending_checks")
+
+    assert reasons(db, job_id) == ["behind_in_limit"]
+    for job in claim(db, max_jobs=2):
+        end_of(db, job)
+    assert [job.job_id for job in claim(db, max_jobs=2)] == [in_lane[-1], job_id]
+
+
 def test_a_raised_limit_of_a_class_needs_no_tick_before_a_claim(db):
     """A tick issues places for the keys that have held jobs, and a claim holds them."""
     value(db, "set_limit", limit_key="c:*", max_running=1)
