@@ -16,7 +16,7 @@ import uvloop
 from psycopg.conninfo import make_conninfo
 
 import rota
-from rota.worker.process import loop_factory, told_of
+from rota.worker.process import loop_factory, run_until_signal, told_of
 from support.started_workers import BackgroundWorker
 from support.waiting import DEADLINE, wait_until
 
@@ -96,6 +96,30 @@ def test_a_task_of_a_handler_that_leaves_the_loop_ends_no_worker(
         ("leaves", "dead", "SystemExit") if how == "exits" else ("leaves", "succeeded", None),
         ("other", "succeeded", None),
     ]
+
+
+@both_loops
+@pytest.mark.parametrize("where", ["in_a_step", "in_the_loop"])
+def test_a_second_signal_is_an_interrupt_and_no_other_error(
+    monkeypatch: pytest.MonkeyPatch, make_loop: Any, where: str
+) -> None:
+    monkeypatch.setattr("rota.worker.process.loop_factory", make_loop)
+    ended = []
+
+    async def main(stopping: asyncio.Event) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            await stopping.wait()
+            if where == "in_a_step":
+                signal.raise_signal(signal.SIGINT)
+            asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_until_signal(main)
+    assert ended == [True]
 
 
 @pytest.mark.own_session

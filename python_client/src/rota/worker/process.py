@@ -70,18 +70,16 @@ def run_in_loop(main: Coroutine[Any, Any, None]) -> bool:
 def _run_to_end(main: Coroutine[Any, Any, None], loop: AbstractEventLoop) -> None:
     """Run *main*, also while something else in its loop, as of a handler, ends that."""
     running = loop.create_task(main)
-    telling = loop.create_task(_tell_alive())
-    running.add_done_callback(lambda _: loop.stop())
+    loop.create_task(_tell_alive())  # kept by its timer, and ended by _end_tasks
     while not running.done():
         try:
-            loop.run_forever()
+            loop.run_until_complete(running)
         except SystemExit:  # it leaves the loop at once, which can go on
             if not running.done():
                 logger.exception("a task or callback of the event loop has called sys.exit()")
-        else:
+        except RuntimeError:
             if not running.done():
                 logger.error("a task or callback has stopped the event loop, which goes on")
-    telling.cancel()
     running.result()
 
 
