@@ -538,9 +538,9 @@ def test_a_worker_is_not_ready_while_its_database_is_away(dsn: str) -> None:
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """Where systemd would hear of the workers that are started."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(str(tmp_path / "notify"))
+        listening.bind(str(tmp_path / "of@systemd"))
         listening.settimeout(30)
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "of@systemd"))
         yield listening
 
 

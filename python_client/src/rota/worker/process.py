@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -167,7 +168,7 @@ def notify_service(message: str) -> None:
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)  # a parent that hangs reads nothing
-            sender.sendto(message.encode(), address.replace("@", "\0", 1))
+            sender.sendto(message.encode(), re.sub("^@", "\0", address))
 
 
 def watchdog() -> float:
