@@ -593,6 +593,20 @@ def test_a_watchdog_hears_of_a_worker_as_long_as_its_loop_turns(
             list(iter(lambda: service.recv(100), b""))
 
 
+def test_a_watchdog_of_another_process_ends_no_worker(
+    start_worker: Start, service: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a script that systemd has started, and which starts this."""
+    monkeypatch.setenv("WATCHDOG_USEC", "4000000")
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    worker = start_worker("--processes", "2")
+    assert service.recv(100) == b"READY=1"  # each tells that its loop turns before that
+    worker.signal(signal.SIGTERM)
+
+    assert worker.wait() == 0
+    assert worker.lines("killing") == []
+
+
 def test_systemd_hears_nothing_of_a_worker_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

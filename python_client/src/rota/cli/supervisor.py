@@ -112,8 +112,9 @@ class Child:
             self._process.send_signal(signal.SIGTERM)
 
     def kill_if_silent(self, seconds: float) -> None:
-        """Kill it, as systemd would, if its loop has not turned for so long."""
-        if self._process is not None and self.heard_at + seconds < time.monotonic():
+        """Kill it, as systemd would, if its loop has not turned for so long; 0 is never."""
+        is_silent = self.heard_at + seconds < time.monotonic()
+        if seconds and is_silent and self._process is not None:
             text = "worker process %s has said nothing for %g s: killing it"
             logger.error(text, self.number, seconds)
             self.heard_at = inf
