@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -422,6 +423,39 @@ def test_a_function_of_on_end_that_does_not_return_is_named(
     finally:
         goes_on.set()
         worker.stop()
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_worker_leaves_though_functions_of_on_end_do_not_return(
+    client: Client,
+    dsn: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    monkeypatch.setattr("rota.worker.worker.LEAVE_TIMEOUT", 0.5)
+    registry, told, goes_on = Registry(), [], threading.Event()
+    registry.add("plain", lambda job: None)
+
+    def hangs(job: AnyJob, end: JobEnd) -> None:
+        told.append(job.job_id)
+        goes_on.wait(60)
+
+    async def hangs_in_loop(job: AnyJob, end: JobEnd) -> None:
+        told.append(job.job_id)
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    registry.on_end(hangs if kind == "plain" else hangs_in_loop)
+    client.enqueue_many([{"job_type": "plain"}] * 3)
+    worker = BackgroundWorker(dsn, registry)
+    try:
+        wait_until(lambda: told and worker.worker._executor.ends.count == 3, "its call")
+        worker.stop()
+    finally:
+        goes_on.set()
+    assert "exiting, although functions of on_end have not ended" in caplog.text
+    assert len(told) == 1
 
 
 def test_an_end_is_told_after_the_database_knows_of_it(

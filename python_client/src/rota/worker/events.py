@@ -267,11 +267,15 @@ class Ends:
                 self._telling = asyncio.create_task(self._tell(), context=Context())
 
     async def close(self) -> None:
-        """Wait until the functions know of all."""
+        """Wait until the functions know of all; if that is given up, they hear of no more."""
         try:
-            if self._telling is not None and not self._telling.done():
-                await self._telling
+            if self._telling is not None:
+                # A function may swallow a cancellation, and the wait would go on.
+                await asyncio.wait([self._telling])
         finally:
+            self._pending.clear()
+            if self._telling is not None:
+                self._telling.cancel()
             self._thread.shutdown(wait=False)
 
     async def _tell(self) -> None:
