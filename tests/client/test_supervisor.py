@@ -280,6 +280,23 @@ def test_after_its_jobs_a_process_makes_room_for_another(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("option", "done"), [("--drain", 8), ("--once", 2)])
+def test_processes_that_make_room_drain_all_and_claim_once(
+    client: Client,
+    db: psycopg.Connection[Any],
+    start_worker: Start,
+    option: str,
+    done: int,
+) -> None:
+    client.enqueue_many([{"job_type": "sleep", "payload": {"seconds": 0.3}}] * 8)
+    options = ("--processes", "2", "--concurrency", "1", "--max-jobs", "1")
+    worker = start_worker(option, *options)
+
+    assert worker.wait() == 0
+    assert _value(db, DONE) == done
+
+
+@pytest.mark.slow
 def test_a_process_that_used_much_memory_leaves(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
 ) -> None:

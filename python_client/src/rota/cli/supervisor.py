@@ -224,7 +224,8 @@ class Supervisor:
             return
         if code == USED_WRONGLY and not (self._is_stopping or self._has_worked):
             self._stop(False)
-        if self._is_stopping or self._is_done:
+        # One that was told to, or makes room for another, has left something to do.
+        if self._is_stopping or (self._is_done and child.has_failed):
             self._code = max(self._code, code if code >= 0 else 1)
             self._children.remove(child)
         else:

@@ -99,7 +99,8 @@ def work(arguments: argparse.Namespace) -> int:
         logging.shutdown()
         sys.stdout.flush()
         os._exit(LEFT_BEHIND)
-    return MAKES_ROOM if is_child and workers[0].is_retiring else 0
+    makes_room = workers[0].is_retiring and not arguments.once
+    return MAKES_ROOM if is_child and makes_room else 0
 
 
 def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:
