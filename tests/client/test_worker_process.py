@@ -194,6 +194,24 @@ def test_kill_9_is_repaired_by_another_worker(
     wait_until(lambda: _count(db, finished) == 1, "the second run")
 
 
+@pytest.mark.parametrize("kind", ["polite", "async_sleep"])
+def test_a_handler_is_not_given_up_before_it_could_end(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start, kind: str
+) -> None:
+    """Awake again, its worker finds both the lease and the time limit over."""
+    client.enqueue(kind, {"seconds": 60}, lease=2, time_limit=timedelta(seconds=2))
+    worker = start_worker("--tick-interval", "600")
+    beats = "select count(*) from pg_stat_activity where application_name = 'rota heartbeat'"
+    wait_until(lambda: _count(db, beats) == 1, "a heartbeat")
+
+    worker.signal(signal.SIGSTOP)
+    wait_until(client.sweep_stale_leases, "the end of the lease")
+    worker.signal(signal.SIGCONT)
+
+    worker.wait_for_line("lost")
+    assert not worker.lines("continues")
+
+
 def test_a_frozen_worker_is_refused(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
 ) -> None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from contextvars import Context
 from queue import SimpleQueue
 from typing import Any, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from ..job import AsyncJob, BaseJob, Job, JobContext
 from ..registry import Registry
@@ -97,7 +97,7 @@ class Executor:
         share.running = self._running
         self._at_rest = asyncio.Event()
         self._at_rest.set()
-        self._cut: WeakSet[BaseJob] = WeakSet()
+        self._cut: WeakKeyDictionary[BaseJob, float] = WeakKeyDictionary()
         self._will_look = False
         self._lock = threading.Lock()
         self._threads = 0
@@ -157,7 +157,7 @@ class Executor:
         """Cancel an async handler, and once more when its lease or its time is over.
 
         A plain handler, in its thread, asks its job instead.  A handler that still runs when
-        this is called again, with lease and time both over, is given up.
+        this is called a while later, with lease and time both over, is given up.
 
         The `Watch` shuts down the connections that a handler waits for.  The second
         cancellation comes after that: a driver that is cancelled first asks the server, which
@@ -165,13 +165,14 @@ class Executor:
         """
         if job not in self._running:
             return
+        now = time.monotonic()
         if job in self._cut:
-            if job.is_lost and job.is_overdue:
+            if job.is_lost and job.is_overdue and now - self._cut[job] >= LAST_WORDS:
                 self._give_up_hung(job)
             return
         task = self._running[job]
         if job.is_lost or job.is_overdue:
-            self._cut.add(job)
+            self._cut[job] = now
             if task is not None:
                 if job.is_lost:
                     job.lose()  # a heartbeat that comes through is too late
