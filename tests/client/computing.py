@@ -128,3 +128,9 @@ def hang(started: str) -> None:
         written = Path(f"{started}.new")
         written.write_text(f"{os.getpid()} {other.pid}")
         written.rename(started)
+
+
+def close_all_and_hang(started: str) -> None:
+    """Do what a daemon does first, also with the pipe for the answer."""
+    os.closerange(3, 256)
+    hang(started)

@@ -258,14 +258,19 @@ async def _in_loop(number: int) -> None: ...
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("function", [computing.hang, computing.close_all_and_hang])
 def test_a_process_is_killed_when_its_job_is_cancelled(
-    client: Client, db: psycopg.Connection[Any], dsn: str, tmp_path: Path
+    client: Client,
+    db: psycopg.Connection[Any],
+    dsn: str,
+    tmp_path: Path,
+    function: Callable[[str], None],
 ) -> None:
     registry = Registry()
 
     @registry.handler("hangs")
     async def hangs(job: AsyncJob) -> None:
-        await job.run_in_process(computing.hang, str(tmp_path / "pid"))
+        await job.run_in_process(function, str(tmp_path / "pid"))
 
     job = client.enqueue("hangs", lease="900 milliseconds")
     worker = BackgroundWorker(dsn, registry)

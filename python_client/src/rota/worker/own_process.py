@@ -61,14 +61,13 @@ class Processes:
         self._idle = [each for each in self._idle if each.returncode is None]
         process = self._idle.pop() if self._idle else await _start()
         try:
-            body = await _ask(process, question)
-        except (asyncio.IncompleteReadError, OSError):
-            code = process.returncode
-            if code is None:
-                code = await process.wait()
-            raise ChildProcessError(
-                f"the process of the handler ended with {told_of(code)}"
-            ) from None
+            try:
+                body = await _ask(process, question)
+            except (asyncio.IncompleteReadError, OSError):
+                code = await process.wait()  # it may have closed its files, and go on
+                raise ChildProcessError(
+                    f"the process of the handler ended with {told_of(code)}"
+                ) from None
         except BaseException:
             await _kill(process)
             raise
