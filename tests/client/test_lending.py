@@ -19,6 +19,7 @@ from psycopg.conninfo import make_conninfo
 
 import rota
 from rota import AsyncJob, Client, Job, Registry, Worker
+from rota.worker.connection import NoAnswerError
 from rota.worker.lending import CALLS, Pool, Watch
 
 pytestmark = pytest.mark.own_session
@@ -180,6 +181,28 @@ def test_a_plain_handler_waits_for_a_connection_no_longer_than_its_lease() -> No
         with pytest.raises(psycopg.OperationalError), Pool(conninfo, 1, Watch()).lend(job):
             pass
     assert time.monotonic() - began < 10
+
+
+def test_who_waits_for_a_connection_in_vain_takes_none_from_others(dsn: str) -> None:
+    job: Any = SimpleNamespace(lease=timedelta(minutes=1))
+    pool = Pool(dsn, 1, Watch())
+
+    async def wait() -> None:
+        async with pool.lend_async(job, 0.05):
+            pass
+
+    with pool.lend(job):
+        for _ in range(2):
+            with pytest.raises(NoAnswerError, match="no connection became free"):
+                asyncio.run(wait())
+            with (
+                pytest.raises(NoAnswerError, match="no connection became free"),
+                pool.lend(job, 0.05),
+            ):
+                pass
+    with pool.lend(job, 0.05):
+        pass
+    pool.close()
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 import rota
 from rota import Client, InvalidArgumentError, Job, Registry
 from rota.client.connecting import connect_async
+from support.mutation import mutate
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
@@ -213,6 +214,33 @@ def test_an_end_that_cannot_be_put_down_keeps_no_lease(
     background(registry)
 
     wait_until(lambda: status(job_id) == "dead", "the end of its lease")
+
+
+def test_an_answer_that_the_worker_does_not_know_keeps_no_lease_and_holds_up_no_end(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Callable[..., BackgroundWorker],
+    status: Status,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mutate(
+        db,
+        "finish_jobs",
+        "rota._finish_listed(finish_jobs.job_ids, finish_jobs.lease_tokens,"
+        " finish_jobs.results, finish_jobs.next_stages)",
+        "array_fill('odd'::text, array[cardinality(finish_jobs.job_ids)])",
+    )
+    registry = Registry()
+    registry.add("work", lambda job: None)
+    registry.add("fail", lambda job: 1 / 0)
+    job_id = client.enqueue("work", max_attempts=1, lease=timedelta(seconds=1)).job_id
+    background(registry)
+
+    said = "ends could not be reported; their leases will expire"
+    wait_until(lambda: said in caplog.text, "an error")
+    other = client.enqueue("fail", max_attempts=1).job_id
+    for each in (other, job_id):
+        wait_until(lambda each=each: status(each) == "dead", "an end")
 
 
 class Fickle(Mapping[str, int]):

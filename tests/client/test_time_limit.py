@@ -98,6 +98,30 @@ def test_a_plain_handler_is_told_when_it_asks(
     assert _failure(db)[0] == "time_limit"
 
 
+def test_what_a_plain_handler_waits_for_in_the_database_ends_at_the_time_limit(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+    seconds: list[float] = []
+
+    @registry.handler("waits")
+    def waits(job: Job) -> None:
+        began_at = time.monotonic()
+        try:
+            with job.transaction() as connection:
+                connection.execute("select pg_sleep(20)")
+        finally:
+            seconds.append(time.monotonic() - began_at)
+
+    client.enqueue("waits", time_limit=SOON)
+    drain(registry)
+
+    error_type, _, stack = _failure(db)
+    assert error_type == "time_limit"
+    assert "select pg_sleep(20)" in stack
+    assert seconds[0] < 10
+
+
 def test_a_handler_may_end_well_although_it_took_too_long(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:

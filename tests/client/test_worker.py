@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import psycopg
@@ -18,6 +19,7 @@ from psycopg.types.json import JsonbBinaryLoader, set_json_loads
 
 import rota
 from rota import AsyncJob, Client, Job, JsonFormatter, Registry, Worker
+from rota.worker.connection import NoAnswerError
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
@@ -166,13 +168,23 @@ async def _async_generator(job: Any) -> Any:
     yield job
 
 
+class _Awaitable:
+    """What a function returns that calls an async one and does not await it."""
+
+    def __init__(self, job: Any) -> None:
+        pass
+
+    def __await__(self) -> Any:
+        yield
+
+
 @pytest.mark.parametrize("handler", [_generator, _async_generator])
 def test_a_generator_is_no_handler(handler: Any) -> None:
     with pytest.raises(TypeError, match="generator"):
         Registry().add("lazy", handler)
 
 
-@pytest.mark.parametrize("make", [_generator, _async_generator], ids=["plain", "async"])
+@pytest.mark.parametrize("make", [_generator, _async_generator, _Awaitable])
 def test_a_handler_of_which_no_line_has_run_is_no_success(
     client: Client, db: psycopg.Connection[Any], drain: Drain, make: Any
 ) -> None:
@@ -719,6 +731,77 @@ def test_grace_period_ends_in_release(
     rows = db.execute("select status, attempts from rota.jobs").fetchall()
     assert rows == [("queued", 0), ("queued", 0)]
     leave.set()
+
+
+def test_what_a_plain_handler_waits_for_in_the_database_ends_with_its_worker(
+    client: Client, db: psycopg.Connection[Any], background: Background
+) -> None:
+    registry = Registry()
+    started, errors = threading.Event(), SimpleQueue[Exception]()
+
+    @registry.handler("waits")
+    def waits(job: Job) -> None:
+        try:
+            with job.transaction() as connection:
+                started.set()
+                connection.execute("select pg_sleep(20)")
+        except Exception as error:
+            errors.put(error)
+            raise
+
+    client.enqueue("waits")
+    worker = background(registry)
+    assert started.wait(10)
+    worker.stop(now=True)
+
+    error = errors.get(timeout=10)
+    assert isinstance(error, NoAnswerError)
+    assert str(error).endswith("has left")
+    assert db.execute("select status, attempts from rota.jobs").fetchall() == [("queued", 0)]
+
+
+def test_what_a_handler_that_does_not_end_has_locked_is_free_when_its_worker_leaves(
+    client: Client, db: psycopg.Connection[Any], background: Background
+) -> None:
+    registry = Registry()
+    started, leave = threading.Event(), threading.Event()
+
+    @registry.handler("stubborn")
+    def stubborn(job: Job) -> None:
+        with job.transaction() as connection:
+            connection.execute("select from rota.jobs where id = %s for update", [job.job_id])
+            started.set()
+            leave.wait(30)
+
+    client.enqueue("stubborn")
+    worker = background(registry)
+    assert started.wait(10)
+    try:
+        worker.stop(now=True)
+        # It could not be given back while its row is locked.
+        assert db.execute("select status from rota.jobs").fetchall() == [("queued",)]
+    finally:
+        leave.set()
+
+
+def test_a_worker_leaves_though_the_database_takes_no_leave_of_it(
+    db: psycopg.Connection[Any],
+    dsn: str,
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("rota.worker.maintenance.LEAVE_TIMEOUT", 0.2)
+    registry = Registry()
+    registry.add("a", lambda job: None)
+    worker = background(registry)
+    wait_until(lambda: worker.worker.is_ready)
+
+    with psycopg.connect(dsn) as other:
+        other.execute("select from rota.workers for update")
+        worker.stop()
+
+    assert "exiting, although the database is away: NoAnswerError" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["handler", "lifespan"])
