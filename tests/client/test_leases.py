@@ -18,7 +18,7 @@ import rota
 from rota import AsyncClient, AsyncJob, Client, Job, Registry, Worker
 from rota.job import BaseJob, JobContext, State
 from rota.rows import ClaimedJob, JobHeartbeat
-from rota.worker.connection import ConnectionState
+from rota.worker.connection import ConnectionState, NoAnswerError
 from rota.worker.heartbeat import Heartbeat
 from rota.worker.lending import Pool, Watch
 from support.started_workers import BackgroundWorker
@@ -182,6 +182,31 @@ def test_a_heartbeat_that_fails_keeps_no_other_lease_from_its_own() -> None:
     heartbeat.start()
 
     wait_until(lambda: beaten.confirmed_at > now, "the other heartbeat", 5.0)
+    heartbeat.stop()
+    heartbeat.join(30)
+
+
+def test_a_heartbeat_that_hangs_keeps_no_shorter_lease_from_its_own() -> None:
+    """Its connection may be broken, so the next call opens another."""
+
+    class Hanging(_Connection):
+        async def call(self, action: Any, timeout: float) -> list[JobHeartbeat]:
+            client = SimpleNamespace(heartbeat_jobs=lambda *jobs, lease: lease)
+            if action(client) == long.lease:
+                await asyncio.sleep(timeout)
+                raise NoAnswerError(f"no answer within {timeout:g} seconds")
+            return [BEATEN]
+
+    connection: Any = Hanging(list)
+    heartbeat = Heartbeat(connection, lambda job: None, Watch())
+    now = time.monotonic()
+    long, short = _job(lease=3600.0, claimed_at=now), _job(lease=3.0, claimed_at=now)
+    heartbeat.add([long, short])
+    heartbeat.ask(frozenset([1]))  # both
+    heartbeat.start()
+
+    wait_until(lambda: short.confirmed_at > now, "the other heartbeat", 5.0)
+    assert not short.is_lost
     heartbeat.stop()
     heartbeat.join(30)
 

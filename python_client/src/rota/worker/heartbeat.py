@@ -185,9 +185,11 @@ class Heartbeat(threading.Thread):
         sent_at = time.monotonic()
         job_ids = [job.job_id for job in jobs]
         lease_tokens = [job.lease_token for job in jobs]
-        limit = min(max(_interval(jobs[0]), SHORTEST_LIMIT), CALL_TIMEOUT)
         with self._lock:
             due = [self._due.get(job) for job in jobs]
+            # The other leases wait for this call.
+            shortest = min(map(_interval, self._due), default=0.0)
+        limit = min(max(shortest, SHORTEST_LIMIT), CALL_TIMEOUT)
         beats = await self._connection.call(
             lambda client: client.heartbeat_jobs(job_ids, lease_tokens, lease=jobs[0].lease),
             timeout=limit,
