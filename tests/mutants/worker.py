@@ -156,8 +156,7 @@ WORKER = (
         "client/test_worker.py client/test_worker_process.py",
         client(
             "worker/completer",
-            "                    self._pending = [r for r in part if r.job in self._reports] "
-            "+ self._pending\n",
+            "                    self._pending = part + self._pending\n",
             "",
         ),
     ),

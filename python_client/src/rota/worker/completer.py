@@ -236,7 +236,7 @@ class Completer:
                 try:
                     await self._report(part)
                 except PASSING as error:
-                    self._pending = [r for r in part if r.job in self._reports] + self._pending
+                    self._pending = part + self._pending
                     if is_lost(error):
                         self._on_rest()  # of a full server, it may hold the last places
                     await self._retry.wait(error)
@@ -302,8 +302,6 @@ class Completer:
     def _take_answer(self, report: _Report, row: EndedJob) -> bool:
         """Log what became of a job; return whether that was its end."""
         job = report.job
-        if job not in self._reports:
-            return False  # the worker has left
         if row.answer == "busy":
             report.refusals += 1
             if report.refusals == MAX_SILENT:
