@@ -143,7 +143,7 @@ async def connect_async(
         raise
     connection: AsyncConnection[Any] = AsyncConnection(opened.pgconn)
     del opened.pgconn  # or it would complain that nobody has closed it
-    await connection.set_autocommit(True)
+    connection._autocommit = True  # set_autocommit() may be cancelled, and it would be lost
     connection.prepare_threshold = None
     connection.add_notice_handler(_WarningLog().add)
     return connection
