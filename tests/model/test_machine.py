@@ -16,7 +16,7 @@ from model.timetable import Timetable
 
 PARTS = [n if n <= 1 else pytest.param(n, marks=pytest.mark.long) for n in range(1, 11)]
 """Always the same histories: `make prove` plays all, and new ones ten times as long."""
-EXAMPLES, STEPS = 500, 5
+EXAMPLES, STEPS = 400, 5
 # What writes and is not played: it has a storm, or tells sessions and people something.
 LEFT_OUT = {
     *("report_worker", "deregister_worker", "wait_for_jobs", "stop_waiting"),

@@ -87,14 +87,17 @@ def test_each_operation_of_the_world_succeeds_in_one_of_its_states(connect: Conn
         ("runs", "dead", "retry", "restart from b"),
         ("runs", "dead", "restart from b", "retry"),
         ("runs", "none", "drop", "drop"),
-        ("lines", "dead", "checks", "retry"),
-        ("lines", "succeeded", "checks", "enqueue before second"),
         ("world", "a run is dead", "resume key", "restart pipeline"),
         ("pairs", "waiting", "enqueue many mixed", "enqueue rerun"),
         ("pairs", "running", "enqueue rerun", "finish"),
-        pytest.param(
-            *("world", "a run is under way", "tick alone", "finish"), marks=pytest.mark.long
-        ),
+        *[
+            pytest.param(*fault, marks=pytest.mark.long)
+            for fault in (
+                ("lines", "dead", "checks", "retry"),
+                ("lines", "succeeded", "checks", "enqueue before second"),
+                ("world", "a run is under way", "tick alone", "finish"),
+            )
+        ],
     ],
 )
 def test_a_fault_that_was_mended_does_not_come_back(
