@@ -6,7 +6,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pickle import PicklingError
 from typing import Any
 from unittest.mock import ANY
@@ -709,6 +709,19 @@ def test_what_waits_is_found_by_type_payload_and_columns(own: psycopg.Connection
     assert_not_enqueued(own, "letter")
     with pytest.raises(TypeError, match="'que'"):
         assert_enqueued(own, "mail", que="slow")
+
+
+def test_what_is_asked_of_a_task_is_anything_but_of_its_parameters(
+    own: psycopg.Connection[Any],
+) -> None:
+    @Registry().task()
+    def greet(name: str, since: date) -> None: ...
+
+    greet.enqueue(own, "ada", date(2026, 1, 2))
+
+    assert_enqueued(own, greet, {"name": ANY, "since": date(2026, 1, 2)})
+    with pytest.raises(TypeError, match=r"'nam' is no parameter of greet\(name: str, since"):
+        assert_not_enqueued(own, greet, {"nam": "ada"})
 
 
 def test_a_failure_lists_what_waits(own: psycopg.Connection[Any]) -> None:

@@ -14,6 +14,8 @@ from .session import Session, session_of
 MAX_LISTED = 20
 A_LITTLE = timedelta(seconds=1)
 """So far a delay may be from the one that was asked for: it is read from two times."""
+_ANYTHING = object()
+"""Nothing is equal to it but what equals anything."""
 _FIRST = ("id", "job_type", "payload")
 _SHOWN = ("queue", "status", "priority", "idempotency_key", "ordering_key", "limit_key")
 
@@ -68,8 +70,14 @@ def _search(
     wanted: dict[str, Any] = {}
     if isinstance(job, Task):
         wanted["job_type"] = job.job_type
+        for name in payload or ():
+            if name not in job._decoders:
+                raise TypeError(f"{name!r} is no parameter of {job.job_type}{job._signature}")
         if payload is not None:
-            payload = {name: job._encode(name, value) for name, value in payload.items()}
+            payload = {
+                name: value if value == _ANYTHING else job._encode(name, value)
+                for name, value in payload.items()
+            }
     elif isinstance(job, Mapping):
         wanted |= {name: value for name, value in job.items() if name in names}
     else:
