@@ -556,6 +556,32 @@ def test_result_is_encoded_too(client: Client, job: Callable[[int], Row], drain:
     assert job(job_id)["result"] == {"total": "9.90"}
 
 
+class Opaque(pydantic.BaseModel):
+    what: Any
+
+
+def test_result_without_a_form_in_json_is_dropped_and_not_run_for_again(
+    client: Client, job: Callable[[int], Row], drain: Drain
+) -> None:
+    registry = Registry()
+    loop: list[Any] = []
+    loop.append(loop)
+
+    @registry.task()
+    def model() -> Opaque:
+        return Opaque(what=object())
+
+    @registry.task()
+    def in_itself() -> list[Any]:
+        return loop
+
+    ids = [model.enqueue(client).job_id, in_itself.enqueue(client).job_id]
+    drain(registry)
+
+    for job_id in ids:
+        assert (job(job_id)["status"], job(job_id)["result"]) == ("succeeded", None)
+
+
 def test_codec_of_the_user_knows_more_types(client: Client, drain: Drain) -> None:
     class Fractions(Codec):
         def encode(self, value: Any) -> Any:

@@ -344,7 +344,7 @@ class Task(Generic[Call, P, R]):
             raise value  # which is what it means
         try:
             return self._codec.encode(value)
-        except TypeError:
+        except Exception:  # such as one of pydantic, or of a value that holds itself
             return value  # the worker says what becomes of it
 
     def _gives_up(self, raised: Exception) -> bool:
