@@ -513,6 +513,20 @@ def test_a_secret_that_pydantic_hides_is_refused_and_does_not_arrive_as_asterisk
     assert task.job(Login(name="*" * 9, passwords=[]))["payload"]["login"]["passwords"] == []
 
 
+@dataclass
+class Greeting:
+    text: str
+
+
+def test_asterisks_that_hide_no_secret_are_taken() -> None:
+    def take(greeting: Greeting, login: Login, lines: tuple[str, ...]) -> None: ...
+
+    text = "*" * 10
+    made = Registry().task()(take).job(Greeting(text), Login(name=text, passwords=[]), (text,))
+
+    assert made["payload"]["greeting"] == {"text": text}
+
+
 @pytest.mark.parametrize("kind", [Address | Home, Home | Address | None, list[Address | Home]])
 def test_model_in_a_union_keeps_the_fields_that_another_lacks(kind: Any) -> None:
     home = Home(Street="Mill Lane", since=date(2026, 1, 2), floor=3)

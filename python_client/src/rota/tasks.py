@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
@@ -310,7 +311,7 @@ class Task(Generic[Call, P, R]):
     def _encode(self, name: str, value: Any) -> Any:
         try:
             found = self._codec.encode(value)
-            if found != value and _has_secret(found):
+            if _has_asterisks(found) and _has_secret(value):
                 raise TypeError(
                     "pydantic writes a secret as asterisks: pass the name by which the handler "
                     "finds it, or give the field a serializer"
@@ -458,10 +459,24 @@ def _check_options(known: type, options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-def _has_secret(found: Any) -> bool:
+def _has_asterisks(found: Any) -> bool:
     """Whether JSON has what pydantic writes for a SecretStr that is not empty."""
     if isinstance(found, dict):
-        return any(map(_has_secret, found.values()))
+        return any(map(_has_asterisks, found.values()))
     if isinstance(found, list):
-        return any(map(_has_secret, found))
+        return any(map(_has_asterisks, found))
     return bool(found == "*" * 10)
+
+
+def _has_secret(value: Any) -> bool:
+    """Whether a value, which has a form in JSON, has a SecretStr or another secret in it."""
+    if hasattr(value, "get_secret_value"):
+        return True
+    if hasattr(value, "model_dump"):
+        items: Any = [value.model_dump()]
+    elif is_dataclass(value):
+        items = [getattr(value, field.name) for field in fields(value)]
+    else:
+        items = value.values() if isinstance(value, Mapping) else value
+    is_plain = isinstance(items, str) or not isinstance(items, Iterable)
+    return not is_plain and any(map(_has_secret, items))
