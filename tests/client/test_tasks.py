@@ -542,6 +542,30 @@ def test_model_in_a_union_keeps_the_fields_that_another_lacks(kind: Any) -> None
     assert SEEN[0] == value
 
 
+@dataclass
+class Farewell(Greeting):
+    until: date | None = None
+
+
+@dataclass
+class Insult:
+    text: str
+
+
+@pytest.mark.parametrize("kind", [Greeting | Farewell, Farewell | Greeting])
+def test_dataclass_in_a_union_does_not_become_one_of_more_fields(kind: Any) -> None:
+    for value in (Greeting("hi"), Farewell("bye")):
+        decoded = Codec().decoder(kind)(Codec().encode(value))
+        assert (type(decoded), decoded) == (type(value), value)
+
+
+def test_dataclasses_of_a_union_that_are_the_same_in_json_are_refused() -> None:
+    def take(said: list[Greeting | Annotated[Insult, "rude"]]) -> None: ...
+
+    with pytest.raises(TypeError, match=r"parameter said .* Greeting and Insult have the same"):
+        Registry().task()(take)
+
+
 def test_returned_exception_counts_as_raised(
     client: Client, job: Callable[[int], Row], drain: Drain
 ) -> None:

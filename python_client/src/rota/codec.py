@@ -12,6 +12,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import partial, reduce
+from itertools import combinations
 from operator import or_
 from types import NoneType, UnionType
 from typing import (
@@ -30,6 +31,7 @@ from typing import (
 from uuid import UUID
 
 Decoder = Callable[[Any], Any]
+_BYTES = (bytes, bytearray, memoryview)
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 
 _TEXTS: dict[Any, Callable[[str], Any]] = {
@@ -78,7 +80,7 @@ class Codec:
         if isinstance(value, Set):
             # In an order that is the same in each process.
             return sorted(map(self.encode, value), key=partial(json.dumps, sort_keys=True))
-        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        if isinstance(value, Sequence) and not isinstance(value, _BYTES):
             return [self.encode(item) for item in value]
         if is_dataclass(value) and not isinstance(value, type):
             names = [field.name for field in fields(value) if field.init]
@@ -110,6 +112,7 @@ class Codec:
             models = [part for part in inner if inspect.isclass(part) and _is_model(part)]
             together = [_any_model(models)] if len(models) > 1 else []
             parts = [part for part in inner if not together or part not in models]
+            _check_tells_apart([part for part in map(_bare, parts) if is_dataclass(part)])
             alone = [self.decoder(part) for part in sorted(parts, key=_width)]
             return partial(_first, together + alone)
         if origin is Literal:
@@ -196,6 +199,21 @@ def _check_keeps_all(kind: type) -> None:
             )
 
 
+def _check_tells_apart(kinds: Sequence[Any]) -> None:
+    for one, other in combinations(kinds, 2):
+        if _init_hints(one) == _init_hints(other):
+            raise TypeError(
+                f"{one.__name__} and {other.__name__} have the same fields, and in JSON "
+                "nothing tells one from the other: give each a field such as "
+                f"kind: Literal[{one.__name__!r}]"
+            )
+
+
+def _init_hints(kind: Any) -> dict[str, Any]:
+    hints = hints_of(kind, kind.__name__)
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+
+
 def _is_model(kind: type) -> bool:
     pydantic = sys.modules.get("pydantic")  # whoever has a model has imported it
     return pydantic is not None and issubclass(kind, pydantic.BaseModel)
@@ -231,12 +249,14 @@ def _is_marked(kind: Any) -> bool:
     return mark in (Annotated, Required, NotRequired) or is_read_only
 
 
-def _width(kind: Any) -> int:
+def _width(kind: Any) -> tuple[int, int]:
     """Order the parts of a union: what takes most values comes last."""
     kind = _bare(kind)
+    # A dataclass takes what was one of fewer fields, if it has defaults for the others.
+    size = len(fields(kind)) if is_dataclass(kind) else 0
     origin = get_origin(kind) or kind
     wide = (datetime, bool, int, float, str, list, dict, Any, object)
-    return wide.index(origin) + 1 if origin in wide else 0
+    return wide.index(origin) + 1 if origin in wide else 0, size
 
 
 def _as_it_is(value: Any) -> Any:
