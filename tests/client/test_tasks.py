@@ -285,6 +285,28 @@ def test_a_value_has_one_key_in_whatever_form_it_is_given() -> None:
     assert {pay.job(*each)["idempotency_key"] for each in given} == {f"{user.lower()}:1.0"}
 
 
+def test_a_key_has_a_set_in_one_order() -> None:
+    """In each process a set has another."""
+
+    @Registry().task(idempotency_key="{tags}")
+    def tag(tags: set[str] = frozenset("cab")) -> None: ...  # type: ignore[assignment]
+
+    for made in (tag.job(), tag.job({"b", "c", "a"})):
+        assert made["idempotency_key"] == "['a', 'b', 'c']"
+
+
+def test_a_task_keeps_its_own_from_the_names_of_the_function() -> None:
+    def move(self: int, queue: str) -> int:
+        return self
+
+    move.job = move.job_type = move._options = "of a decorator"  # type: ignore[attr-defined]
+    task = Registry().task()(move)
+
+    payload = {"self": 1, "queue": "slow"}
+    assert task.job(self=1, queue="slow") == {"job_type": "move", "payload": payload}
+    assert task(self=1, queue="slow") == 1
+
+
 def test_a_task_and_a_call_say_for_how_long_a_job_may_start(client: Client) -> None:
     registry = Registry()
 
@@ -689,6 +711,9 @@ def test_wrong_arguments_are_refused_before_anything_is_enqueued(
         rota.InvalidArgumentError, match=r"^payload\.when: the type object has no form"
     ):
         task.enqueue(client, 7, when=object())
+    for value in (memoryview(b"7"), Opaque(what=object())):
+        with pytest.raises(rota.InvalidArgumentError, match=r"^payload\.order_id: "):
+            task.enqueue(client, value)
     with pytest.raises(
         TypeError, match=r"^'priorty' is not an option of a task: it can have queue"
     ):

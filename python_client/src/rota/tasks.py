@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
@@ -139,9 +139,10 @@ class Task(Generic[Call, P, R]):
             if options.get(name) is not None
         }
         self._options = _check_options(TaskOptions, options)
-        functools.update_wrapper(self, function)
+        # Without the attributes of the function, whose names are its own.
+        functools.update_wrapper(self, function, updated=())
 
-    def __call__(self, *args: Call.args, **kwargs: Call.kwargs) -> R:
+    def __call__(self, /, *args: Call.args, **kwargs: Call.kwargs) -> R:
         """Call the function, here and now."""
         return self._function(*args, **kwargs)
 
@@ -160,7 +161,7 @@ class Task(Generic[Call, P, R]):
         }
         return task
 
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+    def job(self, /, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         """Return what `enqueue_many`, of the task or of the client, takes as one job."""
         try:
             bound = self._signature.bind(*args, **kwargs)
@@ -174,10 +175,12 @@ class Task(Generic[Call, P, R]):
         # a value has one key, whether it is given as a UUID or as its text.
         bound.arguments |= self._decode(payload)
         bound.apply_defaults()
-        keys = {
-            name: template.format_map(bound.arguments)
-            for name, template in self._templates.items()
+        # The order of a set is another one in each process.
+        values = {
+            name: self._codec.encode(value) if isinstance(value, Set) else value
+            for name, value in bound.arguments.items()
         }
+        keys = {name: template.format_map(values) for name, template in self._templates.items()}
         options = {n: value for n, value in self._options.items() if value is not None}
         return {"job_type": self.job_type, "payload": payload, **options, **keys}
 
@@ -321,7 +324,7 @@ class Task(Generic[Call, P, R]):
             raise InvalidArgumentError(
                 f"payload.{name} is nested too deeply, or in itself"
             ) from None
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # the latter of pydantic
             raise InvalidArgumentError(f"payload.{name}: {error}") from None
 
     def _decode(self, payload: Mapping[str, Any]) -> dict[str, Any]:
