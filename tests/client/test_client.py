@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -332,6 +333,8 @@ def test_after_the_payload_arguments_have_names(client: Client, arguments: Any) 
         (b'{"n": 1}', r"payload is of type bytes"),
         ({"ids": {1}}, r"payload\['ids'\] is of type set, .* as a list"),
         ({1: 2, "1": 3}, r"payload has the keys 1 and '1', which are one key in JSON"),
+        ({"n": {uuid.UUID(int=5): 1}}, r"payload\['n'\] has the key UUID\(.*: send it as text"),
+        ({"n": MappingProxyType({})}, r"payload\['n'\] is of type mappingproxy.* as a dict"),
     ],
 )
 def test_a_payload_that_is_no_json_is_refused_by_its_path(
@@ -343,6 +346,16 @@ def test_a_payload_that_is_no_json_is_refused_by_its_path(
         client.enqueue_many([{"job_type": "a"}, {"job_type": "a", "payload": payload}])
     with pytest.raises(InvalidArgumentError, match=message):
         client.schedule_job("n", "@daily", "a", payload)
+
+
+def test_a_payload_may_be_any_mapping(client: Client) -> None:
+    payload = MappingProxyType({"n": 1})
+
+    client.enqueue("a", payload, headers=MappingProxyType({"trace": "1"}))
+    client.enqueue_many([{"job_type": "a", "payload": payload}])
+    client.schedule_job("n", "@daily", "a", payload)
+
+    assert [claimed.payload for claimed in client.claim_jobs("w", max_jobs=2)] == [{"n": 1}] * 2
 
 
 def test_moments_in_an_array_do_not_hide_what_the_database_says(client: Client) -> None:

@@ -193,8 +193,12 @@ def check_known(argument: str, value: Any) -> None:
 def _check_known(path: str, value: Any) -> None:
     if value is None or isinstance(value, str | int | float):
         return
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         for key, item in value.items():
+            if not isinstance(key, str | int | float | None):
+                raise InvalidArgumentError(
+                    f"{path} has the key {key!r}, and JSON has texts only: send it as text"
+                )
             _check_known(f"{path}[{key!r}]", item)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
@@ -213,6 +217,8 @@ def _check_known(path: str, value: Any) -> None:
             remedy = "send its value.total_seconds()"
         elif isinstance(value, Set):
             remedy = "send it as a list"
+        elif isinstance(value, Mapping):
+            remedy = "send it as a dict"
         elif isinstance(value, bytes | bytearray | memoryview):
             remedy = "send it as text, decoded or as base64"
         else:
@@ -380,7 +386,9 @@ def to_job(job: Mapping[str, Any]) -> dict[str, Any]:
 def to_jsonb(name: str, value: Any) -> Any:
     """Wrap an argument that is JSON, as it is or as its text; or raise InvalidArgumentError."""
     check_json(name, value)
-    return Jsonb(value) if isinstance(value, Mapping | list | int | float) else value
+    if isinstance(value, Mapping):
+        value = dict(value)
+    return Jsonb(value) if isinstance(value, dict | list | int | float) else value
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -390,7 +398,7 @@ def _plain(name: str, value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, datetime):
         return value.isoformat()
-    return value
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def to_jobs(jobs: Sequence[Mapping[str, Any]] | str) -> Jsonb | str:
