@@ -616,6 +616,10 @@ def test_result_is_encoded_too(client: Client, job: Callable[[int], Row], drain:
     assert job(job_id)["result"] == {"total": "9.90"}
 
 
+class Recipe(TypedDict):
+    half: NotRequired[Fraction]
+
+
 class Opaque(pydantic.BaseModel):
     what: Any
 
@@ -653,13 +657,14 @@ def test_codec_of_the_user_knows_more_types(client: Client, drain: Drain) -> Non
     registry = Registry(codec=Fractions())
 
     @registry.task()
-    def mix(parts: list[Fraction]) -> None:
-        SEEN.append(parts)
+    def mix(parts: list[Fraction], of: Recipe, rest: Annotated[Fraction, "of 1"]) -> None:
+        SEEN.append((parts, of, rest))
 
-    mix.enqueue(client, [Fraction(1, 3)])
+    third = Fraction(1, 3)
+    mix.enqueue(client, [third], {"half": third}, third)
     drain(registry)
 
-    assert SEEN[0] == [Fraction(1, 3)]
+    assert SEEN[0] == ([third], {"half": third}, third)
 
 
 def test_payload_that_does_not_fit_fails_the_attempt_and_says_where(

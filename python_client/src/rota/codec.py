@@ -97,7 +97,8 @@ class Codec:
 
         What it returns raises ValueError or TypeError for JSON of another form.
         """
-        kind = _bare(kind)
+        if (bare := _bare(kind)) is not kind:
+            return self.decoder(bare)  # a subclass may know it
         origin, inner = get_origin(kind), get_args(kind)
         if kind is Any or kind is object:
             return _as_it_is
