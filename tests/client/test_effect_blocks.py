@@ -242,6 +242,17 @@ def test_an_async_handler_cannot_wait_for_an_effect_in_its_loop(
     assert "context manager" in error[1]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_as_the_key_of_an_effect_is_refused_by_its_name(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, kind: str
+) -> None:
+    client.enqueue(kind, {"key": 7})
+    drain(_registry(lambda job, effect: None))
+
+    (error,) = db.execute("select last_error from rota.job_runs").fetchone() or ()
+    assert error == "key of an effect must be a text, got 7"
+
+
 def test_a_job_cannot_end_within_the_block_of_an_effect(
     client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain
 ) -> None:

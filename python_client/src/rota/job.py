@@ -331,6 +331,12 @@ class BaseJob:
         finally:
             self._transaction.release()
 
+    def _names(self, scope: str, key: str) -> dict[str, Any]:
+        for name, value in (("scope", scope), ("key", key)):
+            if not isinstance(value, str):  # for a number Postgres would find no function
+                raise TypeError(f"{name} of an effect must be a text, got {value!r:.80}")
+        return {"scope": scope, "key": key, **self._ids}
+
     def _begin_effect(
         self, names: dict[str, Any], is_due: bool, earlier: EffectResult | None
     ) -> tuple[Effect, Retry]:
@@ -427,7 +433,7 @@ class Job(BaseJob):
         means that it did not happen, so the next run finds it due.  Raise
         EffectInProgressError while another job causes it.
         """
-        names = {"scope": scope, "key": key, **self._ids}
+        names = self._names(scope, key)
         choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
         calls = self._context.calls
         error: BaseException | None = None
@@ -503,7 +509,7 @@ class AsyncJob(BaseJob):
         withdraw_on: Errors = WITHDRAW_ON,
     ) -> AsyncIterator[Effect]:
         """Cause an effect outside of the database once, like `Job.effect`."""
-        names = {"scope": scope, "key": key, **self._ids}
+        names = self._names(scope, key)
         choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
         calls = self._context.calls
         error: BaseException | None = None
