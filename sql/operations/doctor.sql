@@ -496,16 +496,20 @@ begin
     ), late as (
         select o.*
         from (
-            select distinct on (d.queue) d.* from rota._due_sample(rota._ready_queues()) as d
-            order by d.queue, d.run_at, d.id
+            select distinct on (t.queue) t.*
+            from (
+                select distinct on (d.queue, d.job_type) d.*
+                from rota._due_sample(rota._ready_queues()) as d
+                order by d.queue, d.job_type, d.run_at, d.id
+            ) as t
+            where t.run_at < c_now - interval '5 minutes' and exists (
+                select from live as l
+                where t.queue = any(l.queues)
+                  and (l.job_types is null or t.job_type = any(l.job_types))
+            )
+            order by t.queue, t.run_at, t.id
         ) as o
-        where o.run_at < c_now - interval '5 minutes'
-          and not rota._is_paused(o.queue, c_now) and exists (
-            select from live as l
-            where o.queue = any(l.queues)
-              and (l.job_types is null or o.job_type = any(l.job_types))
-        )
-        order by o.run_at
+        where not rota._is_paused(o.queue, c_now) order by o.run_at
     )
     select 'warning', format('queue %s is late: job %s, the oldest of the first in line, has '
             'been due for %s. The first reason: %s', o.queue, o.id,

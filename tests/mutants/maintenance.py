@@ -1346,6 +1346,16 @@ MAINTENANCE = (
         sql("operations/doctor", "f.%4$I < %6$L '", "f.%4$I < %5$L '"),
     ),
     mutant(
+        "late-behind-a-forgotten-type",
+        "The doctor tells of no late job behind one of a type that no worker takes.",
+        "sql/operations/test_doctor.py",
+        sql(
+            "operations/doctor",
+            "                select distinct on (d.queue, d.job_type) d.*\n",
+            "                select distinct on (d.queue) d.*\n",
+        ),
+    ),
+    mutant(
         "remedy-of-a-part",
         "What the doctor prints for dead jobs ends before it has looked at all of them.",
         "sql/operations/test_doctor.py",

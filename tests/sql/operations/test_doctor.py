@@ -318,6 +318,18 @@ def test_a_queue_that_is_late_tells_what_keeps_it(db, connect):
     assert job_id in {job.job_id for job in claim(db, max_jobs=2)}
 
 
+def test_a_queue_is_late_behind_a_type_that_nobody_takes(db):
+    call(db, "report_worker", **{**ME, "version": version(db)}, job_types=["x"])
+    enqueue(db, "forgotten", run_at=ago(db, "1 day"))
+    job_id = enqueue(db, run_at=ago(db, "7 min"))
+    enqueue(db, run_at=ago(db, "6 min"))
+
+    untaken, late = doctor(db)
+
+    assert (untaken.finding, late.finding) == ("job_types", "queues")
+    assert f"queue default is late: job {job_id}, " in late.evidence
+
+
 def test_a_limit_of_nothing(db):
     for subject in ({"queue": "q'1"}, {"job_type": "t"}, {"limit_key": "c:*"}):
         subject = {name: text.replace("'", "-") for name, text in subject.items()}
