@@ -610,11 +610,12 @@ create or replace function rota._examine_dead_jobs()
             g.queue, rota._error_words(g.error_type, coalesce(g.only_error, g.message)),
             rota._span(rota.now() - g.last_at), g.job_id, case when g.error_type =
                 'lease_expired' then '. It may have killed its workers, and would again: find '
-                'out before you retry it' end) end,
+                'out before you retry it'
+                when g.jobs = 1 then '; ' || rota._key_words(g.job_id) end) end,
         case when g.place > 20 then null
             when g.error_type = 'lease_expired'
                 then format('select * from rota.explain_job(%s);', g.job_id)
-            when g.jobs = 1 then format('select rota.retry_job(%s);', g.job_id)
+            when g.jobs = 1 then rota._retry_statement(g.job_id)
             else rota._retry_all(jsonb_build_object('queue', g.queue, 'job_type', g.job_type,
                 'status', 'dead', 'is_discarded', false, 'error_type', g.error_type,
                 'error', g.message, 'newer_than', '1 hour'), '{}', g.jobs,

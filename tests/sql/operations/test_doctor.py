@@ -387,6 +387,20 @@ def test_a_dead_job_that_may_have_killed_its_workers_is_not_run_again_unseen(db,
     assert row.remedy == f"select * from rota.explain_job({job.job_id});"
 
 
+def test_a_dead_job_that_cannot_just_be_retried(db):
+    erased = die(db, "one", queue="in")
+    value(db, "act_on_jobs", act="erase", filter={"ids": [erased]})
+    replaced = die(db, "two", idempotency_key="k")
+    newer = enqueue(db, idempotency_key="k")
+
+    found = {row.remedy: row.evidence for row in doctor(db) if row.finding == "dead_jobs"}
+
+    assert any(f"its idempotency key is taken by job {newer}" in it for it in found.values())
+    for remedy in found:
+        db.execute(remedy)
+    assert {row.id for row in rows(db, "select id from rota.jobs")} == {erased, replaced}
+
+
 def end_all(db, queue, error):
     """Let all jobs of a queue fail with this error."""
     while claimed := claim(db, queues=[queue], max_jobs=1000):
