@@ -508,6 +508,12 @@ def test_model_of_pydantic_goes_through_the_payload(client: Client, drain: Drain
     }
 
 
+def test_dataclass_of_pydantic_that_takes_its_names_is_made_again() -> None:
+    parcel = Named(sizes=[1, 2])
+
+    assert Codec().decoder(Named)(Codec().encode(parcel)) == parcel
+
+
 class Login(pydantic.BaseModel):
     name: str
     passwords: list[pydantic.SecretStr]
@@ -774,6 +780,19 @@ def filed(folders: list[Folder]) -> None: ...
 def weighed(parcel: Weighed | None) -> None: ...
 
 
+@pydantic.dataclasses.dataclass
+class Labelled:
+    sizes: list[int] = pydantic.Field(alias="s", default_factory=list)
+
+
+@pydantic.dataclasses.dataclass(config={"populate_by_name": True})
+class Named:
+    sizes: list[int] = pydantic.Field(alias="s", default_factory=list)
+
+
+def labelled(parcel: Labelled) -> None: ...
+
+
 async def waits(job: Job) -> None: ...
 
 
@@ -802,6 +821,7 @@ def fine(order_id: int) -> None: ...
         ),
         (pages, {}, "calling it would run none of its code: return a value instead"),
         (jobs, {}, "the parameter jobs of jobs: the type Job has no form in JSON"),
+        (labelled, {}, "Labelled is not made by the name of its field sizes, but by its alias"),
         (weighed, {}, "Weighed does not keep its InitVar tare, and cannot be made again"),
         (tree, {}, "root of tree has a recursive type: use Any"),
         (

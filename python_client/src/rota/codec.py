@@ -198,6 +198,15 @@ def _check_keeps_all(kind: type) -> None:
                 f"{kind.__name__} does not keep its InitVar {name}, and cannot be made again "
                 "without it"
             )
+    # Of a dataclass of pydantic, whose __init__ takes no name but the alias, and drops others.
+    for name, field in getattr(kind, "__pydantic_fields__", {}).items():
+        settings = kind.__pydantic_config__  # type: ignore[attr-defined]
+        takes_names = settings.get("populate_by_name") or settings.get("validate_by_name")
+        if field.validation_alias is not None and not takes_names:
+            raise TypeError(
+                f"{kind.__name__} is not made by the name of its field {name}, but by its "
+                "alias: set populate_by_name in its config, or make it a BaseModel"
+            )
 
 
 def _check_tells_apart(kinds: Sequence[Any]) -> None:
