@@ -101,8 +101,8 @@ begin
             'select rota.grant_queue(''ROLE'', ''*'', ''observer'');';
 end $$;
 
-/* Refuse queues in which the caller may not do this.  Their names are not told to one who has
- * named them by what is in them. */
+/* Refuse queues in which the caller may not do this.  A caller that has named a schedule, say,
+ * and not its queue, passes it as *what*: the message then does not tell the queue. */
 create or replace function rota._check_queues(
     access text, queues text[], what text default null
 ) returns void language plpgsql as $$

@@ -6,9 +6,9 @@
  * job_counts() reads the table itself, in a few milliseconds.  Where they are many, maintenance
  * counts them in rounds, 4000 pages a tick, and job_counts() reads the last whole round.  A job
  * that moves meanwhile may be counted twice or not at all; the number is good to what changed
- * while the round took.  A round begins 30 seconds after the one before, or at its end.  One
- * that is five minutes old, as while nothing ticks, is not used for up to 40,000 pages, which a
- * tick a second counts in ten seconds and job_counts() in about half a one.
+ * while the round took.  A round begins 30 seconds after the one before, or at its end.  While
+ * nothing ticks no round ends: if the last one is five minutes old, job_counts() counts up to
+ * 40,000 pages itself, in about half a second.
  */
 
 create or replace function rota.job_counts()

@@ -256,6 +256,7 @@ begin
         if v_bound.limit_name = c_hold then
             v_room := least(v_free, case when v_bound.max_starts is not null
                 then (select c.burst from rota._cells(v_bound) as c) end);
+            -- Also those that still have the mark of a claim that was rolled back.
             v_opened := (select o.jobs from rota._opened(c_hold, job.queue, job.job_type,
                 coalesce(job.own_lane, job.priority), 0, v_room, 2147483647) as o);
             -- A tick that has let in a burst lets in no more until this time.
@@ -337,11 +338,16 @@ begin
             'tick, or the end of a job under that limit, makes it ready', c_hold),
             'select * from rota.tick();'
         -- A tick lets in no more than can start; those it has let in may have no worker.  Where
-        -- it has no check left to do, jobs are in their lanes whose end lets in the next.
-        where (v_opened < v_room) is not false and exists (
-            select from rota.pending_checks as c
-            where c.kind in ('limit', 'slots')
-              and c.subject in (c_hold, substring(c_hold, '^(key [^:]*:)') || '*')
+        -- it has no check left to do, jobs are in their lanes whose end lets in the next.  Of
+        -- very many checks one may be for it.
+        where (v_opened < v_room) is not false and (
+            select count(*) = 1000 or bool_or(c.kind in ('limit', 'slots')
+                and c.subject = any(case when c_hold like 'key %'
+                    then rota._key_limits(job.limit_key) else array[c_hold] end))
+            from (
+                select p.kind, p.subject from rota.pending_checks as p
+                order by p.due_at, p.id limit 1000
+            ) as c
         );
     end if;
 end $$;

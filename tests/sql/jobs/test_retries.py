@@ -432,6 +432,16 @@ def open_breaker_until_now(db, **arguments):
     db.execute("update rota.breaker_states set retry_at = rota.now() - interval '1 s'")
 
 
+def lock_a_probe(db, connect):
+    """Let a stranger lock the job that a breaker lets through; return his session."""
+    settle(db)
+    (kept,) = rows(db, "select id from rota.jobs where opened_for is not null")
+    stranger = connect(autocommit=False)
+    value(stranger, "set_priority", job_id=kept.id, priority=1)
+    settle(db)
+    return stranger
+
+
 def test_what_a_breaker_lets_through_stops_at_the_pause_of_an_operator(db):
     open_breaker_until_now(db, probes=3)
     settle(db)
@@ -443,11 +453,7 @@ def test_what_a_breaker_lets_through_stops_at_the_pause_of_an_operator(db):
 
 def test_a_stranger_who_locks_what_a_breaker_lets_through_keeps_nothing_else(db, connect):
     open_breaker_until_now(db)
-    settle(db)
-    (kept,) = rows(db, "select id from rota.jobs where opened_for is not null")
-    stranger = connect(autocommit=False)
-    value(stranger, "set_priority", job_id=kept.id, priority=1)
-    settle(db)
+    lock_a_probe(db, connect)
 
     (job,) = claim(db, max_jobs=5)
     value(db, "finish_job", **owner(job))
@@ -459,11 +465,7 @@ def test_a_stranger_who_locks_what_a_breaker_lets_through_keeps_nothing_else(db,
 
 def test_what_a_stranger_had_locked_when_a_breaker_opened_again_waits(db, connect):
     open_breaker_until_now(db)
-    settle(db)
-    (kept,) = rows(db, "select id from rota.jobs where opened_for is not null")
-    stranger = connect(autocommit=False)
-    value(stranger, "set_priority", job_id=kept.id, priority=1)
-    settle(db)
+    stranger = lock_a_probe(db, connect)
     fail_all(db, 1)
     settle(db)
     assert scalar(db, "select times_opened from rota.breaker_states") == 2

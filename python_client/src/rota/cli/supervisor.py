@@ -224,7 +224,7 @@ class Supervisor:
             return
         if code == USED_WRONGLY and not (self._is_stopping or self._has_worked):
             self._stop(False)
-        # One that was told to, or makes room for another, has left something to do.
+        # One that was told to end, or makes room for another, may have left jobs.
         if self._is_stopping or (self._is_done and child.has_failed):
             self._code = max(self._code, code if code >= 0 else 1)
             self._children.remove(child)
