@@ -209,7 +209,7 @@ begin
     elsif access is null or access not in ('producer', 'operator') then
         perform rota_front.refuse('access must be producer or operator');
     end if;
-    -- Who makes a front again need not tell the passwords again.
+    -- Whoever makes a front again need not give the passwords again.
     v_known := (
         select m.umoptions from pg_user_mapping as m
         join pg_foreign_server as s on s.oid = m.umserver and s.srvname = 'rota_shards'

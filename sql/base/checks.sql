@@ -229,7 +229,7 @@ begin
     end if;
 end $$;
 
-/* The job of a caller, which is not there if it is in a queue that he is kept from. */
+/* Check a job of the caller; one in a queue that the caller may not use does not exist. */
 create or replace function rota._check_own_job(job_id bigint, access text default 'operator')
     returns void language plpgsql as $$
 begin
@@ -271,8 +271,8 @@ end $$;
 
 /* The ids of the leases that may be alive, null for the others, in the order given.  A worker
  * can hold an old and a new lease of one job and report both together; only that counts which
- * the job has, and else the newest, which may be in the making.  Who may not work there has
- * none. */
+ * the job has, and else the newest, which may be in the making.  A worker that is confined to
+ * other queues has none. */
 create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[] language plpgsql stable as $$
 declare

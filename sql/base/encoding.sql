@@ -1,10 +1,10 @@
 /*
  * base/encoding.sql -- texts of others, in whatever encoding the database has.
  *
- * A database of encoding SQL_ASCII counts bytes and takes any.  But its server sends nothing
- * that is no UTF-8 to a client that reads UTF-8: one such payload, and no such worker could
- * claim from the queue any more.  So there, and nowhere else, each table has a trigger that
- * refuses these bytes, and a text is not cut within a character.
+ * A database of encoding SQL_ASCII stores any bytes.  But the server refuses to send bytes
+ * that are not UTF-8 to a client that reads UTF-8: after one such payload no such worker could
+ * claim from the queue.  So in such a database, and in no other, each table has a trigger that
+ * refuses these bytes, and no text is cut within a character.
  */
 
 /* The beginning of a text. */

@@ -7,11 +7,11 @@
  * shows where its job was enqueued.  The sequence alone keeps the number.
  *
  * A promoted standby, or a database that was restored from a dump, may lack the last ids that
- * were given to jobs that workers or callers know.  So on a new timeline, or in a new copy, the
- * sequence skips more ids than can have been lost before it gives the first one.  A session
- * stays on one timeline from its first write on, so each checks once for each sequence and
- * remembers that; the session may lose that memory.  A copy of the disk, or of a database that
- * is a template, is the same in all that could tell.
+ * were given to jobs that workers or callers know.  So on a new timeline, or in a new copy,
+ * the sequence skips more ids than can have been lost before it gives the first one.  A
+ * session stays on one timeline from its first write on, so each checks once for each sequence
+ * and remembers that; the session may lose that memory.  A copy of the disk, or of a template
+ * database, cannot be told from its original.
  *
  * No transaction can undo a change of a sequence.  So a sequence keeps the timeline of the last
  * skip, and the skip releases its lock at once and not at the commit: the first session after

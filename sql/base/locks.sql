@@ -2,10 +2,10 @@
  * base/locks.sql -- locks of what has no row yet.
  *
  * Any login of a database can take any advisory lock, and keep it, with no right in rota.  So
- * where that would hold up jobs, the lock is a row or a table of ours, which needs a right.  Of
- * an ordering key before its first job, a part of a limit before its first slot, and a cell of
- * a rate there is no row to lock.  The keys of their advisory locks come from a random number
- * that only the owner can read: so a login can take none that it has not seen another hold.
+ * where that would hold up jobs, the lock is a row or a table of ours, which needs a right.
+ * An ordering key before its first job, a part of a limit before its first slot and a cell of
+ * a rate have no row to lock.  The keys of their advisory locks come from a random number that
+ * only the owner can read: so a login can take none that it has not seen another hold.
  *
  * Those that only say who waits need no such number: base/notify.sql.
  */

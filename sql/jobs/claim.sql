@@ -14,13 +14,13 @@
  * first that is not due.  Where each lane begins is remembered (base/scan_start.sql).
  *
  * A claim reads the settings of its own queues and of the jobs that it has found.  It does no
- * waiting work of others: a job whose limit is full, whose type is paused, or that has expired,
- * leaves its lane, to be looked at by maintenance.  At most max_jobs + 100 leave in one claim,
- * which then returns what it has and notifies, so that a waiting worker claims again at once.
- * Where keys have limits it takes 200 at most: the slots of a new key take locks, of which the
- * server has not very many.
+ * waiting work of others: a job whose limit is full, whose type is paused, or that has
+ * expired, leaves its lane, to be looked at by maintenance.  At most max_jobs + 100 leave in
+ * one claim, which then returns what it has and notifies, so that a waiting worker claims
+ * again at once.  Where keys have limits it takes 200 at most: the slots of a new key take
+ * locks, and the server has a limited number of these.
  *
- * No lease lasts beyond a time limit but for 30 seconds, in which the worker stops the job.
+ * No lease lasts more than 30 seconds beyond a time limit; in these the worker stops the job.
  *
  * The lease token is the clock in microseconds, or one more than the job's last token if that
  * is greater.  So it grows with every claim of the job, also when the clock steps back, and a
@@ -468,7 +468,7 @@ $$;
  * from the start of the lane, and else stays: jobs that waited for others come in behind it.
  *
  * A full scan that walks very many entries is made by one session for all that ask alike, and
- * told to them by a row of lane_starts.  Who makes it holds a lock, but may forget to commit:
+ * told to them by a row of lane_starts.  That session holds a lock, but may forget to commit:
  * 5 seconds after it was due every session makes its own.
  *
  * A start is two times, until when the next claim may begin there at once and when the next

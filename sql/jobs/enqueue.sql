@@ -20,10 +20,10 @@
  * prepares anew in each transaction, and the settings of the function.  So enqueue() writes a
  * plain job, with no more than a type, a payload, a queue and a priority, by one statement,
  * which asks in its condition whether anything is set for it (base/configured.sql); only for
- * others it asks what that is.  A job that may have to wait is written once, with the status
- * that it shall have; and as a row of jobs/insert.sql only where it may find or change another
- * one.  The planner's settings are left to the functions that look for jobs.  And the first
- * question of _notify() stands here once more: where no worker waits it costs no call.
+ * others it asks what that is.  A job that may have to wait is written once, with its final
+ * status; and as a row of jobs/insert.sql only where it may find or change another one.  The
+ * planner's settings are left to the functions that look for jobs.  And the first question of
+ * _notify() is repeated here: where no worker waits, that saves the call.
  */
 
 create or replace function rota.enqueue(

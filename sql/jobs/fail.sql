@@ -8,8 +8,9 @@
  * backoff.
  *
  * _fail_running() is the only place where it is decided what a failure leads to.  fail_job(),
- * end_jobs() and the sweep all go through it, so a job whose worker vanished is treated exactly
- * like one whose worker reported an error.  No way leads past max_attempts, also not retry_in.
+ * end_jobs() and the sweep all go through it, so a job whose worker vanished is treated
+ * exactly like one whose worker reported an error.  Nothing exceeds max_attempts, not even a
+ * retry_in.
  *
  * A job whose cancel was requested is not tried again: it ends as cancelled, and what its
  * worker reported then is not a failure that needs attention.

@@ -7,8 +7,8 @@
  * what became of them, and commits.  Killed anywhere it leaves nothing behind: here all is as
  * before, and what had arrived there has a receipt (jobs/receive.sql).
  *
- * A batch is bounded by its bytes too.  Whether a forwarder is there that knows a database is
- * told by workers, where each reports.
+ * A batch is bounded by its bytes too.  Each forwarder reports itself as a worker with the
+ * databases that it knows, so rota.workers shows whether a database has one.
  *
  * A job that the other database refuses is dead here.  One with a key whose queue is still on
  * its way there, or from there, waits here and is sent later; so does one whose key a
@@ -67,7 +67,7 @@ begin
     -- A line of its own for each database; null without a key.
     v_line := 'forward:' || database::text || ':' || case
         when char_length(ordering_key) > 200 then md5(ordering_key) else ordering_key end;
-    -- Who is confined has a right to the queue there, and to none of those that carry.
+    -- A confined caller has a right to the queue there, and to none of those that carry.
     perform rota._check_queues('producer', array[queue]);
     v_ids := rota._insert_jobs(
         array[jsonb_populate_record(null::rota.jobs, jsonb_build_object('job_type',

@@ -14,8 +14,8 @@
  * idempotency_keys is the memory of a key that outlives its job: until when it is unique, and
  * which version was seen last.  Both are locked in this order, the job first, and many keys in
  * their order.  Only replace, which changes a waiting job, waits for an open claim of it.  No
- * subtransaction is opened and closed in between: who waits for a lock that it took would wait
- * for the whole transaction, also after the lock was given back.
+ * subtransaction is opened and closed in between: a session that waits for one of its locks
+ * would wait for the whole transaction, also after the lock was released.
  *
  * The rerun of a job that runs, or that another session has locked, is a row of reruns.  It
  * locks nothing, so a worker that ends the job or heartbeats never waits for its producer.  The
@@ -61,8 +61,9 @@ end $$;
 
 /* Find or insert the one job of a key, then ask the memory of the key, then change the job; or
  * ask for another run of the job, which a call before this in the batch has done too.  The job
- * may have ended since; who makes the next one waits for the memory, which we hold.  Raises
- * RTB00, which no caller sees, where another session has the job locked and it may not wait. */
+ * may have ended since; the session that makes the next one waits for the memory, which we hold.
+ * Raises RTB00, which no caller sees, where another session has the job locked and it may not
+ * wait. */
 create or replace function rota._enqueue_keyed(
     new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
     max_wait interval, may_wait boolean, asked_job_id bigint default null,
@@ -303,8 +304,9 @@ begin
 end $$;
 
 /* Of these jobs, which the caller returns to a waiting status, the next attempt is also the
- * run that was asked for while they ran: with its payload and priority, at its time unless they
- * are to run at once, and all attempts.  Returns the ids of those of which one was. */
+ * run that was asked for while they ran: with its payload, headers and priority, at its time
+ * unless they are to run at once, and all attempts.  Returns the ids of those for which there
+ * was one. */
 create or replace function rota._begin_rerun(
     job_ids bigint[], keeps_run_at boolean default false
 ) returns bigint[] language plpgsql as $$
@@ -314,6 +316,7 @@ begin
     with begun as (
         update rota.jobs as j
         set attempts = 0, payload = r.job -> 'payload',
+            headers = nullif(r.job -> 'headers', 'null'),
             priority = coalesce((r.job ->> 'priority')::smallint, 0::smallint),
             run_at = greatest(j.run_at, case when not keeps_run_at then r.run_at end),
             expires_at = rota._default_expiry(j.job_type, j.queue, r.run_at)
@@ -325,17 +328,17 @@ begin
 end $$;
 
 /* The runs that were to follow jobs that have just ended: as these were, with the payload,
- * priority and time of the newest call.  None of them is of a pipeline, whose keys no enqueue()
- * finds. */
+ * headers, priority and time of the newest call.  None of them is of a pipeline, whose keys no
+ * enqueue() finds. */
 create or replace function rota._follow_up(job_ids bigint[])
     returns void language plpgsql as $$
 begin
     perform rota._notify_for(rota._insert_jobs(
         array_agg(jsonb_populate_record(null::rota.jobs, to_jsonb(f) || jsonb_build_object(
-            'payload', r.job -> 'payload', 'priority', r.job -> 'priority', 'run_at', r.run_at,
-            'status', null, 'definition', null, 'scheduled_for', null, 'last_error', null,
-            'error_type', null, 'failed_at', null, 'created_at', null,
-            'expires_at', null)) order by f.idempotency_key, f.job_type),
+            'payload', r.job -> 'payload', 'headers', r.job -> 'headers', 'priority',
+            r.job -> 'priority', 'run_at', r.run_at, 'status', null, 'definition', null,
+            'scheduled_for', null, 'last_error', null, 'error_type', null, 'failed_at', null,
+            'created_at', null, 'expires_at', null)) order by f.idempotency_key, f.job_type),
         rota._new_ids(count(*)::integer)))
     from rota._take_reruns(_follow_up.job_ids) as r
     cross join lateral (

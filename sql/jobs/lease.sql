@@ -10,8 +10,9 @@
  * cannot take the job back from its new owner.
  *
  * The heartbeat is also how a worker learns that an operator wants the job cancelled, or that
- * the attempt has taken longer than the job's time limit.  No lease lasts beyond that but for
- * the 30 seconds in which a worker stops the handler: so a handler that hangs loses its job.
+ * the attempt has taken longer than the job's time limit.  No lease lasts more than 30 seconds
+ * beyond that limit, in which a worker stops the handler: so a handler that hangs loses its
+ * job.
  */
 
 create or replace function rota.heartbeat(

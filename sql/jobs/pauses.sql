@@ -97,7 +97,7 @@ begin
         else coalesce('queue ' || queue, 'all') end;
 end $$;
 
-/* Pause it.  An operator who pauses again changes the end, and the reason if he gives one.  A
+/* Pause it.  An operator who pauses again changes the end, and the reason if one is given.  A
  * breaker and a rule leave the pause of any other as it is. */
 create or replace function rota._pause(
     queue text, job_type text, reason text, until timestamptz, set_by text default 'operator'
@@ -106,6 +106,9 @@ declare
     c_name constant text := rota._pause_name(queue, job_type);
 begin
     if until is not null then perform rota._check_run_at('until', until); end if;
+    -- A rule may come to it when its time is over.
+    perform rota._refuse('until', format('must be later than now, got %s', until))
+    where set_by = 'operator' and until <= rota.now();
     -- One that is over is as none.
     delete from rota.pauses as p where p.pause_name = c_name and p.until <= rota.now();
     insert into rota.pauses as p (pause_name, queue, job_type, set_by, reason, until)

@@ -1,10 +1,10 @@
 /*
  * jobs/receive.sql -- jobs that come from another database.
  *
- * receive_jobs() enqueues what was sent here by enqueue_to(), receive_moves() takes the jobs of
- * a queue that moves here as they were (maintenance/moves.sql).  Each comes in together with a
- * receipt, by one transaction, which commits by itself.  So who carries them may be killed at
- * any moment; what he does not know the end of is sent again, and is not taken twice.
+ * receive_jobs() enqueues what was sent here by enqueue_to(), receive_moves() takes the jobs
+ * of a queue that moves here as they were (maintenance/moves.sql).  Each comes in together
+ * with a receipt, by one transaction, which commits by itself.  So a forwarder or mover may be
+ * killed at any moment: it sends again what it has no answer for, and nothing is taken twice.
  *
  * They come in all together or, if one of them cannot be taken, each by itself.
  */

@@ -1,9 +1,9 @@
 /*
  * jobs/results.sql -- wait for the result of a job.
  *
- * A session that waits holds two shared advisory locks, one of all that wait and one of the
- * job; the transaction that ends a job tries the first, and only if that is held the second
- * (base/notify.sql).  So an end that no session waits for costs one try of a lock.
+ * A session that waits holds two shared advisory locks, one for all such sessions and one for
+ * its job; the transaction that ends a job tries the first, and only if that is held the
+ * second (base/notify.sql).  So an end that no session waits for costs one try of a lock.
  *
  * What a client does, on a direct connection: call wait_for_result(), LISTEN to its channel,
  * call again, since the job may have ended in between, and then after each notification.  An

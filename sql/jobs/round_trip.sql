@@ -7,7 +7,8 @@
  * and claim_jobs(), in this order, in one transaction.  Jobs that have simply succeeded go as
  * two lists, which costs less than endings that are objects.
  *
- * What went as asked is not told.  So most calls return new jobs and nothing else.
+ * What went as requested has no row in the answer.  So most calls return new jobs and nothing
+ * else.
  */
 
 create or replace function rota.finish_and_claim(

@@ -4,8 +4,8 @@
  * With an archive nothing of the history is deleted.  A partition that would be dropped is
  * detached and goes to the schema of the archive as it is, which copies nothing; rows that are
  * deleted one by one go to its table rota_rows, as jsonb, in the statement that deletes them.
- * If the archive cannot take them the statement fails, and they stay.  So it is with what an
- * operator purges; what he erases is erased for good.
+ * If the archive cannot take them the statement fails, and they stay.  The same applies to
+ * what an operator purges; what is erased is erased for good.
  *
  * The schema has to belong to the owner of rota: the owner of a schema can put tables with
  * triggers into it, and those would run with the rights of retention.

@@ -14,10 +14,11 @@
  * An attempt counts for the state in which it began.  So the last failures of before a pause
  * cannot open what has just closed, nor decide about those that try.
  *
- * An operator has the last word: where he resumes the type the breaker closes, and where he
- * pauses it the breaker leaves it to him.  He writes breakers and only ticks breaker_states, so
- * while he changes or removes a breaker it goes on as it was.  One that is set anew after a
- * reset is another, with a state of its own; the next tick ends the pause of the former.
+ * Operators decide: where one resumes the type, the breaker closes, and where one pauses it,
+ * the breaker leaves that pause alone.  Operators write breakers, and only ticks write
+ * breaker_states, so while an operator changes or removes a breaker it continues as it was.
+ * One that is set anew after a reset is another breaker, with a state of its own; the next
+ * tick ends the pause of the old one.
  *
  * A retry rule with pause_for (jobs/retries.sql) has no states: the type is paused until so
  * long after its last such failure.
@@ -130,7 +131,7 @@ begin
         elsif v_succeeded < c_breaker.probes then
             perform rota._let_probes(c_name, c_breaker.probes - v_succeeded - v_trying);
         elsif rota._set_breaker_state(state, null, null, 0) then
-            -- An operator may just have made the pause his own.
+            -- An operator may just have taken over the pause.
             perform rota._resume(state.queue, state.job_type, 'breaker');
         end if;
     end if;

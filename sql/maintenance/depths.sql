@@ -1,14 +1,14 @@
 /*
  * maintenance/depths.sql -- how many jobs there are, by queue, type and status.
  *
- * To keep such numbers as counters, each call that changes a job would have to write one, and
- * all calls of a queue the same one.  To count is cheap while jobs are few: up to 400 pages
- * job_counts() reads the table itself, in a few milliseconds.  Where they are many, maintenance
- * counts them in rounds, 4000 pages a tick, and job_counts() reads the last whole round.  A job
- * that moves meanwhile may be counted twice or not at all; the number is good to what changed
- * while the round took.  A round begins 30 seconds after the one before, or at its end.  While
- * nothing ticks no round ends: if the last one is five minutes old, job_counts() counts up to
- * 40,000 pages itself, in about half a second.
+ * If these numbers were counters, each call that changes a job would have to write one, and
+ * all calls of a queue the same one.  Counting is cheap while jobs are few: up to 400 pages
+ * job_counts() reads the table itself, in a few milliseconds.  Where there are many jobs,
+ * maintenance counts them in rounds, 4000 pages a tick, and job_counts() reads the last
+ * complete round.  A job that moves meanwhile may be counted twice or not at all; the number
+ * is good to what changed while the round took.  A round begins 30 seconds after the one
+ * before, or at its end.  While nothing ticks no round ends: if the last one is five minutes
+ * old, job_counts() counts up to 40,000 pages itself, in about half a second.
  */
 
 create or replace function rota.job_counts()

@@ -1,26 +1,27 @@
 /*
  * maintenance/moves.sql -- queues that move to another database.
  *
- * A queue that moves is not claimed any more here, and takes jobs as ever, from producers that
- * go on: enqueue stays in the caller's transaction.  A mover (every forwarder is one, one at a
- * time) goes on by one transaction after the other, each of which may be the last of its
- * process.  In each it calls take_moves() here, receive_moves() there, which commits by itself,
- * and end_moves() here:
+ * Workers no longer claim from a queue that moves, but producers still enqueue to it here, in
+ * their own transactions.  A mover (every forwarder is one, but only one at a time moves a
+ * queue) runs one transaction after the other, and may be killed in any of them.  In each it
+ * calls take_moves() here, receive_moves() there, which commits by itself, and end_moves()
+ * here:
  *
  *   1. One makes rows of moved_jobs of rows of jobs, and sends none.
  *   2. The next sends them: there they become rows of jobs, with their id, attempts and lease
  *      token, and with a receipt, so that none comes in twice.  Here moved_jobs keeps where
  *      they are, for late callers.
  *
- * The first is committed before anything is sent.  In one transaction a mover that is killed
- * could leave a job in two lives: its statement there may still commit after all was rolled
- * back here, where the row can be cancelled or resumed in between.  Each holds the lock of the
- * move, so that no other mover sends what it does not know the end of.
+ * The first is committed before anything is sent.  With a single transaction, a mover that is
+ * killed could leave a job live in both databases: its statement there may still commit after
+ * all was rolled back here, where the row can be cancelled or resumed in between.  Each
+ * transaction holds the lock of the move, so that no other mover sends what it has no answer
+ * for.
  *
- * Order.  The jobs of an ordering key go as a beginning of their line, behind no running job,
- * and one that cannot go keeps those behind it.  Until all are there the other database takes
- * no job with a key of its own for the queue.  Then its sequence is raised above all ids that
- * came, and from then on late ones get new ids there, or an old low id would overtake.
+ * Order.  The jobs of an ordering key go in order, not before a running one has ended, and one
+ * that cannot go keeps those behind it.  Until all are there the other database takes no job
+ * with a key of its own for the queue.  Then its sequence is raised above all ids that came,
+ * and from then on late ones get new ids there, or an old low id would overtake.
  *
  * A pass looks at all jobs by their ids.  The first begins when all transactions have ended
  * that may have missed that the queue moves (_missing_move()); one that finds no job of the

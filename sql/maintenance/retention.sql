@@ -20,10 +20,10 @@
  * hold the lock.  Where no tick is ever alone, rows go to the default partition; from there,
  * and from a partition that should have been dropped a day ago, they are deleted one by one.
  *
- * Each step and each partition is a subtransaction of its own, and so is each row of those that
- * cannot be deleted together.  A view that a user has made on one partition, or a row that
- * cannot be deleted, stays with a warning, and everything else goes its way.  Rows that others
- * hold are skipped.
+ * Each step and each partition is a subtransaction of its own, and so is each row of those
+ * that cannot be deleted together.  A view that a user has made on one partition, or a row
+ * that cannot be deleted, stays with a warning, and stops nothing else.  Rows that others hold
+ * are skipped.
  */
 
 /* How many rows of each kind were deleted, and whether there are more. */

@@ -6,10 +6,10 @@
  * minutes of job_stats, and later adds minutes to hours, five at a time, and hours to days.  So
  * a question about a month reads days, a few hours and a few minutes.
  *
- * A row may come to be seen after later ones: its transaction goes on after it has ended a job.
- * But the transaction that writes such a row has a number (xid) and a lock on the table before
- * it reads the clock.  So a tick reads the clock and then the locks: what ended by that time is
- * either to be seen in the next statement, or is of a transaction that still holds a lock.
+ * A row may become visible after later ones, if its transaction continues after it has ended a
+ * job.  But the transaction that writes such a row has a number (xid) and a lock on the table
+ * before it reads the clock.  So a tick reads the clock and then the locks: what ended by that
+ * time is either visible to the next statement, or of a transaction that still holds a lock.
  *
  *   - No transaction holds one: all until that time is counted at once.
  *   - Transactions do: all until the look before is counted, since most of those seen then have

@@ -11,10 +11,10 @@
  * A running job whose lease has ended, or that is over its time limit though its worker lives,
  * is treated as one whose attempt failed: the attempt counts.
  *
- * A job that waits, for its time, its retry, others or a limit, begins no attempt at expires_at
- * or later.  A claim passes over it, and takes it out of its lane (jobs/claim.sql).  Here it
- * ends, as cancelled and with error_type expired: its producer said that it is useless from
- * then on, so no operator has to look at it, as at a dead one.
+ * A job that waits, for its time, its retry, others or a limit, begins no attempt at
+ * expires_at or later.  A claim passes over it, and takes it out of its lane (jobs/claim.sql).
+ * Here it ends, as cancelled and with error_type expired: its producer said that it is useless
+ * from then on, so no operator has to look at it, unlike a dead one.
  *
  * Jobs for later are those with a place of their own (waiting/fairness.sql), which are kept out
  * of their lanes until their time has come.
@@ -132,7 +132,7 @@ begin
     -- A worker looks for a server that is away every half second.  A server falls down and
     -- comes back under the same postmaster when a backend is killed, and a replay or a standby
     -- that is promoted takes longer than its start: the writer of the log begins after all of
-    -- these.  Who may not read all statistics does not see it.
+    -- these.  An owner that may not read all statistics does not see it.
     return v_now - greatest(pg_postmaster_start_time(), (
         select max(a.backend_start) from pg_stat_activity as a
         where a.backend_type = 'walwriter'

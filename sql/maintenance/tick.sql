@@ -10,8 +10,8 @@
  * they would look at the same things, so one that finds another running returns at once.  The
  * lock for that must never become a leader.  It lasts as long as the transaction, so tick()
  * takes it only when it is alone there; and if no tick was recorded for ten seconds, the
- * session that has the lock hangs, and the others work without it.  It is that of a table of
- * ours: an advisory one any login could keep.
+ * session that has the lock hangs, and the others work without it.  It is the lock of a table
+ * of ours, since any login could keep an advisory one.
  *
  * Recovery comes first.  Each part is a subtransaction of its own: what fails in one leaves a
  * warning, and undoes and stops nothing else.  How all of them are planned is said here once.

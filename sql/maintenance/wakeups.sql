@@ -118,8 +118,8 @@ create or replace function rota._take_listen_slots(
 declare
     c_queues constant text[] := array[''] || queues;
     c_text constant text := current_setting('rota.held_locks', true);
-    -- Of a slot that the application has dropped nobody would be notified.  Who has none is one
-    -- of many, and pg_locks need not list the locks of all sessions.
+    -- Of a slot that the application has dropped nobody would be notified.  A session without
+    -- one is one of many, and need not read pg_locks, which lists the locks of all sessions.
     v_held text[] := case when c_text ~ '^(0|18) -?[0-9]{1,10}(, (0|18) -?[0-9]{1,10})*$'
         then string_to_array(c_text, ', ')
         else array(select concat(h.kind, ' ', h.key) from rota._held_locks() as h) end;

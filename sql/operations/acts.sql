@@ -8,10 +8,11 @@
  * only counts also ends after some hundredths of a second: a page waits for its answer.  Of
  * ended jobs of a queue, if they are few, only these are looked at.
  *
- * Nothing that stands in the way of one job stops the others.  A row that another session has
+ * Nothing that keeps an act from one job stops the others.  A row that another session has
  * locked, a status that the act is not for, a key that a live job has: each is a conflict in
  * the answer.  An unforeseen error makes the call process its jobs one by one, and so does a
- * wait: for a producer that has not committed the key, or who has changed the same record.
+ * wait for a producer that has not committed the key, or for another session that has changed
+ * the same record.
  */
 
 create or replace function rota.act_on_jobs(
@@ -212,10 +213,10 @@ exception when data_exception then
     end));
 end $$;
 
-/* A filter, checked, and with the statuses that are looked for.  Without a word of his own a
- * retry is of what failed, or was cancelled where the reason is given, a purge of what is not
- * dead, and any other act of all that it can be done to; but who gives ids means these, and
- * hears of each why it was not possible. */
+/* A filter, checked, and with the statuses that are looked for.  If it names none, a retry is
+ * of what failed, or was cancelled where the reason is given, a purge of what is not dead, and
+ * any other act of all that it can be done to; but a caller that gives ids means these, and is
+ * told of each why it was not possible. */
 create or replace function rota._check_filter(act text, filter jsonb, arguments jsonb)
     returns jsonb language plpgsql as $$
 declare

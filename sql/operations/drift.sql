@@ -1,5 +1,5 @@
 /*
- * operations/drift.sql -- what is otherwise than it was installed.
+ * operations/drift.sql -- what differs from what was installed.
  *
  * An index that was dropped at night, a column that a tool added, a function that was patched,
  * a right that was granted to public: nothing fails, and weeks later the queue is slow, or
@@ -7,12 +7,12 @@
  * caller compares it with what is there.  What differs is named with the statement that mends
  * it.
  *
- * So it is with the rights that the install gives our four roles.  Those that the owner has
- * given by hand, to ours or to roles of his own, are the owner's business, but not those to
- * public, nor to what is private.
+ * The same applies to the rights that the install grants to the four roles.  What the owner
+ * has granted by hand, to these or to other roles, is the owner's business, except rights of
+ * public and rights to what is private.
  *
- * An upgrade must not take what is out of order for what it made.  So it notes what differs
- * before it begins, and keeps those rows of the manifest as they are.
+ * An upgrade must not record a difference as if the install had made it.  So it notes what
+ * differs before it begins, and keeps those rows of the manifest as they are.
  */
 
 /* What has an owner and rights, but for types. */

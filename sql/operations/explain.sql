@@ -540,7 +540,7 @@ begin
         null::text;
 end $$;
 
-/* Who has it, and what there is to be seen of him. */
+/* Who has it, and what can be seen of that worker. */
 create or replace function rota._explain_running(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare

@@ -1,10 +1,10 @@
 /*
  * operations/verify.sql -- do the promises hold, on this database, now?
  *
- * Each promise that rows can tell of is counted again from the rows: not by the code that keeps
- * it, but by a query that would find where it was broken.  All are of one snapshot, so what is
- * under way does not look like a violation; it takes no lock that delays other sessions; and
- * each looks at the newest rows, as many as are asked for.
+ * Each promise that can be checked on rows is counted again from the rows: not by the code
+ * that keeps it, but by a query that would find where it was broken.  All are of one snapshot,
+ * so what is under way does not look like a violation; it takes no lock that delays other
+ * sessions; and each looks at the newest rows, as many as are asked for.
  */
 
 create or replace function rota.verify(max_rows integer default 10000)

@@ -4,11 +4,12 @@
  * The columns of a view are an interface and those of a table are not.  Replacing a view can
  * only add columns at its end; an upgrade that needs more drops the view first.
  *
- * An observer who is confined to queues sees their rows alone.  What a query asks of a row, the
- * server may ask before the view does, and by functions of the caller, who would be told of any
- * row.  So views are barriers.  But behind one the server does not find the newest of a million
- * jobs by an index.  So where there may be many, who is confined to nothing reads the tables,
- * which are opened for nobody else, and the others what stands behind the barrier.
+ * An observer who is confined to queues sees only their rows.  The server may evaluate the
+ * conditions of a query on a row before those of the view, and a function of the caller in
+ * them could reveal any row.  So views are security barriers.  But behind a barrier the server
+ * does not find the newest of a million jobs by an index.  So where there may be many rows, an
+ * unconfined role reads the tables, by a branch that is closed to all others, and these read
+ * behind the barrier.
  */
 
 create or replace view rota._runs as
@@ -356,7 +357,7 @@ select nullif(u.done_at, '-infinity') as last_tick_at, u.done_by as last_tick_by
         select count(*) from rota.job_definitions as o
         where not o.is_enabled and o.disabled_by is null
     ) as schedules_broken
--- Each count by itself: who asks for the lag alone has none.
+-- Each count by itself: a query for the lag alone makes none.
 from rota.maintenance as u join rota.upgrade_log as i on i.id = 0
 cross join (select rota.now() as now) as n
 where u.task = 'tick';

@@ -4,8 +4,8 @@
  * dependencies: a row for each job that another one waits for.  It is deleted when the parent
  * succeeds; a child without rows is free, and there is no counter that could be wrong.
  *
- * To key_starts, lane_starts and pending_checks transactions only ever add rows, for which none
- * waits (waiting/key_starts.sql, jobs/claim.sql, base/pending.sql).
+ * Transactions only ever add rows to key_starts, lane_starts and pending_checks, and so never
+ * wait for each other (waiting/key_starts.sql, jobs/claim.sql, base/pending.sql).
  */
 
 create table rota.dependencies (

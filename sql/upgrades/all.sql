@@ -41,7 +41,7 @@ begin
             hint = format('Give it back: alter schema rota owner to %s.  All that a role owns '
                 'gets another owner by: reassign owned by %1$s to ...', c_owner_of_tables);
     elsif v_owner <> to_regrole(quote_ident(current_user)) then
-        -- What a superuser or a member would add runs with his rights, among tables whose
+        -- What a superuser or a member would add runs with their rights, among tables whose
         -- triggers are another's.
         raise exception using errcode = 'insufficient_privilege',
             message = format('rota belongs to role %s, and you are %I', v_owner, current_user),

@@ -11,13 +11,13 @@
  * newer one; but that one has neither `depends_on` nor an ordering key and is not blocked: it
  * waits for nothing, and no way leads through it.
  *
- * That no job is forgotten, though no session locks a parent.  One that comes in leaves a
- * check, and after the commit each of its parents has either ended, or its end is still to come
- * and will see the edge.  A parent that ends takes away its edges and then looks at each child:
- * if that has another edge whose parent's end is still to come, that end will look again,
- * later; if that end is under way too, neither may see what the other does, and a check is
- * left; with no edge, the child is opened, or where it is locked, or a trigger refuses it, a
- * check is left.
+ * No job is forgotten, although no session locks a parent.  One that comes in leaves a check,
+ * and after the commit each of its parents has either ended, or its end is still to come and
+ * will see the edge.  A parent that ends takes away its edges and then looks at each child: if
+ * that has another edge whose parent's end is still to come, that end will look again, later;
+ * if that end is under way too, neither may see what the other does, and a check is left; with
+ * no edge, the child is opened, or where it is locked, or a trigger refuses it, a check is
+ * left.
  *
  * A producer with `blocks` keeps the child from being opened until it commits, by a lock on its
  * row: a session that would open it leaves a check and continues, and after the commit sees the

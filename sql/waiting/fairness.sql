@@ -8,12 +8,13 @@
  * one with the lower effective priority (priority - waited / ageing) has the lower sum at any
  * time, because both grow old at one rate.  Keys have no shares there.
  *
- * Fair shares (start-time fair queueing): a job with a limit_key goes to the place of the first
- * job of the lane, or a microsecond behind the last job of its key if that is later; `weight`
- * jobs of a key share a place.  So the time of a lane goes on with what is claimed of it, and a
- * new key does not wait behind the backlog of another.  In such a queue jobs without a key are
- * as those of one key more.  No session holds a lock or a row of state: two producers that do
- * not see each other may give out the same places, which is a little unfair and nothing else.
+ * Fair shares (start-time fair queueing): a job with a limit_key goes to the place of the
+ * first job of the lane, or a microsecond behind the last job of its key if that is later;
+ * `weight` jobs of a key share a place.  So the time of a lane goes on with what is claimed of
+ * it, and a new key does not wait behind the backlog of another.  In such a queue the jobs
+ * without a key count as one more key.  No session holds a lock or a row of state: two
+ * producers that do not see each other may give out the same places, which is a little unfair
+ * and nothing else.
  *
  * A job that is given back before it has begun, at its time and priority, is where it was: its
  * key may have a million behind it.
@@ -22,9 +23,9 @@
  * maintenance lets it in.  One whose limit is known to be full is held at once, so that a
  * million jobs of one customer never stand in front of others.
  *
- * Another priority moves a job that waits, and another ageing those of the queue, by
- * maintenance in steps: until then they are claimed, only not in the new order.  A weight is
- * for the jobs that come in after it.
+ * A new priority moves a waiting job.  A new ageing moves all those of the queue, by
+ * maintenance and in steps: until then they are claimed, only not in the new order.  A new
+ * weight applies to the jobs that come in after it.
  */
 
 /* Give waiting jobs their places, unless they keep theirs, and hold those that have to wait. */

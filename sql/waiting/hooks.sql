@@ -1,9 +1,9 @@
 /*
  * waiting/hooks.sql -- where jobs/ tells that jobs came in, wait and ended.
  *
- * jobs/ does not know how jobs wait for parents, under a key, for a limit or in a schedule: all
- * that a job leads to by coming or going begins here, and these five are the only calls from
- * jobs/ to waiting/.
+ * jobs/ does not know how jobs wait for parents, under a key, for a limit or in a schedule:
+ * whatever follows when a job comes in or ends begins here, and these five functions are the
+ * only ones of waiting/ that jobs/ calls.
  */
 
 /* These jobs are new, or were retried.  Each of child_ids waits for the one of parent_ids at

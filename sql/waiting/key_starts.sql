@@ -11,12 +11,12 @@
  * session may write a 0, from which all is searched again, without a lock: all such say the
  * same.
  *
- * That no head is missed: a transaction that makes a head below the start of its key, of a job
- * that came late or back, writes a 0 as well, so each session that sees the head sees the 0.
- * None writes a higher id meanwhile: sessions that make heads do so, one after the other.
+ * No head is missed: a transaction that makes a head below the start of its key, of a job that
+ * came late or back, writes a 0 as well, so each session that sees the head sees the 0.  None
+ * writes a higher id meanwhile: sessions that make heads do so, one after the other.
  *
- * That no blocked job is missed: one that comes back below the start writes a 0 as well.  One
- * that does not see that it is below is of a transaction that was late, and has left a check.
+ * No blocked job is missed: one that comes back below the start writes a 0 as well.  One that
+ * does not see that it is below is of a transaction that was late, and has left a check.
  * Maintenance searches below the start, and writes a 0 if it finds one.  It does so under the
  * lock of the key, and when no end is under way, so that all who write higher ids later have
  * seen the job.  A transaction that is late by less than a second need not wait for that: rows

@@ -10,12 +10,12 @@
  * id the head, unless another session has locked that job.  A producer that finds no live job
  * of the key makes its own job the head.  All else is left to a check, which maintenance does.
  *
- * That no two transactions make a head of one key: the one that ends a head, or takes away the
- * row in halted_keys, needs nothing, because the others see the old head or that row until it
+ * No two transactions make a head of one key.  The one that ends a head, or takes away the row
+ * in halted_keys, needs no lock, because the others see the old head or that row until it
  * commits, and leave the key alone.  Every other session first tries the advisory lock of the
  * key, never waits for it, keeps it to the commit, and looks with a younger snapshot.
  *
- * That no job is forgotten: one that comes in behind others leaves a check.  After the commit
+ * No job is forgotten.  One that comes in behind others leaves a check.  After the commit
  * maintenance finds a head whose end is still to come, and that will see the job; or a head
  * whose end is under way, and looks again later; or none, and opens the key.
  *

@@ -90,10 +90,11 @@ def test_enqueue_rerun_of_a_running_job_runs_it_exactly_once_more_with_the_newes
     db, clock, ending
 ):
     clock.set("2026-01-01 00:00+00")
-    first = enqueue(db, payload={"v": 1}, max_attempts=1, **RERUN)
+    first = enqueue(db, payload={"v": 1}, headers={"trace": "1"}, max_attempts=1, **RERUN)
     (job,) = claim(db)
     for version in (2, 3, 4):
-        assert enqueue(db, payload={"v": version}, **RERUN) == first
+        newer = {"payload": {"v": version}, "headers": {"trace": str(version)}}
+        assert enqueue(db, **newer, **RERUN) == first
     assert live(db) == [(first, "running", 1)]
     assert claim(db, max_jobs=9) == []
 
@@ -107,6 +108,7 @@ def test_enqueue_rerun_of_a_running_job_runs_it_exactly_once_more_with_the_newes
 
     (again,) = claim(db, max_jobs=9)
     assert (again.payload, again.attempt, again.idempotency_key) == ({"v": 4}, 1, "k")
+    assert again.headers == {"trace": "4"}
     assert again.job_id != first
     finish(db, again)
     assert live(db) == []
@@ -116,7 +118,7 @@ def test_enqueue_rerun_of_a_running_job_runs_it_exactly_once_more_with_the_newes
 @pytest.mark.parametrize("ending", ["fail", "release", "snooze", "forced"])
 def test_a_job_that_comes_back_takes_the_rerun_along(db, clock, ending):
     clock.set("2026-01-01 00:00+00")
-    first = enqueue(db, payload={"v": 1}, **RERUN)
+    first = enqueue(db, payload={"v": 1}, headers={"trace": "1"}, **RERUN)
     one(db, "fail_job", **owner(claim(db)[0]), error="e", retry_in="0")
     (job,) = claim(db)
     enqueue(db, payload={"v": 2}, priority=5, **RERUN)
@@ -133,7 +135,7 @@ def test_a_job_that_comes_back_takes_the_rerun_along(db, clock, ending):
     clock.advance("1 hour")
     (again,) = claim(db, max_jobs=9)
     assert (again.job_id, again.payload, again.priority) == (first, {"v": 2}, 5)
-    assert again.attempt == 1
+    assert (again.headers, again.attempt) == (None, 1)
     finish(db, again)
     assert live(db) == []
 

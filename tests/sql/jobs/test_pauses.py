@@ -138,7 +138,7 @@ def test_pauses_of_types_refuse_bad_arguments_by_name(db):
         ("pause_type", {"job_type": "x"}),
         ("pause_queue", {"queue": "default"}),
     ]:
-        for until in ("infinity", "1969-01-01"):
+        for until in ("infinity", "1969-01-01", "now", "2020-01-01"):
             with refused("until"):
                 value(db, function, **argument, until=until)
 
