@@ -107,7 +107,7 @@ screens: $(VENV)/.dev ## Write what the commands show into the docs
 bench-web: $(VENV)/.dev ## Time each screen with a million live and ten million finished jobs: ARGS="--live 100000 --finished 1000000"
 	@cd tests && ../$(BIN)/python -m web.timings $(ARGS)
 
-bench: $(VENV)/.bench ## Measure everything against yardsticks, in 75 minutes: ARGS="--only claims"
+bench: $(VENV)/.bench ## Measure everything against yardsticks, in 80 minutes: ARGS="--only claims"
 	$(BIN)/python tests/bench/measure_all.py $(ARGS)
 
 bench-quick: $(VENV)/.bench ## Check in less than four minutes that every benchmark works

@@ -61,9 +61,9 @@ end $$;
 
 /* Find or insert the one job of a key, then ask the memory of the key, then change the job; or
  * ask for another run of the job, which a call before this in the batch has done too.  The job
- * may have ended since; the session that makes the next one waits for the memory, which we hold.
- * Raises RTB00, which no caller sees, where another session has the job locked and it may not
- * wait. */
+ * may have ended since; the session that makes the next one waits for the memory, which we
+ * hold.  Raises RTB00, which no caller sees, where another session has the job locked and it
+ * may not wait. */
 create or replace function rota._enqueue_keyed(
     new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
     max_wait interval, may_wait boolean, asked_job_id bigint default null,
