@@ -379,6 +379,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "pause-until-a-time-that-is-over",
+        "An operator pauses until a time that is over, is told so, and nothing is paused.",
+        "sql/jobs/test_pauses.py",
+        sql(
+            "jobs/pauses",
+            "where set_by = 'operator' and until <= rota.now();",
+            "where false;",
+        ),
+    ),
+    mutant(
         "let-in-though-it-stayed",
         "A job that a trigger keeps as it is spends the retries of its queue.",
         "sql/maintenance/test_budgets.py",

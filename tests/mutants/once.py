@@ -57,6 +57,18 @@ ONCE = (
         ),
     ),
     mutant(
+        "headers-of-the-old-call",
+        "A run that follows has the newest payload and the headers, so the trace, of the old.",
+        "sql/jobs/test_keys.py",
+        sql("jobs/keys", "'headers', r.job -> 'headers', ", ""),
+    ),
+    mutant(
+        "headers-of-the-old-attempt",
+        "A job that comes back with a newer payload keeps the headers of the old call.",
+        "sql/jobs/test_keys.py",
+        sql("jobs/keys", "headers = nullif(r.job -> 'headers', 'null'),", ""),
+    ),
+    mutant(
         "rules-of-keys-order-a-batch",
         "Jobs of an ordering key in one batch run in the order of their idempotency keys.",
         "sql/jobs/test_keys.py sql/jobs/test_forward.py",
