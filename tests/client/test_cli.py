@@ -502,7 +502,7 @@ def test_worker_command(
 
     command = [sys.executable, "-m", "rota", "worker", "my_jobs:registry", "--drain"]
     done = subprocess.run(
-        [*command, "-d", dsn, "--log-format", "json"],
+        [*command, "-d", dsn, "--log-format", "json", "--log-level", "INFO"],
         cwd=tmp_path,
         check=False,
         capture_output=True,

@@ -506,7 +506,10 @@ def _add_log(add: argparse.ArgumentParser) -> None:
     add.add_argument("--log-format", choices=formats, default="text", help=default)
     _flag(add, "--json", "write the log as JSON, as --log-format json does")
     levels = ("debug", "info", "warning", "error")
-    add.add_argument("--log-level", choices=levels, default="info", help=default)
+    # As Python writes them, too.
+    add.add_argument(
+        "--log-level", type=str.lower, choices=levels, default="info", help=default
+    )
 
 
 def _add_databases(add: argparse.ArgumentParser) -> None:
