@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -28,6 +29,8 @@ from rota.testing import (
 )
 
 pytestmark = pytest.mark.own_session
+
+TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")
 
 
 @pytest.fixture
@@ -90,6 +93,50 @@ def test_an_async_handler_runs_with_and_without_a_loop(registry: Registry) -> No
 
     assert run_job(registry, "fetch").result == 1
     assert asyncio.run(within()) == 4
+
+
+def test_what_a_handler_sets_in_its_context_is_for_itself(registry: Registry) -> None:
+    """What the test has set is seen by each."""
+
+    @registry.handler("plain")
+    def plain(job: Job) -> list[str]:
+        before = TENANT.get()
+        TENANT.set("plain")
+        return [before, TENANT.get()]
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> list[str]:
+        before = TENANT.get()
+        TENANT.set("async")
+        return [before, TENANT.get()]
+
+    async def within() -> None:
+        for job_type in ("plain", "async"):
+            outcome = await run_job_async(registry, job_type)
+            assert (outcome.result, TENANT.get()) == (["of the test", job_type], "of the test")
+
+    token = TENANT.set("of the test")
+    try:
+        for job_type in ("plain", "async"):
+            outcome = run_job(registry, job_type)
+            assert (outcome.result, TENANT.get()) == (["of the test", job_type], "of the test")
+        asyncio.run(within())
+    finally:
+        TENANT.reset(token)
+
+
+def test_drain_gives_each_async_handler_a_context_of_its_own(
+    own: psycopg.Connection[Any], registry: Registry
+) -> None:
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> str:
+        before = TENANT.get()
+        TENANT.set("async")
+        return before
+
+    rota.Client(own).enqueue_many([{"job_type": "async"}] * 2)
+
+    assert [outcome.result for outcome in drain(own, registry)] == ["none", "none"]
 
 
 @pytest.mark.parametrize(
@@ -711,6 +758,28 @@ def test_what_waits_is_found_by_type_payload_and_columns(own: psycopg.Connection
         assert_enqueued(own, "mail", que="slow")
 
 
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (UUID(int=7), str(UUID(int=7))),
+        (date(2026, 1, 2), "2026-01-02"),
+        (timedelta(minutes=1), 60),
+        ([{"id": UUID(int=7)}, ANY], [{"id": str(UUID(int=7))}, 3]),
+        ({7: UUID(int=7)}, {"7": str(UUID(int=7)), "8": 1}),
+    ],
+)
+def test_what_json_has_not_is_compared_with_how_it_is_stored(
+    own: psycopg.Connection[Any], value: Any, stored: Any
+) -> None:
+    rota.Client(own).enqueue("mail", {"about": stored})
+
+    assert_enqueued(own, "mail", {"about": value})
+    with pytest.raises(AssertionError):
+        assert_not_enqueued(own, "mail", {"about": value})
+    with pytest.raises(AssertionError):
+        assert_not_enqueued(own, {"job_type": "mail", "payload": {"about": value}})
+
+
 def test_what_is_asked_of_a_task_is_anything_but_of_its_parameters(
     own: psycopg.Connection[Any],
 ) -> None:
@@ -776,6 +845,8 @@ def test_tasks_are_found_by_their_arguments(
     assert_enqueued(own, send_receipt.job(order, copies=2))
     assert_not_enqueued(own, send_receipt.job(order, copies=3))
     assert_not_enqueued(own, send_receipt.options(queue="fast").job(order, copies=2))
+    with pytest.raises(TypeError, match="brings its payload"):
+        assert_enqueued(own, send_receipt.job(UUID(int=8)), {"copies": 2})
 
 
 def test_a_job_that_has_ended_waits_no_more(

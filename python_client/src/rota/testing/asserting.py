@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 from psycopg.rows import dict_row
 
+from ..codec import Codec
 from ..tasks import Task
 from .session import Session, session_of
 
@@ -79,11 +81,15 @@ def _search(
                 for name, value in payload.items()
             }
     elif isinstance(job, Mapping):
+        if payload is not None and "payload" in job:
+            raise TypeError("a job that task.job(...) has made brings its payload")
         wanted |= {name: value for name, value in job.items() if name in names}
     else:
         wanted["job_type"] = job
     if payload is not None:
         wanted["payload"] = payload
+    if "payload" in wanted:
+        wanted["payload"] = _as_stored(wanted["payload"])
     wanted |= columns
     found = [row for row in rows if all(_fits(row, *item) for item in wanted.items())]
     others = [row for row in rows if row not in found]
@@ -117,9 +123,20 @@ def _has(value: Any, wanted: Any) -> bool:
     """Whether a value has all that is wanted of it; what equals anything is equal too."""
     if isinstance(wanted, Mapping) and isinstance(value, Mapping):
         return all(name in value and _has(value[name], wanted[name]) for name in wanted)
-    if isinstance(wanted, tuple):  # which enqueue() stores as a list
-        wanted = list(wanted)
     return bool(wanted == value)
+
+
+def _as_stored(wanted: Any) -> Any:
+    """Return what is wanted as JSON has it; what JSON has not may equal anything."""
+    if isinstance(wanted, Mapping):
+        items = wanted.items()
+        return {k if isinstance(k, str) else json.dumps(k): _as_stored(v) for k, v in items}
+    if isinstance(wanted, list | tuple):
+        return [*map(_as_stored, wanted)]
+    try:
+        return Codec().encode(wanted)
+    except TypeError:
+        return wanted
 
 
 def _told(wanted: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ written is undone, and the next job runs.
 
 A plain function runs in the thread of the test, where Django's connection is, or a session of
 SQLAlchemy that the test has put in its place.  Within an event loop, with the ``_async`` forms,
-it runs in another thread, as in a worker.
+it runs in another thread, as in a worker.  Each handler has a copy of the test's context.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, cast
@@ -495,9 +496,10 @@ def _drive(registry: Registry, steps: Steps[T]) -> T:
                             text = "await drain_async() or run_job_async()"
                             raise RuntimeError(f"an event loop runs here: {text}")
                         loop = stack.enter_context(asyncio.Runner())
-                    outcome = loop.run(run_async(cast(Any, handler), job))
+                    running = run_async(cast(Any, handler), job)
+                    outcome = loop.run(running, context=copy_context())
                 else:
-                    outcome = run_sync(cast(Callable[[Job], object], handler), cast(Job, job))
+                    outcome = copy_context().run(run_sync, cast(Any, handler), cast(Job, job))
                 job = steps.send(outcome)
         except StopIteration as stop:
             return cast(T, stop.value)
@@ -510,7 +512,8 @@ async def _drive_async(registry: Registry, steps: Steps[T]) -> T:
         while True:
             handler = registry[job.job_type]
             if isinstance(job, AsyncJob):
-                outcome = await run_async(cast(Any, handler), job)
+                # In a task, which has a context of its own, as a thread has here.
+                outcome = await asyncio.create_task(run_async(cast(Any, handler), job))
             else:
                 call = cast(Callable[[Job], object], handler)
                 outcome = await asyncio.to_thread(run_sync, call, cast(Job, job))
