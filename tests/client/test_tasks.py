@@ -14,10 +14,12 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    Generic,
     Literal,
     NewType,
     NotRequired,
     TypedDict,
+    TypeVar,
     get_origin,
 )
 from uuid import UUID
@@ -46,6 +48,7 @@ class Home(Address):
 
 Drain = Callable[..., None]
 Row = dict[str, Any]
+T = TypeVar("T")
 SEEN: list[Any] = []
 
 
@@ -159,6 +162,20 @@ def test_arguments_reach_parameters_of_each_kind(client: Client, drain: Drain) -
     drain(registry, concurrency=1)
 
     assert SEEN == [(1, 2, 30, 4, 5), (1, 20, 3, 40, 50)]
+
+
+def test_a_payload_names_what_a_function_takes_by_place_only() -> None:
+    registry = Registry()
+
+    @registry.task()
+    def take(job: Job, a: int, b: int = 2, c: int = 3, /, *, d: int = 4) -> list[int]:
+        return [a, b, c, d]
+
+    registry.schedule("@daily", payload={"a": 1, "c": 5})(take)
+
+    assert registry.schedules[0]["payload"] == {"a": 1, "c": 5}
+    assert run_job(registry, take, {"a": 1, "c": 5}).result == [1, 2, 5, 4]
+    assert run_job(registry, take.job(1, d=6)).result == [1, 2, 3, 6]
 
 
 def test_async_task_is_enqueued_by_an_async_client_and_gets_its_job(
@@ -285,6 +302,19 @@ def test_a_value_has_one_key_in_whatever_form_it_is_given() -> None:
     assert {pay.job(*each)["idempotency_key"] for each in given} == {f"{user.lower()}:1.0"}
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [("{day.yer}", "no attribute 'yer'"), ("{day[0]}", "TypeError"), ("{day.year:s}", "'s'")],
+)
+def test_a_key_that_cannot_be_made_is_refused_by_its_option(template: str, said: str) -> None:
+    @Registry().task(ordering_key=template)
+    def count(day: date) -> None: ...
+
+    with pytest.raises(rota.InvalidArgumentError, match=r"^ordering_key '\{day") as caught:
+        count.job(date(2026, 1, 2))
+    assert said in str(caught.value)
+
+
 def test_a_key_has_a_set_in_one_order() -> None:
     """In each process a set has another."""
 
@@ -324,8 +354,9 @@ def test_a_task_and_a_call_say_for_how_long_a_job_may_start(client: Client) -> N
 
 def test_job_of_a_former_name_is_run_by_the_renamed_task(client: Client, drain: Drain) -> None:
     registry = Registry()
+    former: Any = iter(["mail_receipt", "receipt"])
 
-    @registry.task("send_receipt", aliases=["mail_receipt", "receipt"])
+    @registry.task("send_receipt", aliases=former)
     def send_receipt(order_id: int) -> None:
         SEEN.append(order_id)
 
@@ -594,6 +625,40 @@ def test_dataclasses_of_a_union_that_are_the_same_in_json_are_refused() -> None:
         Registry().task()(take)
 
 
+class Colour(Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "is_exact"),
+    [
+        (UUID | str, str(UUID(int=1)), False),
+        (UUID | str | None, UUID(int=1), True),
+        (UUID | str, "one", True),
+        (str | date, "2026-01-02", False),
+        (Color | Colour, Color.RED, True),
+        (Color | Colour, Colour.RED, False),
+        (Level | int, 1, True),
+        (timedelta | float, 1.0, False),
+        (TypeAliasType("Id", UUID | str) | None, str(UUID(int=1)), False),
+        (set[int] | list[int], [1], False),
+        (UUID | None, str(UUID(int=1)), True),
+    ],
+)
+def test_what_would_arrive_as_another_member_of_a_union_is_refused(
+    kind: Any, value: Any, is_exact: bool
+) -> None:
+    def take(value: Any) -> None: ...
+
+    take.__annotations__["value"] = kind
+    task = Registry().task()(take)
+    if is_exact:
+        task.job(value)
+        return
+    with pytest.raises(rota.InvalidArgumentError, match=r"^payload.value: .* would arrive as"):
+        task.job(value)
+
+
 def test_returned_exception_counts_as_raised(
     client: Client, job: Callable[[int], Row], drain: Drain
 ) -> None:
@@ -793,6 +858,13 @@ class Named:
 def labelled(parcel: Labelled) -> None: ...
 
 
+class Box(TypedDict, Generic[T]):
+    inside: T
+
+
+def boxed(box: Box[int]) -> None: ...
+
+
 async def waits(job: Job) -> None: ...
 
 
@@ -823,6 +895,7 @@ def fine(order_id: int) -> None: ...
         (jobs, {}, "the parameter jobs of jobs: the type Job has no form in JSON"),
         (labelled, {}, "Labelled is not made by the name of its field sizes, but by its alias"),
         (weighed, {}, "Weighed does not keep its InitVar tare, and cannot be made again"),
+        (boxed, {}, "Box[int] is a generic TypedDict: define one that has its types in their"),
         (tree, {}, "root of tree has a recursive type: use Any"),
         (
             Registry().task()(fine),

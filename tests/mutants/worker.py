@@ -242,7 +242,7 @@ WORKER = (
         "unread-arguments-enqueued",
         "A job is enqueued whose payload the worker will not be able to read.",
         "client/test_tasks.py",
-        client("tasks", "bound.arguments |= self._decode(payload)", "pass"),
+        client("tasks", "arrived = self._decode(payload)", "arrived = dict(bound.arguments)"),
     ),
     mutant(
         "cancelled-ends-nothing",

@@ -118,6 +118,10 @@ class Codec:
             return partial(_first, together + alone)
         if origin is Literal:
             return partial(_literal, [(self.encode(choice), choice) for choice in inner])
+        if is_typeddict(origin):
+            raise TypeError(
+                f"{kind} is a generic TypedDict: define one that has its types in their places"
+            )
         if is_typeddict(kind):
             return partial(decode_object, dict, self._parts(kind), _required_keys(kind))
         if inspect.isclass(origin or kind):
@@ -159,6 +163,14 @@ class Codec:
             for name, part in hints.items()
             if names is None or name in names
         }
+
+
+def choices_of(kind: Any) -> set[Any]:
+    """Return the classes between which a union chooses, or the only one."""
+    kind = _bare(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return set().union(*map(choices_of, get_args(kind)))
+    return {get_origin(kind) or kind}
 
 
 def hints_of(owner: Any, name: str) -> dict[str, Any]:

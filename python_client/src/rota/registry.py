@@ -146,6 +146,7 @@ class Registry:
             raise ValueError(f"{both[0].__name__} is in both retry_on and give_up_on")
         if isinstance(aliases, str):
             raise TypeError(f"aliases is a list of job types, as [{aliases!r}], not a text")
+        aliases = tuple(aliases)  # a generator gives them only once
         for alias in aliases:
             check_name("aliases", alias)
 

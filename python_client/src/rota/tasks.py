@@ -33,7 +33,7 @@ from .client.adapters import AsyncCaller, Caller, is_async
 from .client.async_client import AsyncClient
 from .client.sync_client import Client
 from .client.values import check_name, check_range
-from .codec import Codec, decode, decode_object, hints_of
+from .codec import Codec, choices_of, decode, decode_object, hints_of
 from .exceptions import InvalidArgumentError, JobCancelled, RetryIn, RotaError, Snooze, only_of
 from .job import AsyncJob, BaseJob, Job
 from .rows import EnqueuedJob
@@ -173,14 +173,16 @@ class Task(Generic[Call, P, R]):
         payload = {name: self._encode(name, item) for name, item in bound.arguments.items()}
         # What the worker could not read is refused here.  Keys are made of what it would read:
         # a value has one key, whether it is given as a UUID or as its text.
-        bound.arguments |= self._decode(payload)
+        arrived = self._decode(payload)
+        self._check_arrives(bound.arguments, arrived)
+        bound.arguments |= arrived
         bound.apply_defaults()
         # The order of a set is another one in each process.
         values = {
             name: self._codec.encode(value) if isinstance(value, Set) else value
             for name, value in bound.arguments.items()
         }
-        keys = {name: template.format_map(values) for name, template in self._templates.items()}
+        keys = {name: self._key(name, values) for name in self._templates}
         options = {n: value for n, value in self._options.items() if value is not None}
         return {"job_type": self.job_type, "payload": payload, **options, **keys}
 
@@ -289,9 +291,20 @@ class Task(Generic[Call, P, R]):
                 raise TypeError(f"{what} has a recursive type: use Any") from None
             except (TypeError, NameError) as error:
                 raise TypeError(f"{what}: {error}") from None
+        # A payload has names for all, also for those that the function takes by place only.
+        by_place = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
+        self._fillers = {p.name: p.default for p in by_place if p.default is not p.empty}
         self._signature = inspect.Signature(
-            [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+            [
+                p.replace(
+                    annotation=hints[p.name],
+                    kind=p.POSITIONAL_OR_KEYWORD if p in by_place else p.kind,
+                )
+                for p in parameters
+            ]
         )
+        choices = {p.name: choices_of(hints[p.name]) for p in parameters}
+        self._choices = {name: kinds for name, kinds in choices.items() if len(kinds) > 1}
         self._required = {p.name for p in parameters if p.default is p.empty}
 
     def _check_template(self, option: str, text: str) -> str:
@@ -327,6 +340,26 @@ class Task(Generic[Call, P, R]):
         except (TypeError, ValueError) as error:  # the latter of pydantic
             raise InvalidArgumentError(f"payload.{name}: {error}") from None
 
+    def _check_arrives(self, sent: Mapping[str, Any], arrived: Mapping[str, Any]) -> None:
+        """Raise InvalidArgumentError for what arrives as another member of a union."""
+        for name in self._choices.keys() & sent.keys():
+            value, other = sent[name], arrived[name]
+            if type(value) in self._choices[name] - {type(other)} and value != other:
+                raise InvalidArgumentError(
+                    f"payload.{name}: {value!r:.80} would arrive as {other!r:.80}, for nothing "
+                    "in JSON tells one from the other: put it into a dataclass with a field "
+                    f"such as kind: Literal[{type(value).__name__!r}]"
+                )
+
+    def _key(self, option: str, values: Mapping[str, Any]) -> str:
+        template = self._templates[option]
+        try:
+            return template.format_map(values)
+        except Exception as error:  # a value may raise whatever it likes
+            raise InvalidArgumentError(
+                f"{option} {template!r} cannot be made: {type(error).__name__}: {error}"
+            ) from error
+
     def _decode(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         decoder = partial(decode_object, dict, self._decoders, self._required)
         try:
@@ -337,7 +370,7 @@ class Task(Generic[Call, P, R]):
         return arguments
 
     def _arguments(self, job: BaseJob) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        arguments = self._decode(job.payload)
+        arguments = self._fillers | self._decode(job.payload)
         if self._job_name is not None:
             arguments[self._job_name] = job
         bound = inspect.BoundArguments(self._function_signature, arguments)
