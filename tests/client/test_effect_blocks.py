@@ -253,6 +253,19 @@ def test_a_number_as_the_key_of_an_effect_is_refused_by_its_name(
     assert error == "key of an effect must be a text, got 7"
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.record_effect("mail", 7, 1, 1),
+        lambda client: client.effect_result(True, "7"),
+        lambda client: client.pause_queue("default", reason=5),
+    ],
+)
+def test_a_number_for_a_text_is_refused_by_its_name(client: Client, call: Any) -> None:
+    with pytest.raises(rota.InvalidArgumentError, match=r"^\w+ must be a text, got \w+$"):
+        call(client)
+
+
 def test_a_job_cannot_end_within_the_block_of_an_effect(
     client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain
 ) -> None:

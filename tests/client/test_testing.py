@@ -125,6 +125,21 @@ def test_what_a_handler_sets_in_its_context_is_for_itself(registry: Registry) ->
         TENANT.reset(token)
 
 
+def test_a_message_of_progress_that_is_no_text_is_refused_by_its_name(
+    own: psycopg.Connection[Any], registry: Registry
+) -> None:
+    message: Any = 5
+    registry.add("plain", lambda job: job.set_progress(50, message))
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        await job.set_progress(50, message)
+
+    for job_type in ("plain", "async"):
+        with pytest.raises(TypeError, match=r"^message must be a text, got 5$"):
+            run_job(registry, job_type, connection=own)
+
+
 def test_drain_gives_each_async_handler_a_context_of_its_own(
     own: psycopg.Connection[Any], registry: Registry
 ) -> None:

@@ -285,6 +285,8 @@ class BaseJob:
         self, percent: float, message: str | None
     ) -> Iterator[Callable[[Any], Any]]:
         """Give the call that stores it; go on without it if the database cannot be reached."""
+        if not isinstance(message, str | None):
+            raise TypeError(f"message must be a text, got {message!r:.80}")
         try:
             yield lambda client: client.set_progress(
                 **self._ids,

@@ -869,7 +869,8 @@ class AsyncClient:
             if told is not error:
                 raise told from error
             if not isinstance(error, psycopg.OperationalError):
-                blame(arguments)  # maybe for a value that cannot be sent
+                # Maybe for a value that cannot be sent.
+                blame(arguments, getattr(type(self), function).__annotations__)
             raise
 
 

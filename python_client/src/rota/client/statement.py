@@ -30,6 +30,7 @@ from psycopg.pq import Format
 from psycopg.rows import RowMaker, class_row
 from psycopg.types.json import Jsonb, JsonbBinaryLoader
 
+from ..exceptions import InvalidArgumentError
 from .values import (
     CONVERTERS,
     check_durations,
@@ -72,15 +73,18 @@ def prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def blame(arguments: Mapping[str, Any]) -> None:
+def blame(arguments: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
     """Raise InvalidArgumentError for the first argument that nothing in Postgres can hold.
 
-    Asked only when a call has failed: to look through lists of thousands costs time.
+    *kinds* are the annotations of the method.  Asked only when a call has failed: to look
+    through lists of thousands costs time.
     """
     for name, value in arguments.items():
         check_json(name, value.obj if isinstance(value, Jsonb) else value)
         check_size(name, value)
         check_known(name, value)
+        if isinstance(value, int | float) and kinds.get(name, "").startswith("str"):
+            raise InvalidArgumentError(f"{name} must be a text, got {value!r}")
 
 
 def call(
