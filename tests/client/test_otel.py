@@ -253,6 +253,29 @@ def test_a_call_that_is_refused_tells_so_in_its_span(client: Client, traces: Tra
     assert sent.status.status_code is StatusCode.ERROR
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+
+def test_an_exception_without_a_text_stays_what_it_is(
+    client: Client, dsn: str, traces: Traces
+) -> None:
+    registry = Registry()
+    otel.instrument(registry, tracer_provider=traces.provider)
+
+    @registry.handler("mute")
+    def mute(job: Job) -> None:
+        raise Mute
+
+    client.enqueue("mute")
+    (outcome,) = drain(dsn, registry, raise_errors=False)
+
+    assert isinstance(outcome.error, Mute)
+    (span,) = traces.named("process mute")
+    assert span.status.description == "Mute: Mute, whose text cannot be had"
+
+
 class Kept(Transport):
     """Keeps what Sentry would be sent."""
 

@@ -13,7 +13,7 @@ API of OpenTelemetry, and emits nothing until your program sets up an SDK.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -24,7 +24,7 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from .._version import __version__
 from ..client.statement import HOOKS, Hook, Outgoing
-from ..exceptions import RetryIn, Snooze
+from ..exceptions import RetryIn, Snooze, text_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
@@ -142,6 +142,7 @@ def _processed(job: Job | AsyncJob) -> dict[str, Any]:
 
 def _fail(span: Span, error: BaseException) -> None:
     cause = error.__cause__ if isinstance(error, RetryIn) and error.__cause__ else error
-    span.record_exception(cause)
+    with suppress(Exception):  # it asks for the text, which some do not give
+        span.record_exception(cause)
     span.set_attribute("error.type", type(cause).__qualname__)
-    span.set_status(Status(StatusCode.ERROR, f"{type(cause).__name__}: {cause}"))
+    span.set_status(Status(StatusCode.ERROR, f"{type(cause).__name__}: {text_of(cause)}"))
