@@ -104,6 +104,19 @@ def die_and_leave_a_child() -> None:
     os._exit(7)
 
 
+def close_all_and_leave_a_thread() -> None:
+    threading.Thread(target=time.sleep, args=[40]).start()
+    os.closerange(3, 256)
+
+
+def leave_a_daemon_and_hang(started: str) -> None:
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(40)
+        os._exit(0)
+    hang(started)
+
+
 def leave() -> None:
     raise SystemExit("no more")
 

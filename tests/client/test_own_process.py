@@ -160,22 +160,33 @@ def test_what_a_function_raises_fails_the_attempt(
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_not_waited_for_while_its_child_lives(
-    client: Client, db: psycopg.Connection[Any], drain: Drain
+@pytest.mark.parametrize(
+    ("function", "became"),
+    [
+        (computing.die_and_leave_a_child, "ended with 7"),
+        (computing.close_all_and_leave_a_thread, "closed its files"),
+    ],
+)
+def test_a_process_that_cannot_answer_is_not_waited_for(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    function: Callable[[], None],
+    became: str,
 ) -> None:
-    """The child has the pipe for the answer, too."""
+    """Its child has the pipe for the answer, too; and a thread keeps it from its end."""
     registry = Registry()
 
     @registry.handler("computes")
     async def computes(job: AsyncJob) -> None:
         async with asyncio.timeout(20):
-            await job.run_in_process(computing.die_and_leave_a_child)
+            await job.run_in_process(function)
 
     client.enqueue("computes", max_attempts=1)
     drain(registry)
 
     errors = db.execute("select last_error from rota.finished_jobs").fetchall()
-    assert errors == [("the process of the handler ended with 7",)]
+    assert errors == [(f"the process of the handler {became}",)]
 
 
 @pytest.mark.slow
@@ -258,7 +269,10 @@ async def _in_loop(number: int) -> None: ...
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", [computing.hang, computing.close_all_and_hang])
+@pytest.mark.parametrize(
+    "function",
+    [computing.hang, computing.close_all_and_hang, computing.leave_a_daemon_and_hang],
+)
 def test_a_process_is_killed_when_its_job_is_cancelled(
     client: Client,
     db: psycopg.Connection[Any],

@@ -31,6 +31,8 @@ from .process import LAST_WORDS, die_with, told_of
 MAX_IDLE = 64
 LOOK_INTERVAL = 0.25
 """Seconds between two looks whether a process still lives."""
+END_TIMEOUT = 5.0
+"""Seconds that the end of a process is waited for."""
 LENGTH = struct.Struct(">Q")
 START = "from rota.worker.own_process import answer_parent; answer_parent()"
 
@@ -64,10 +66,10 @@ class Processes:
             try:
                 body = await _ask(process, question)
             except (asyncio.IncompleteReadError, OSError):
-                code = await process.wait()  # it may have closed its files, and go on
-                raise ChildProcessError(
-                    f"the process of the handler ended with {told_of(code)}"
-                ) from None
+                await _wait(process)
+                code = process.returncode
+                became = "closed its files" if code is None else f"ended with {told_of(code)}"
+                raise ChildProcessError(f"the process of the handler {became}") from None
         except BaseException:
             await _kill(process)
             raise
@@ -125,7 +127,14 @@ async def _converse(process: Process, question: bytes) -> bytes:
 
 async def _kill(process: Process) -> None:
     _kill_group(process)
-    await process.wait()
+    await _wait(process)
+    process._transport.close()  # type: ignore[attr-defined]  # what another has open, too
+
+
+async def _wait(process: Process) -> None:
+    """Wait for its end, but not long: it goes on, or another process has its pipes open."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), END_TIMEOUT)
 
 
 def _kill_group(process: Process) -> None:
