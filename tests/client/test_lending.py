@@ -21,6 +21,8 @@ import rota
 from rota import AsyncJob, Client, Job, Registry, Worker
 from rota.worker.connection import NoAnswerError
 from rota.worker.lending import CALLS, Pool, Watch
+from support.started_workers import BackgroundWorker
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.own_session
 
@@ -228,6 +230,41 @@ def test_a_call_that_waits_for_its_turn_waits_no_longer_than_it_may(
 
     assert len(seconds) == 1
     assert 0.5 < seconds[0] < 3
+
+
+def test_a_worker_that_leaves_cuts_off_what_goes_on_after_its_handler(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Callable[..., BackgroundWorker],
+) -> None:
+    registry, begun = Registry(), threading.Event()
+    threads: list[threading.Thread] = []
+    errors: list[BaseException] = []
+
+    def go_on(job: Job) -> None:
+        try:
+            with job.transaction() as connection:
+                begun.set()
+                connection.execute("select pg_sleep(60)")
+        except BaseException as error:
+            errors.append(error)
+
+    @registry.handler("leaves")
+    def leaves(job: Job) -> None:
+        threads.append(threading.Thread(target=go_on, args=[job]))
+        threads[0].start()
+        begun.wait(30)
+
+    client.enqueue("leaves", lease=timedelta(hours=1))
+    worker = background(registry)
+    ended = "select status from rota.finished_jobs"
+    wait_until(lambda: db.execute(ended).fetchall() == [("succeeded",)], "the end")
+
+    worker.stop()
+
+    threads[0].join(10)
+    assert [type(error) for error in errors] == [NoAnswerError]
+    assert str(errors[0]).endswith("has left")
 
 
 def test_idle_connections_make_room_for_the_end_of_a_job(

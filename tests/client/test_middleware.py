@@ -141,6 +141,31 @@ def test_a_lifespan_that_hangs_holds_up_no_signal(
     assert "a lifespan of its registry neither opens nor closes" in caplog.text
 
 
+def test_lifespans_that_ignore_a_cancellation_hold_up_no_stop(
+    background: Callable[..., BackgroundWorker],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("rota.worker.worker.LEAVE_TIMEOUT", 0.1)
+    registry = Registry()
+    registry.add("nothing", lambda job: None)
+
+    async def stubborn() -> AsyncIterator[None]:
+        yield
+        for _ in range(2):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    for _ in range(2):
+        registry.lifespan(stubborn)
+    worker = background(registry, grace_period=0.1)
+    wait_until(lambda: worker.worker.is_ready, "the start")
+
+    worker.stop()
+
+    assert "a lifespan of its registry neither opens nor closes" in caplog.text
+
+
 def test_a_lifespan_may_close_after_a_stop_at_once(
     background: Callable[..., BackgroundWorker],
 ) -> None:

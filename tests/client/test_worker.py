@@ -20,6 +20,7 @@ from psycopg.types.json import JsonbBinaryLoader, set_json_loads
 import rota
 from rota import AsyncJob, Client, Job, JsonFormatter, Registry, Worker
 from rota.worker.connection import NoAnswerError
+from support.mutation import mutate
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
@@ -63,6 +64,18 @@ def test_plain_and_async_handlers_finish_with_their_results(
     assert _result(db, first) == {"thread": "rota-job", "payload": {"n": 1}}
     assert _result(db, second)["attempt"] == 1
     assert _result(db, second)["thread"] != "rota-job"
+
+
+def test_queues_may_be_what_gives_them_once(
+    client: Client, status: Status, drain: Drain
+) -> None:
+    registry = Registry()
+    registry.add("a", lambda job: None)
+    job_id = client.enqueue("a", queue="mail").job_id
+
+    drain(registry, queues=iter(["mail"]))
+
+    assert status(job_id) == "succeeded"
 
 
 def test_drain_runs_more_jobs_than_one_batch(
@@ -802,6 +815,30 @@ def test_a_worker_leaves_though_the_database_takes_no_leave_of_it(
         worker.stop()
 
     assert "exiting, although the database is away: NoAnswerError" in caplog.text
+
+
+@pytest.mark.own_session
+def test_a_worker_that_is_stopped_while_its_first_report_is_stored_is_known_no_more(
+    db: psycopg.Connection[Any], background: Background
+) -> None:
+    """The report is committed although it is to be cancelled."""
+    mutate(
+        db,
+        "report_worker",
+        "last_seen_at = excluded.last_seen_at;",
+        "last_seen_at = excluded.last_seen_at;"
+        " begin perform pg_sleep(30); exception when query_canceled then null; end;",
+    )
+    registry = Registry()
+    registry.add("a", lambda job: None)
+    worker = background(registry)
+    sleeps = "select from pg_stat_activity where wait_event = 'PgSleep'"
+    sleeps += " and datname = current_database()"
+    wait_until(lambda: db.execute(sleeps).fetchone() is not None, "the report")
+
+    worker.stop()
+
+    assert db.execute("select worker from rota.workers").fetchall() == []
 
 
 @pytest.mark.parametrize("what", ["handler", "lifespan"])

@@ -41,9 +41,8 @@ WORKER = (
         "client/test_worker_process.py",
         client(
             "worker/worker",
-            "await self._executor.wait(self._grace_period, self._stop_now)",
-            "self._heartbeat.stop()\n"
-            "        await self._executor.wait(self._grace_period, self._stop_now)",
+            "await first_of(at_rest, self._stop_now,",
+            "self._heartbeat.stop()\n        await first_of(at_rest, self._stop_now,",
         ),
     ),
     mutant(

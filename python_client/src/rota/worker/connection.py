@@ -224,6 +224,20 @@ async def wait_for(event: asyncio.Event, seconds: float) -> bool:
     return event.is_set()
 
 
+async def first_of(
+    *awaited: asyncio.Event | asyncio.Task[Any], timeout: float | None = None
+) -> None:
+    """Wait until an event is set or a task has ended, but not longer than that."""
+    tasks = [each for each in awaited if isinstance(each, asyncio.Task)]
+    events = [each for each in awaited if isinstance(each, asyncio.Event)]
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks + waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
 @asynccontextmanager
 async def time_limit(seconds: float) -> AsyncIterator[None]:
     """Raise NoAnswerError in a block that takes longer, however the server hangs.

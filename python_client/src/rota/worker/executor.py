@@ -95,8 +95,9 @@ class Executor:
         self._held: deque[BaseJob] = deque()
         self._running: dict[BaseJob, asyncio.Task[Any] | None] = {}
         share.running = self._running
-        self._at_rest = asyncio.Event()
-        self._at_rest.set()
+        self.at_rest = asyncio.Event()
+        """All running jobs have ended."""
+        self.at_rest.set()
         self._cut: WeakKeyDictionary[BaseJob, float] = WeakKeyDictionary()
         self._will_look = False
         self._lock = threading.Lock()
@@ -175,7 +176,7 @@ class Executor:
             self._cut[job] = now
             if task is not None:
                 if job.is_lost:
-                    job.lose()  # a heartbeat that comes through is too late
+                    job.is_lease_gone = True  # a heartbeat that comes through is too late
                 asyncio.get_running_loop().call_later(CUT_PAUSE, task.cancel)
         elif task is not None and not task.cancelling():
             task.cancel()
@@ -185,19 +186,12 @@ class Executor:
         self._job_context.is_leaving = True
         self._start()
 
-    async def wait(self, timeout: float, give_up: asyncio.Event) -> None:
-        """Wait until all running jobs have ended, but not after *timeout* or *give_up*."""
-        waiters = [asyncio.create_task(event.wait()) for event in (self._at_rest, give_up)]
-        await asyncio.wait(waiters, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        for waiter in waiters:
-            waiter.cancel()
-
     async def stop_running(self) -> None:
         """Tell the handlers to end, and give back what does not."""
         self._job_context.is_stopping = True
         for job in list(self._running):
             self.cancel(job)
-        await wait_for(self._at_rest, LAST_WORDS)
+        await wait_for(self.at_rest, LAST_WORDS)
         left = dict(self._running)
         self._running.clear()  # how they end is of no interest any more
         # What they have not committed is for those who run them next.
@@ -226,7 +220,7 @@ class Executor:
         self._start()
         self._share.places.tell()
         if not self.running:
-            self._at_rest.set()
+            self.at_rest.set()
         if self.wanted or self.is_idle:
             self._on_free()
 
@@ -238,7 +232,7 @@ class Executor:
                 self._held.clear()
             jobs = [self._take() for _ in range(min(self._places, len(self._held)))]
             if jobs:
-                self._at_rest.clear()
+                self.at_rest.clear()
         loop = asyncio.get_running_loop()
         for job in jobs:
             if isinstance(job, AsyncJob):  # whose task is kept by _run
@@ -381,11 +375,6 @@ class Places:
         self._next_at = 0.0
         self._will_tell = False
 
-    @property
-    def free(self) -> int:
-        """How many handlers may still start."""
-        return max(0, self.total - sum(len(share.running) for share in self.shares))
-
     def take_turn(self) -> float:
         """Return how many seconds to wait before a report."""
         now = time.monotonic()
@@ -429,7 +418,8 @@ class Share:
 
     def room(self) -> int:
         """Return how many more of its handlers may start now."""
-        free = self.places.free
+        taken = sum(len(share.running) for share in self.places.shares)
+        free = max(0, self.places.total - taken)
         if free and len(self.places.shares) > 1:
             hungry = [each for each in self.places.shares if each is self or each.is_hungry()]
             if len(hungry) > 1:

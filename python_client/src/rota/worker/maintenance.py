@@ -122,13 +122,14 @@ class Presence:
     async def report(self) -> None:
         """Report; any error is the caller's."""
         self._reported_at = time.monotonic()
-        await self._connection.call(
-            lambda client: client.report_worker(
-                self._worker, socket.gethostname(), os.getpid(), __version__, self._queues,
-                self._job_types(), self._concurrency, client.connection.info.backend_pid,
-            )
+        await self._connection.call(self._report)
+
+    async def _report(self, client: AsyncClient) -> None:
+        self._is_known = True  # first: it may be stored though no answer comes
+        await client.report_worker(
+            self._worker, socket.gethostname(), os.getpid(), __version__, self._queues,
+            self._job_types(), self._concurrency, client.connection.info.backend_pid,
         )  # fmt: skip
-        self._is_known = True
 
     async def look_for_untaken(self) -> None:
         """Warn of jobs that wait for a worker that nobody has started, of each type once."""

@@ -30,7 +30,7 @@ from ..exceptions import InvalidArgumentError, RotaError, to_duration
 from ..job import JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
-from .connection import Connection, ConnectionState, Retry, end_task
+from .connection import Connection, ConnectionState, Retry, end_task, first_of
 from .executor import MAX_BATCH, Executor, Places, Prefetch, Share
 from .fetcher import Fetcher
 from .heartbeat import Heartbeat
@@ -91,8 +91,20 @@ class Worker:
                 f"conninfo must be a URL, got {type(conninfo).__name__}: a worker opens its "
                 "own connections"
             )
-        _check_registry(registry)
-        _check_queues(queues)
+        if not isinstance(registry, Registry):
+            raise TypeError(
+                f"the handlers must be in a rota.Registry, got {type(registry).__name__}: "
+                "registry.add(job_type, function) adds one"
+            )
+        if not registry.job_types:
+            raise ValueError("the registry has no handler")
+        if isinstance(queues, str):
+            raise TypeError(f"queues must be a list, got the text {queues!r}")
+        self._queues = list(queues)
+        if not self._queues:
+            raise ValueError("queues must have a name")
+        for queue in self._queues:
+            check_name("queue", queue)
         self._lease = None if lease is None else to_duration("lease", lease)
         seconds = None if self._lease is None else self._lease.total_seconds()
         for argument, value, lowest, highest in (
@@ -110,7 +122,6 @@ class Worker:
                 check_range(argument, value, lowest, highest)
         self.name = name or f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
         self._registry = registry
-        self._queues = list(queues)
         # Among others the database may be away, also from the start on.
         self._is_patient = places is not None
         self._share = Share(places or Places(concurrency))
@@ -204,36 +215,38 @@ class Worker:
                 raise cancelled
 
     async def _run(self, *, drain: bool, once: bool) -> None:
-        limit = asyncio.timeout(None)
-        ending = asyncio.create_task(_expire_on(self._stop, limit))
-        resources = self._registry.open_resources()
-        try:
-            async with limit, resources as self._context.resources:
-                await end_task(ending)
-                limit.reschedule(None)
+        is_open, is_closing = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            async with self._registry.open_resources() as self._context.resources:
+                is_open.set()
                 try:
                     await self._work(drain=drain, once=once)
                 finally:
                     await self._connection.close()
-                    ending = asyncio.create_task(self._limit_close(limit))
-        except TimeoutError:
-            if not limit.expired():
-                raise
+                    is_closing.set()
+
+        working = asyncio.create_task(work())
+        try:
+            await first_of(working, is_open, self._stop)
+            if is_open.is_set():
+                await first_of(working, is_closing)
+                if self.is_retiring:
+                    await first_of(working, self._is_told)
+                seconds = max(LEAVE_TIMEOUT, self._grace_period)
+                await first_of(working, self._stop_now, timeout=seconds)
+                if self._stop_now.is_set():
+                    await first_of(working, timeout=LAST_WORDS)
+        finally:
+            await end_task(working)
+            self._stop.set()
+        if working.done() and not working.cancelled():
+            working.result()
+        else:
             text = (
                 "worker %s leaves, though a lifespan of its registry neither opens nor closes"
             )
             logger.warning(text, self.name)
-        finally:
-            ending.cancel()
-            self._stop.set()
-
-    async def _limit_close(self, limit: asyncio.Timeout) -> None:
-        loop = asyncio.get_running_loop()
-        if self.is_retiring:
-            await self._is_told.wait()
-        if self._grace_period < inf:
-            limit.reschedule(loop.time() + max(LEAVE_TIMEOUT, self._grace_period))
-        await _expire_on(self._stop_now, limit, LAST_WORDS)
 
     async def _work(self, *, drain: bool, once: bool) -> None:
         if self._max_memory is not None and (used := peak_memory()) >= self._max_memory:
@@ -243,9 +256,10 @@ class Worker:
             )
         is_patient = self._is_patient and not (drain or once)
         introducing = asyncio.create_task(self._introduce(is_patient=is_patient))
-        await self._wait_unless_stopped(introducing)
+        await first_of(introducing, self._stop)
         await end_task(introducing)
         if introducing.cancelled():
+            await _try(self._presence.leave())
             return
         introducing.result()
         self._heartbeat.start()
@@ -268,20 +282,13 @@ class Worker:
             notifying = asyncio.create_task(self._notifier.run())
         self._ready.set()
         try:
-            await self._wait_unless_stopped(fetching)
+            await first_of(fetching, self._stop)
         finally:
             self._stop.set()
             self._fetcher.wake()
             await self._leave(fetching, notifying)
         if not fetching.cancelled():
             fetching.result()  # raises what ended the loop
-
-    async def _wait_unless_stopped(self, task: asyncio.Task[None]) -> None:
-        stopping = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
 
     async def _introduce(self, *, is_patient: bool) -> None:
         """Reach the database; if the worker is patient, try again until it is there."""
@@ -408,9 +415,10 @@ class Worker:
         # A claim or a tick may hang behind a lock; a claim that still comes through is undone.
         await asyncio.wait([fetching], timeout=LEAVE_TIMEOUT)
         await end_task(fetching)
+        at_rest = self._executor.at_rest
         if self.is_retiring:
-            await self._executor.wait(inf, self._is_told)
-        await self._executor.wait(self._grace_period, self._stop_now)
+            await first_of(at_rest, self._is_told)
+        await first_of(at_rest, self._stop_now, timeout=self._grace_period)
         await _try(self._executor.stop_running())
         await _try(self._context.processes.close())
         await _try(self._executor.ends.close(), "functions of on_end have not ended")
@@ -499,29 +507,3 @@ async def _try(action: Awaitable[None], otherwise: str = "the database is away")
         await asyncio.wait_for(action, timeout=LEAVE_TIMEOUT)
     except (TimeoutError, psycopg.Error, RotaError) as error:
         logger.warning("exiting, although %s: %r", otherwise, error)
-
-
-async def _expire_on(
-    event: asyncio.Event, limit: asyncio.Timeout, seconds: float = 0.0
-) -> None:
-    await event.wait()
-    limit.reschedule(asyncio.get_running_loop().time() + seconds)
-
-
-def _check_registry(registry: Registry) -> None:
-    if not isinstance(registry, Registry):
-        raise TypeError(
-            f"the handlers must be in a rota.Registry, got {type(registry).__name__}: "
-            "registry.add(job_type, function) adds one"
-        )
-    if not registry.job_types:
-        raise ValueError("the registry has no handler")
-
-
-def _check_queues(queues: Sequence[str]) -> None:
-    if isinstance(queues, str):
-        raise TypeError(f"queues must be a list, got the text {queues!r}")
-    if not queues:
-        raise ValueError("queues must have a name")
-    for queue in queues:
-        check_name("queue", queue)
