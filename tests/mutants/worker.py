@@ -9,7 +9,7 @@ WORKER = (
         "heartbeat-not-sent",
         "The worker keeps the lease of no job.",
         "client/test_transaction.py client/test_worker_process.py client/test_worker.py",
-        client("worker/executor", "self._heartbeat.add(jobs)", "self._heartbeat.add([])"),
+        client("worker/executor", "self.heartbeat.add(jobs)", "self.heartbeat.add([])"),
     ),
     mutant(
         "heartbeat-too-late",
@@ -61,7 +61,7 @@ WORKER = (
         "client/test_leases.py client/test_worker.py",
         client(
             "worker/heartbeat",
-            "                    job.lose()\n",
+            "                    job.is_lease_gone = True\n",
             "                    pass\n",
         ),
     ),
@@ -69,7 +69,11 @@ WORKER = (
         "cancel-not-told",
         "A handler never learns that its job shall be cancelled.",
         "client/test_worker.py",
-        client("job", "self.is_cancel_requested |= is_cancel_requested", "pass"),
+        client(
+            "worker/heartbeat",
+            "job.is_cancel_requested |= beat.is_cancel_requested",
+            "pass",
+        ),
     ),
     mutant(
         "lease-without-end",
@@ -86,9 +90,9 @@ WORKER = (
         "A heartbeat that was long under way makes the lease look longer than it is.",
         "client/test_leases.py client/test_worker.py",
         client(
-            "job",
-            "self.confirmed_at = sent_at",
-            "self.confirmed_at = time.monotonic()",
+            "worker/heartbeat",
+            "job.confirmed_at = sent_at",
+            "job.confirmed_at = time.monotonic()",
         ),
     ),
     mutant(

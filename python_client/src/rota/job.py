@@ -132,7 +132,7 @@ class BaseJob:
     is_cancel_requested = False
     """Whether an operator called ``cancel_job()``."""
     is_lease_gone = False
-    """Whether the database has said that its lease is lost: no heartbeat brings it back."""
+    """Whether its lease is known to be lost: no heartbeat brings it back."""
     _put_at = inf  # when a transaction last got its end
 
     def __init__(self, claim: ClaimedJob, context: JobContext, claimed_at: float) -> None:
@@ -237,15 +237,6 @@ class BaseJob:
         """Whether it makes sense to go on."""
         return self._reason_to_stop() is None
 
-    def confirm(self, sent_at: float, *, is_cancel_requested: bool) -> None:
-        """Record that a heartbeat that was sent then has extended the lease."""
-        self.confirmed_at = sent_at
-        self.is_cancel_requested |= is_cancel_requested
-
-    def lose(self) -> None:
-        """Record that the lease is lost, for good."""
-        self.is_lease_gone = True
-
     def check(self) -> None:
         """Raise LeaseLostError, JobCancelled or TimeLimitExceeded if the job should stop."""
         if (reason := self._reason_to_stop()) is not None:
@@ -294,7 +285,7 @@ class BaseJob:
                 message=message and spelled_for(client.connection, message),
             )
         except LeaseLostError:
-            self.lose()
+            self.is_lease_gone = True
             raise
         except PASSING as error:
             if not is_lost(error):

@@ -63,10 +63,6 @@ PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 """What a call raises that may go through later; in a failover the database is read-only."""
 
 
-FULL_POOL = "behind a pooler, its pool may be too small: a worker needs four connections"
-"""What may be the reason where a server does not answer to a new connection."""
-
-
 class NoAnswerError(psycopg.OperationalError):
     """A call had no answer within its time limit."""
 
@@ -335,7 +331,10 @@ class Connection:
                 if isinstance(error, NoAnswerError):
                     self._unanswered += 1
                     if not self._is_open:
-                        error.args = (f"{error} to a new connection; {FULL_POOL}",)
+                        error.args = (
+                            f"{error} to a new connection; behind a pooler, its pool may be "
+                            "too small: a worker needs four connections",
+                        )
                 elif isinstance(error, psycopg.Error) and is_lost(error):
                     self.state.lost(error, self._opened_at)
                 # Also when it seems usable: after a failover it may lead to a standby.

@@ -87,7 +87,7 @@ class Executor:
             self._go_on,
             context.close_idle,
         )
-        self._heartbeat = heartbeat
+        self.heartbeat = heartbeat
         self._share = share
         share.look = self._look
         self._prefetch = prefetch
@@ -119,11 +119,6 @@ class Executor:
         return self._completer.is_behind
 
     @property
-    def failed_heartbeats(self) -> int:
-        """How often in a row heartbeats have failed."""
-        return self._heartbeat.failures
-
-    @property
     def running(self) -> int:
         """How many handlers run, or have ended without the database knowing."""
         return len(self._running) + len(self._completer)
@@ -134,7 +129,7 @@ class Executor:
 
         That is while the database hears neither of heartbeats nor of ends.
         """
-        if self.is_behind or self.failed_heartbeats:
+        if self.is_behind or self.heartbeat.failures:
             return 0
         return self._prefetch.wanted(self._places, len(self._held))
 
@@ -145,7 +140,7 @@ class Executor:
         for claim in claims:
             kind = AsyncJob if self._registry.is_async(claim.job_type) else Job
             jobs.append(kind(claim, self._job_context, claimed_at))
-        self._heartbeat.add(jobs)
+        self.heartbeat.add(jobs)
         for job in jobs:
             log_job("claimed", job)
         self._start(jobs)
@@ -195,7 +190,7 @@ class Executor:
         left = dict(self._running)
         self._running.clear()  # how they end is of no interest any more
         # What they have not committed is for those who run them next.
-        self._heartbeat.watch.cut(left)
+        self.heartbeat.watch.cut(left)
         for task in left.values():
             if task is not None:
                 task.cancel()
@@ -322,7 +317,7 @@ class Executor:
         """Wait no more for a handler that goes on after its time limit and its lease."""
         with self._lock:
             del self._running[job]
-        self._heartbeat.remove([job])
+        self.heartbeat.remove([job])
         self.hung += 1
         text = (
             "job %s: its handler of %s continues after its time limit of %s and its lease; the "
@@ -342,7 +337,7 @@ class Executor:
             self._completer.put(job, outcome)
         except Exception:  # no lease may be kept for a job that nobody ends
             logger.exception("job %s cannot be ended; its lease will expire", job.job_id)
-            self._heartbeat.remove([job])
+            self.heartbeat.remove([job])
         self._go_on()
 
     def _give_back_late(self, last: BaseJob) -> None:

@@ -73,11 +73,13 @@ class Fetcher:
         self._presence = presence
         self._ticker = Ticker(connection, tick_interval, jitter=0.2)
         self._must_tick = False
+        self._wake = asyncio.Event()
+        self.wake = self._wake.set
         self._poller = Poller(notifier, poll_interval, self.wake)
+        self.hurry = self._poller.come
         notifier.on_maintenance = self._hurry_tick
         self._retry = Retry("claim", connection.state)
         self._retry_of_reports = Retry("reporting the worker", connection.state)
-        self._wake = asyncio.Event()
         self._looks_since: float | None = None
         self._has_found = False
 
@@ -91,10 +93,6 @@ class Fetcher:
             return now >= self._poller.claim_at and (self._has_found or is_short)
         return now - self._looks_since < HUNGRY_FOR or (self._has_found and is_short)
 
-    def wake(self) -> None:
-        """Look again at what there is to do."""
-        self._wake.set()
-
     def _hurry_tick(self) -> None:
         """Tick soon, whoever else does: this worker was notified of a check to be done."""
         self._must_tick = True
@@ -107,10 +105,6 @@ class Fetcher:
         is_asked = self._must_tick or self._poller.is_asked_to_tick
         return self._ticker.due_at if is_asked else inf
 
-    def hurry(self) -> None:
-        """Claim at once: the database is back."""
-        self._poller.come()
-
     async def run(self, executor: Executor, *, drain: bool, once: bool) -> None:
         """Claim until stopped, or until nothing is due, or once and wait for the end."""
         may_claim = True
@@ -120,7 +114,7 @@ class Fetcher:
             was_idle = executor.is_idle
             if was_idle and not may_claim:
                 return
-            if was_idle and drain and executor.failed_heartbeats >= PATIENCE:
+            if was_idle and drain and executor.heartbeat.failures >= PATIENCE:
                 raise psycopg.OperationalError("heartbeats fail, so no lease can be kept")
             if was_idle and drain and not self._retry.failures:
                 self._poller.claim_at = 0.0  # whether more is due is asked at once
@@ -167,7 +161,7 @@ class Fetcher:
             pause = self._retry.fail(error)
             if self._retry.failures >= PATIENCE and not is_patient:
                 raise
-            self._poller.fail(pause)
+            self._poller.claim_at = time.monotonic() + pause
             return False
         finally:
             self._looks_since = None
@@ -229,10 +223,6 @@ class Poller:
         if self.is_waiting and time.monotonic() >= self.claim_at:
             self.claim_at = 0.0  # as soon as there is a free place
             self._notifier.go(Place.AWAY)
-
-    def fail(self, pause: float) -> None:
-        """Record that the claim failed."""
-        self.claim_at = time.monotonic() + pause
 
     def end(self, found: int, *, is_full: bool) -> None:
         """Record what the claim has found; *is_full* is whether there may be more."""

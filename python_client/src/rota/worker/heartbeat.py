@@ -207,9 +207,10 @@ class Heartbeat(threading.Thread):
             # The next look tells of what is stored here.
             if beat.is_lost:
                 if not job.may_be_finished:  # else it is gone because it has just been finished
-                    job.lose()
+                    job.is_lease_gone = True
             elif not is_locked:
-                job.confirm(sent_at, is_cancel_requested=beat.is_cancel_requested)
+                job.confirmed_at = sent_at
+                job.is_cancel_requested |= beat.is_cancel_requested
 
 
 def _interval(job: BaseJob) -> float:

@@ -248,7 +248,7 @@ class Lent(Generic[C]):
         if self.error is None:
             self.error = error
             if isinstance(error, LeaseLostError):
-                self.job.lose()  # a later heartbeat gives it back to no handler
+                self.job.is_lease_gone = True  # a later heartbeat gives it back to no one
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
