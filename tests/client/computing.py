@@ -33,6 +33,11 @@ class Unpicklable(Exception):
         self.more = more
 
 
+class Silent(Unpicklable):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 class Coded(Exception):
     """Would be made again with another text."""
 
@@ -93,6 +98,10 @@ def refuse_oddly(text: str) -> None:
 
 def refuse_for_good(text: str) -> None:
     raise Unpicklable(text, more=threading.Lock())
+
+
+def refuse_without_a_text(text: str) -> None:
+    raise Silent(text, more=threading.Lock())
 
 
 def die() -> None:

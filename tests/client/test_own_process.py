@@ -118,6 +118,7 @@ def test_a_child_that_a_function_forks_answers_no_call() -> None:
         (computing.refuse, ["no such page"], LookupError, "no such page"),
         (computing.refuse_oddly, ["odd"], computing.Unpicklable, "^odd$"),
         (computing.refuse_for_good, ["odd"], RuntimeError, "computing.Unpicklable: odd"),
+        (computing.refuse_without_a_text, ["odd"], RuntimeError, "Silent, whose text"),
         (computing.die, [], ChildProcessError, "ended with 7"),
         (computing.leave, [], SystemExit, "no more"),
         (computing.return_what_cannot_be_sent, [], Exception, "(?i)pickle"),

@@ -26,6 +26,7 @@ from functools import reduce
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from ..exceptions import text_of
 from .process import LAST_WORDS, die_with, told_of
 
 MAX_IDLE = 64
@@ -198,7 +199,7 @@ def _portable(error: BaseException) -> Any:
             if sent is parts or arrived.args == error.args:
                 return sent
     kind = type(error)
-    return RuntimeError(f"{kind.__module__}.{kind.__qualname__}: {error}")
+    return RuntimeError(f"{kind.__module__}.{kind.__qualname__}: {text_of(error)}")
 
 
 def answer_parent() -> None:
