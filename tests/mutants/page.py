@@ -44,6 +44,12 @@ PAGE = (
         client("web/access", "if len(told) != 1 or", "if not told or"),
     ),
     mutant(
+        "page-password-of-before",
+        "Who leaves the password file while his password is hashed stays for good.",
+        "web/test_access.py",
+        client("web/access", " or self._users.get(name) != known:", ":"),
+    ),
+    mutant(
         "page-acts-for-observers",
         "An observer may act.",
         "web/test_access.py",

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from rota.__main__ import main
-from rota.web import User, app, apps
+from rota.web import User, access, app, apps
 from support.server import free_port
 from web.conftest import OBSERVER, OPERATOR, serving
 from web.sample_jobs import Scene
@@ -202,6 +202,25 @@ def test_a_name_that_would_break_the_password_file_is_refused_and_the_rest_stays
 
     assert "--add-user: must be a name" in capsys.readouterr().err
     assert path.read_text() == "eve:observer:00:00\n"
+
+
+def test_who_leaves_the_password_file_while_it_is_asked_is_not_let_in(
+    make_page: Make, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ann, hashed = tmp_path / "users", ("ann", "correct horse"), access._hash
+    path.write_text(f"{access.password_line(ann[0], 'operator', ann[1])}\n")
+    with (
+        serving(make_page(passwords=path)) as address,
+        httpx.Client(base_url=address) as http,
+    ):
+
+        def hash_slowly(password: str, salt: bytes) -> bytes:
+            path.write_text("")
+            assert httpx.get(address).status_code == 401  # by now it is read again
+            return hashed(password, salt)
+
+        monkeypatch.setattr(access, "_hash", hash_slowly)
+        assert [http.get("/", auth=ann).status_code for _ in range(2)] == [401, 401]
 
 
 def test_a_token_is_for_one_user(make_page: Make, scene: Scene) -> None:

@@ -111,10 +111,12 @@ class PasswordFile:
         mark = hmac.digest(self._key, f"{name}:{password}".encode(), "sha256")
         if (user := self._known.get(mark)) is not None:
             return user
-        role, salt, wanted = self._users.get(name, ("", b"nobody", b""))
+        known = self._users.get(name)
+        role, salt, wanted = known or ("", b"nobody", b"")
         async with self._one_at_a_time:
             found = await asyncio.to_thread(_hash, password, salt)
-        if not hmac.compare_digest(found, wanted):
+        # The file may have been read again meanwhile.
+        if not hmac.compare_digest(found, wanted) or self._users.get(name) != known:
             raise RefusedError("wrong name or password", asks=True)
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
