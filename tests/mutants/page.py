@@ -87,7 +87,7 @@ PAGE = (
         "web/test_access.py",
         client(
             "web/access",
-            "any(header in request.headers for header in FORWARDED)",
+            "any(header.startswith(FORWARDED) for header in request.headers)",
             "False",
         ),
     ),

@@ -69,7 +69,15 @@ def test_without_passwords_only_this_machine_is_answered(
 
 
 @pytest.mark.parametrize(
-    "header", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via"]
+    "header",
+    [
+        "Forwarded",
+        "X-Forwarded-For",
+        "X-Forwarded-Host",
+        "X-Forwarded-User",
+        "X-Real-IP",
+        "Via",
+    ],
 )
 def test_without_passwords_what_a_proxy_passes_on_is_refused(
     make_page: Make, scene: Scene, header: str

@@ -29,10 +29,8 @@ from starlette.requests import Request
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 ROLES = ("observer", "operator")
-FORWARDED = (
-    "forwarded", "via", "x-real-ip", "x-forwarded-for", "x-forwarded-host",
-    "x-forwarded-proto", "x-forwarded-server",
-)  # fmt: skip
+FORWARDED = ("forwarded", "via", "x-real-ip", "x-forwarded-")
+"""How the headers begin that proxies send."""
 logger = logging.getLogger("rota")
 
 SCRYPT = {"n": 1 << 14, "r": 8, "p": 1}
@@ -179,7 +177,7 @@ async def only_this_machine(request: Request) -> User | None:
         raise RefusedError("without passwords this page serves only its own machine: localhost")
     # No browser has sent HTTP/1.0 for long; nginx does, and tells nothing else of itself.
     is_old = request.scope["http_version"] == "1.0"
-    if is_old or any(header in request.headers for header in FORWARDED):
+    if is_old or any(header.startswith(FORWARDED) for header in request.headers):
         raise RefusedError(
             "this request came through a proxy: configure passwords or trusted_header"
         )
