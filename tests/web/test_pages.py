@@ -27,7 +27,7 @@ from rota.web import queries
 from rota.web.database import NOTHING
 from rota.web.filters import BadFilterError, Filter, age, contained
 from rota.web.plots import TIMES, ended, times
-from rota.web.show import Json
+from rota.web.show import MASKED_KEYS, Json
 from rota.web.site import Answer, Site
 from support.waiting import wait_until
 from web.conftest import LOGIN, OBSERVER, OPERATOR, serving
@@ -317,6 +317,14 @@ def test_what_is_masked_is_not_shown_and_cannot_be_guessed(
     page = told(http, "/jobs?payload=password%3Dhunter2")
     assert "masked" in page
     assert '<th scope="row"' not in page
+
+
+def test_what_is_masked_is_so_however_its_key_is_written() -> None:
+    shown = Json("mask", MASKED_KEYS)
+
+    for key in ("api_key", "X-Api-Key", "apiKey", "creditCard", "private key", "CARD-NUMBER"):
+        assert shown.is_masked(key), key
+    assert not any(map(shown.is_masked, ("class_name", "api", "key", "card_type")))
 
 
 @pytest.mark.parametrize(

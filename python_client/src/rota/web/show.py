@@ -91,8 +91,13 @@ class Json:
         self._masked = tuple(key.lower() for key in masked_keys)
 
     def is_masked(self, key: str) -> bool:
-        """Whether the value of a key is not shown."""
-        return self.payloads != "show" and any(word in key.lower() for word in self._masked)
+        """Whether the value of a key is not shown, as of api_key, apiKey and API-Key."""
+        told = key.lower()
+        joined = "".join(filter(str.isalnum, told))
+        return self.payloads != "show" and any(
+            word in told or ("_" in word and word.replace("_", "") in joined)
+            for word in self._masked
+        )
 
     def parsed(self, text: str) -> Any:
         """Return the value of a text, each number in it as it was written."""
