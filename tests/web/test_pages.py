@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -802,6 +804,15 @@ def test_filters_are_read_as_they_are_written() -> None:
     assert Filter.of([("status", "dead"), ("x", "y"), ("queue", "\0 ")]).values == {
         "status": ["dead"]
     }
+
+
+def test_words_are_the_same_in_every_locale() -> None:
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code = "from rota.web.show import WORDS; print(ascii(WORDS['search_hint']))"
+
+    said = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+
+    assert "key:\\u2026," in said
 
 
 def test_all_words_are_in_one_file() -> None:

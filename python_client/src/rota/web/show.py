@@ -17,7 +17,9 @@ from markupsafe import Markup, escape
 
 from ..client.values import span as two_units
 
-WORDS: dict[str, str] = tomllib.loads(Path(__file__).with_name("words.toml").read_text())
+WORDS: dict[str, str] = tomllib.loads(
+    Path(__file__).with_name("words.toml").read_text(encoding="utf-8")
+)
 
 Payloads = Literal["hide", "mask", "show"]
 
