@@ -185,6 +185,42 @@ def test_a_cancel_is_taken_back_for_its_own_jobs_alone(
     assert 'method="post"' not in again
 
 
+def test_an_undo_that_cannot_read_the_audit_leaves_nothing_out(
+    make_page: Callable[..., Any], db_of_page: Db
+) -> None:
+    job_id = enqueue(db_of_page, delay="1 day")
+    page = make_page(allow_acts=True, read_time=0.3)
+    with serving(page) as address, httpx.Client(base_url=address, timeout=30) as http:
+        answer = act(http, f"/act/set_priority?job_id={job_id}", priority="7")
+        (path,) = re.findall(r'href="(/undo[^"]*)"', answer.text)
+        form = fields_of(http.get(path).text)
+        with db_of_page.transaction():
+            db_of_page.execute("lock table rota.audit_log in access exclusive mode")
+            stopped = http.post("/undo", data=form).text
+
+        assert "The server cancelled the query" in stopped
+        assert "Done" not in stopped
+        assert "data-goes-on" not in stopped
+        http.post("/undo", data=fields_of(stopped))
+    assert status_of(db_of_page, job_id)[1] == 0
+
+
+def test_an_undo_says_that_dependants_stay_cancelled(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    parent = enqueue(db_of_page, "parent", delay="1 day")
+    child = enqueue(db_of_page, "child", depends_on=[parent])
+    answer = act(http, f"/act/cancel_job?job_id={parent}")
+    db_of_page.execute("select * from rota.tick()")
+    (path,) = re.findall(r'href="(/undo[^"]*)"', answer.text)
+
+    assert "stay cancelled: retry them, too, and they wait" in http.get(path).text
+    undone(http, answer)
+    assert status_of(db_of_page, child)[0] == "cancelled"
+    act(http, f"/act/retry_job?job_id={child}")
+    assert status_of(db_of_page, child)[0] == "blocked"
+
+
 def test_what_a_job_had_before_is_given_back(http: httpx.Client, db_of_page: Db) -> None:
     job_id = enqueue(db_of_page, "given_back", delay="1 day", priority=4)
     had = "select queue, priority, run_at from rota.jobs where id = %s"

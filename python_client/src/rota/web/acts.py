@@ -697,12 +697,12 @@ async def undo(request: Request, site: Site, pairs: Pairs) -> tuple[Response, bo
     progress = _so_far(pairs) if is_step else Progress()
     undos: list[Undo] = []
     problem: str | None = None
-    while ids and problem is None:
+    while ids:
         some = ids[-STEP_ROWS:] if is_step else ids[-SAMPLES:]
         found = await site.ask(queries.UNDOABLE, {"ids": some, "limit": len(some)})
         problem = found.problem
         undos = [undo_of(row, site.json) for row in found.rows]
-        if not is_step:
+        if not is_step or problem is not None:
             break
         ids = ids[: -len(some)]
         for one in undos:
