@@ -348,6 +348,23 @@ def test_jobs_that_had_different_values_get_each_its_own_again(
     assert sorted(db_of_page.execute(had).fetchall()) == jobs
 
 
+def test_jobs_of_queues_first_and_last_get_their_own_queue_again(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    """The audit has the first and the last of times under these names."""
+    had = "select queue from rota.jobs where job_type = 'ends' order by queue"
+    for queue in ("first", "last"):
+        db_of_page.execute(
+            "select rota.enqueue('ends', queue => %s, delay => '1 day')", [queue]
+        )
+    answer = act(http, "/all/move?type=ends", **{"to.queue": "acts"})
+    assert db_of_page.execute(had).fetchall() == [("acts",)] * 2
+
+    undone(http, answer)
+
+    assert db_of_page.execute(had).fetchall() == [("first",), ("last",)]
+
+
 def test_an_answer_can_be_loaded_again_and_does_nothing_again(
     http: httpx.Client, db_of_page: Db
 ) -> None:

@@ -101,7 +101,7 @@ def _values_of(
 ) -> list[tuple[Any, list[int]]]:
     """Return what was replaced, each value with those of the jobs that had it."""
     name = OF_JOBS[act]
-    if (value := _only(before.get(name))) is not None:
+    if (value := _only(before.get(name), name)) is not None:
         return [(value, list(ids))]
     wanted = set(ids)
     found = [
@@ -111,11 +111,11 @@ def _values_of(
     return [(value, given) for value, given in found if given]
 
 
-def _only(value: Any) -> Any:
+def _only(value: Any, name: str) -> Any:
     """Return the one value that all of the jobs had before, if it was one."""
     if not isinstance(value, dict):
         return value
-    if set(value) == {"first", "last"}:
+    if name == "run_at":
         return value["first"] if value["first"] == value["last"] else None
     return next(iter(value)) if len(value) == 1 and "(others)" not in value else None
 
