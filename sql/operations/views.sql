@@ -148,12 +148,14 @@ begin
     v_text := regexp_replace(v_text, E'(?<!\\w)''[^'']*''(?!\\w)|"[^"]*"', '''...''', 'g');
     v_text := regexp_replace(v_text, E'\\m(0x[0-9a-f]+|(?=[a-f]*[0-9])[0-9a-f]{8,})\\M', 'ID',
         'gi');
-    return regexp_replace(v_text, '[0-9]+([.,:][0-9]+)*', 'N', 'g');
+    v_text := regexp_replace(v_text, '[0-9]+([.,:][0-9]+)*', 'N', 'g');
+    -- Who copies it from a screen, or sends it by a form, may have other line breaks.
+    return btrim(regexp_replace(v_text, E'\\s+', ' ', 'g'));
 end $$;
 
 comment on function rota.fold_error is
-    'The text of an error without what differs from job to job: numbers become N, ids ID, and '
-    'quoted texts ''...''.';
+    'The text of an error in one line, without what differs from job to job: numbers become N, '
+    'ids ID, and quoted texts ''...''.';
 
 /* The newest 2000, since to fold a million takes half a minute.  Texts that differ only in
  * their digits are folded alike, so one of them is folded for all; but that of 0x counts. */

@@ -55,7 +55,8 @@ def act(http: httpx.Client, path: str, **more: str) -> httpx.Response:
     form = http.get(path)
     assert form.status_code == 200, form.text
     found = re.findall(r'<input type="hidden" name="([\w.]+)" value="([^"]*)"', form.text)
-    given = {name: html.unescape(value) for name, value in found}
+    # As browsers send lines.
+    given = {name: html.unescape(value).replace("\n", "\r\n") for name, value in found}
     return http.post(path.partition("?")[0], data={**given, **more}, follow_redirects=True)
 
 
@@ -596,6 +597,50 @@ def test_what_is_done_to_all_that_match_is_counted_before_and_told_after(
         "select distinct queue from rota.jobs where id = any(%s)", [ids]
     ).fetchall()
     assert queues == [("acts2",)]
+
+
+def test_what_has_several_lines_is_found_and_acted_on(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    died = enqueue(db_of_page, "lines", ordering_key="two\nlines")
+    blocked = enqueue(db_of_page, "lines", ordering_key="two\nlines")
+    db_of_page.execute(
+        "select rota.fail_job(c.job_id, c.lease_token, %s, error_type => 'E', fatal => true)"
+        " from rota.claim_jobs('w', '{acts}', job_types => '{lines}') as c",
+        ["no answer\r\n  of 10.0.0.7\n"],
+    )
+
+    page = http.get("/errors?type=lines").text
+    (address, bulk) = re.findall(r'href="((?:/jobs|/all/retry)\?queue=[^"]*)">', page)[::2]
+    listed = http.get(html.unescape(address)).text
+    assert f'href="/jobs/{died}"' in listed
+    # A field of one line leaves line breaks out.
+    (text,) = re.findall(r'<input name="group" value="([^"]*)"', listed)
+    assert text == "no answer of N"
+    assert "Done" in act(http, "/act/resume_ordering_key?ordering_key=two%0Alines").text
+    assert status_of(db_of_page, blocked)[0] == "queued"
+    assert "Done: 1 changed" in act(http, html.unescape(bulk)).text
+    assert status_of(db_of_page, died)[0] in ("queued", "blocked")
+
+
+def test_an_error_without_a_text_stands_for_no_other(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    for text in ("", "with a text"):
+        enqueue(db_of_page, "silent")
+        db_of_page.execute(
+            "select rota.fail_job(c.job_id, c.lease_token, %s, 'E', fatal => true) from"
+            " rota.claim_jobs('w', '{acts}', job_types => '{silent}') as c",
+            [text],
+        )
+
+    page = http.get("/errors?type=silent").text
+    for address in re.findall(r'href="(/all/retry\?[^"]*)"', page):
+        assert "<b>1 job</b>" in http.get(html.unescape(address)).text
+    for error in ("", " "):
+        asked = json.dumps({"queue": "acts", "error_type": "E", "error": error})
+        remedy = f"select * from rota.act_on_jobs('retry', '{asked}');"
+        assert address_of(remedy) is None
 
 
 def test_thousands_are_done_in_steps_that_tell_how_far_they_are(

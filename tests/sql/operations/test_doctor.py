@@ -957,6 +957,7 @@ def test_errors_are_folded_by_what_differs_from_job_to_job(db):
         "job 550e8400-e29b-41d4-a716-446655440000": "job ID",
         "at 0x7f12ab, commit deadbeef01": "at ID, commit ID",
         "deadbeef is a word": "deadbeef is a word",
+        "no answer\r\n\tof  them\n": "no answer of them",
     }
     for text, folded in texts.items():
         assert value(db, "fold_error", message=text) == folded

@@ -664,7 +664,11 @@ async def _checked_form(request: Request) -> Pairs:
         sent = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=5000)
     except ValueError:
         raise HTTPException(400, WORDS["act_nothing"]) from None
-    pairs = [(name.replace("\0", ""), value.replace("\0", "")) for name, value in sent]
+    pairs = [
+        # Browsers send each line break as these two characters.
+        (name.replace("\0", ""), value.replace("\0", "").replace("\r\n", "\n"))
+        for name, value in sent
+    ]
     token = next((value for name, value in pairs if name == "token"), "")
     try:
         site_of(request).tokens.check(request, request.state.user, token)

@@ -153,7 +153,7 @@ def asked_of(text: str) -> list[tuple[str, str]]:
             pairs += [(ours[name], json.dumps(one)) for one in many]
         elif name == "is_discarded" and isinstance(value, bool):
             pairs.append((ours[name], "yes" if value else "no"))
-        elif name in ours and isinstance(value, str):
+        elif name in ours and isinstance(value, str) and value.strip():
             if name in ("older_than", "newer_than"):
                 age(value)
             pairs.append((ours[name], value))

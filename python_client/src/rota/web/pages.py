@@ -381,7 +381,9 @@ class Group:
 
     @property
     def address(self) -> str:
-        """Return the filter of its jobs."""
+        """Return the filter of its jobs; of no text there is none, so only of the last one."""
+        if not self.message:
+            return f"id={self.last_job_id}"
         told = {
             "queue": self.queue,
             "type": self.job_type,
