@@ -278,6 +278,29 @@ def test_a_list_that_is_cut_says_so(http: httpx.Client, db_of_page: Any) -> None
     assert "there are more" not in told(http, "/schedules")
 
 
+def test_numbers_of_a_database_are_those_of_all_its_queues(
+    make_page: Callable[..., Any], db_of_page: Any
+) -> None:
+    ready = "select sum(ready)::bigint from rota.queue_stats"
+    db_of_page.execute(
+        "select rota.enqueue('cut', queue => 'cut/' || i) from generate_series(1, 210) as i"
+    )
+    try:
+        with serving(make_page()) as address:
+            page = httpx.get(address).text
+        (number,) = db_of_page.execute(ready).fetchone()
+    finally:
+        db_of_page.execute("""
+            select rota.act_on_jobs('cancel', '{"job_type": "cut"}');
+            select rota.act_on_jobs('purge', '{"job_type": "cut"}');
+            delete from rota.queues where queue like 'cut/%'
+        """)
+
+    assert number > 200
+    assert f"<span>Ready</span><strong>{number}</strong>" in page
+    assert "The first 200: there are more." in page
+
+
 def test_a_schedule_whose_text_is_none_hides_no_other(
     http: httpx.Client, db_of_page: Any
 ) -> None:

@@ -177,8 +177,5 @@ async def _state(number: int, name: str, site: Site) -> State:
         state.problem = found.problem or queues.problem
         state.findings = [row for row in found.rows if row["severity"] != "ok"]
         state.worst = found.rows[0]["severity"] if found.rows else "unknown"
-        state.totals = {
-            name: sum(row[name] for row in queues.rows)
-            for name in (() if queues.problem else ("ready", "running", "retrying", "dead"))
-        }
+        state.totals = {} if queues.problem else queries.totals(queues.rows)
     return state

@@ -119,10 +119,9 @@ async def overview(request: Request, site: Site) -> Response:
         since=since,
         spans=list(STEPS),
         wanted=wanted,
-        totals={
-            name: None if queues.problem else sum(row[name] for row in queues.rows)
-            for name in ("ready", "scheduled", "running", "retrying", "blocked", "dead")
-        },
+        totals=dict.fromkeys(queries.COUNTED)
+        if queues.problem
+        else queries.totals(queues.rows),
     )
 
 

@@ -26,11 +26,21 @@ PLACE: LiteralString = """
 
 DOCTOR: LiteralString = "select severity, finding, evidence, remedy from rota.doctor()"
 
+COUNTED = ("ready", "scheduled", "running", "retrying", "blocked", "dead")
 QUEUES: LiteralString = """
     select queue, is_paused, ready, scheduled, retrying, running, blocked, dead,
-        oldest_ready_age, next_run_at
+        oldest_ready_age, next_run_at, array[sum(ready) over (), sum(scheduled) over (),
+            sum(running) over (), sum(retrying) over (), sum(blocked) over (),
+            sum(dead) over ()]::bigint[] as totals
     from rota.queue_stats order by oldest_ready_age desc nulls last, queue limit 200
     """
+"""The first queues, each with the totals of all of them, in the order of `COUNTED`."""
+
+
+def totals(queues: list[dict[str, Any]]) -> dict[str, int]:
+    """Return how many jobs there are in all queues."""
+    return dict(zip(COUNTED, queues[0]["totals"] if queues else [0] * 6, strict=True))
+
 
 # A view tells what is ready; this is by status, as the list is.
 COUNTS: LiteralString = """
