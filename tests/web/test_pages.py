@@ -16,7 +16,7 @@ from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin
+from urllib.parse import parse_qsl, urlencode, urljoin
 
 import httpx
 import psycopg
@@ -233,6 +233,26 @@ def test_the_list_goes_on_where_it_ended(http: httpx.Client, db_of_page: Any) ->
     ids = [re.findall(r'<th scope="row"><a href="/jobs/(\d+)"', p) for p in (first, second)]
     assert [len(found) for found in ids] == [50, 10]
     assert not set(ids[0]) & set(ids[1])
+
+
+def test_what_was_chosen_for_a_list_stays(http: httpx.Client, db_of_page: Any) -> None:
+    """On the next page, and in the form of the filters, also what that has no field for."""
+    db_of_page.execute(
+        "select rota.enqueue('stays', queue => 'stays', delay => '1 day', priority => 7)"
+        " from generate_series(1, 60)"
+    )
+    chosen = [("col", "priority"), ("col", "payload.a")]
+    chosen += [("type", "stays"), ("header", "a=1"), ("header", "b=2")]
+    kept = [("id", "5"), ("id", "6"), ("discarded", "no"), ("header", "b=2")]
+
+    first = told(http, "/jobs?type=stays&col=priority&col=payload.a")
+    (following,) = re.findall(r'rel="next" href="([^"]+)"', first)
+    assert {("col", "priority"), ("col", "payload.a")} <= set(parse_qsl(unescape(following)))
+    typed = http.get("/jobs?q=dead&col=priority").headers["location"]
+    assert ("col", "priority") in parse_qsl(typed)
+    form = told(http, f"/jobs?{urlencode([*chosen, *kept])}").split('class="grid">')[1]
+    hidden = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', form)
+    assert sorted(hidden) == sorted(kept)
 
 
 def test_a_search_looks_as_far_where_ids_are_far_apart(

@@ -77,8 +77,8 @@ class Filter:
 
     def address(self, **more: str | int | None) -> str:
         """Return the parameters of the address."""
-        pairs = [(name, value) for name, found in self.values.items() for value in found]
-        return urlencode([*pairs, *((n, v) for n, v in more.items() if v is not None)])
+        given = {name: value for name, value in more.items() if value is not None}
+        return urlencode({**self.values, **given}, doseq=True)
 
     def chips(self) -> list[tuple[str, str, str]]:
         """Return each filter as its name, its value, and the address without it."""

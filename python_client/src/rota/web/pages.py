@@ -272,8 +272,8 @@ def _at(site: Site, payload: str | None, path: str) -> str:
 
 def _columns(request: Request) -> dict[str, Any]:
     """Return what of the address is about how a list is shown."""
-    size = request.query_params.get("size")
-    return {"size": size} if size else {}
+    asked = {name: request.query_params.getlist(name) for name in ("col", "size")}
+    return {name: values for name, values in asked.items() if values}
 
 
 @screen
