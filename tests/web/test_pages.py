@@ -602,6 +602,17 @@ def test_a_number_of_thousands_of_digits_is_no_id(http: httpx.Client, path: str)
     assert http.get(path).status_code == (404 if path.startswith("/jobs/") else 200)
 
 
+def test_a_filter_of_very_many_values_is_a_small_page(http: httpx.Client) -> None:
+    """No chip of one id has all other ids in its address."""
+    asked = urlencode([("id", number) for number in range(9000, 10500)])
+
+    page = told(http, f"/jobs?type=many&{asked}")
+
+    assert "<span>Id</span> 1500 values" in page
+    assert 'href="/jobs?type=many"' in page
+    assert len(page) < 500_000
+
+
 def test_a_payload_that_is_too_deep_hides_no_screen(
     http: httpx.Client, db_of_page: Any
 ) -> None:

@@ -29,6 +29,7 @@ KEYS = {
 """What the filters of an address are called in one of act_on_jobs()."""
 MANY = ("id", "status", "payload", "header")
 MAX_LENGTH = 1000
+MAX_CHIPS = 20
 COLUMNS = (
     "queue", "type", "status", "tries", "when", "error", "created", "priority", "key", "worker",
     "schedule", "progress",
@@ -75,7 +76,7 @@ class Filter:
         """Return the one value of a filter, or nothing."""
         return next(iter(self.values.get(name, ())), "")
 
-    def address(self, **more: str | int | None) -> str:
+    def address(self, **more: str | int | list[str] | None) -> str:
         """Return the parameters of the address."""
         given = {name: value for name, value in more.items() if value is not None}
         return urlencode({**self.values, **given}, doseq=True)
@@ -84,6 +85,11 @@ class Filter:
         """Return each filter as its name, its value, and the address without it."""
         found = []
         for name, values in self.values.items():
+            if len(values) > MAX_CHIPS:  # each would have all others in its address
+                rest = {other: had for other, had in self.values.items() if other != name}
+                told = WORDS["many_values"].format(len(values))
+                found.append((name, told, Filter(rest).address()))
+                continue
             for value in values:
                 rest = {
                     other: [v for v in had if (other, v) != (name, value)]
