@@ -501,6 +501,9 @@ def test_who_waits_for_whom_is_drawn(http: httpx.Client, db_of_page: Any) -> Non
     assert picture.count("<path") == 6 + 2
     assert f'<a href="/jobs/{children[1]}"><title>#{children[1]} drawn' in picture
     assert all(f'<li><a href="/jobs/{parent}">' in page for parent in parents)
+    assert "<summary>Waits for 8</summary>" in page
+    many = told(http, f"/jobs/{enqueue([*parents, *(enqueue([]) for _ in range(52))])}")
+    assert "<summary>Waits for ≥ 50</summary>" in many
 
 
 @contextmanager
