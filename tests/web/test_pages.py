@@ -24,6 +24,7 @@ import pytest
 from psycopg import sql
 
 import rota.web
+from rota.__main__ import main
 from rota.client.conditions import FEW
 from rota.web import queries
 from rota.web.database import NOTHING
@@ -443,6 +444,32 @@ def test_a_job_that_failed_with_two_texts_of_one_error_is_one_job(
     assert '<td class="num" data-name="Failures">3</td>' in page
     assert '<td class="num" data-name="Jobs">1</td>' in page
     assert f'<a href="/jobs/{job_id}">' in page
+
+
+def test_a_database_that_counts_bytes_has_no_half_letters(
+    of_bytes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with psycopg.connect(of_bytes, autocommit=True, client_encoding="utf8") as db:
+        for text in ("\u00e9" * 3000, "x" + "\u00e9" * 3000):
+            db.execute(
+                "select rota.enqueue('halves', %s::jsonb, ordering_key => %s, queue => 'h')",
+                [json.dumps({"a": text}, ensure_ascii=False), text[:2]],
+            )
+            db.execute(
+                "select rota.fail_job(c.job_id, c.lease_token, %s, fatal => true)"
+                " from rota.claim_jobs('w', '{h}') as c",
+                [text],
+            )
+    page = rota.web.app(of_bytes, observer_role=None, operator_role=None)
+
+    with serving(page) as address, httpx.Client(base_url=address) as http:
+        for path in ("/jobs?type=halves&col=payload.a", "/errors", "/waiting"):
+            shown = told(http, path)
+            assert 'role="alert"' not in shown
+            assert "\u00e9\u00e9" in shown
+    for more in ([], ["--json"]):
+        assert main(["errors", *more, "-d", of_bytes]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_schedule_is_told_in_words_with_its_next_runs(http: httpx.Client) -> None:

@@ -96,7 +96,7 @@ RUNNING: LiteralString = """
 # Equal texts are folded once: that is most of the work.
 ERRORS: LiteralString = """
     with newest as materialized (
-        select i.queue, i.job_type, i.error_type, left(i.message, 1000) as message,
+        select i.queue, i.job_type, i.error_type, left(i.message, 1004) as message,
             i.failed_at, i.job_id,
             width_bucket(
                 extract(epoch from %(since)s::interval - (rota.now() - i.failed_at)), 0,
@@ -129,16 +129,22 @@ NEWEST: LiteralString = """
 
 LISTED: LiteralString = """
     select id, queue, job_type, status, priority, attempts, max_attempts, run_at, created_at,
-        started_at, finished_at, locked_by, error_type, left(last_error, 400) as last_error,
+        started_at, finished_at, locked_by, error_type, last_error,
         idempotency_key, ordering_key, limit_key, pipeline, stage, definition,
         progress_percent, progress_message{} from rota.job_runs
     where {} order by {} limit %(limit)s
     """
 
 
+# A database that counts bytes cuts within a character; where nothing is cut, the last is a }.
+PAYLOAD: LiteralString = r""",
+    regexp_replace(left(payload::text, 4000), E'[\\xc2-\\xf4][\\x80-\\xbf]{0,3}$', '')
+        as payload"""
+
+
 def listed(wanted: list[str], *, payload: bool, are_few: bool = False) -> sql.Composed:
     """Return the question for the jobs that fulfil all of these conditions."""
-    column = sql.SQL(", left(payload::text, 4000) as payload" if payload else "")
+    column = sql.SQL(PAYLOAD if payload else "")
     order = sql.SQL(conditions.NEWEST[are_few])
     return sql.SQL(LISTED).format(column, conditions.all_of(wanted), order)
 
@@ -302,7 +308,7 @@ BREAKERS: LiteralString = """
 
 HALTED: LiteralString = """
     select h.ordering_key, h.job_id, h.halted_since, r.job_type, r.queue, r.status,
-        r.error_type, left(r.last_error, 400) as last_error,
+        r.error_type, r.last_error,
         (
             select count(*)
             from (
