@@ -454,6 +454,31 @@ def test_a_selection_is_not_taken_away_and_is_acted_on(wide: Page, web_url: str)
     assert found == (4,)
 
 
+def test_a_second_click_does_not_act_again(wide: Page, web_url: str) -> None:
+    """Not while the first is still on its way; who goes back may act again."""
+    wide.on("request", lambda asked: sent.append(asked) if asked.method == "POST" else None)
+    sent: list[Any] = []
+    with psycopg.connect(web_url, autocommit=True) as db:
+        db.execute("select rota.schedule_job('browser/twice', '@yearly', 'twice')")
+        wide.goto("/act/run_schedule_now?name=browser/twice")
+        button = wide.get_by_role("button", name="Run now")
+        box = button.bounding_box()
+        assert box is not None
+        with db.transaction():
+            db.execute("select from rota.job_definitions where name like '%/twice' for update")
+            for _ in range(2):
+                wide.mouse.click(box["x"] + 5, box["y"] + 5)
+                wait_until(lambda: db.execute(LOCKED).fetchone(), "the act to wait")
+        expect(wide.get_by_role("status")).to_have_text("Done")
+        assert len(sent) == 1
+        db.execute("select rota.cancel_job(id) from rota.jobs where job_type = 'twice'")
+        wide.go_back()
+        button.click()
+        expect(wide.get_by_role("status")).to_have_text("Done")
+        db.execute("select rota.unschedule_job('browser/twice')")
+
+
+LOCKED = "select 1 from pg_locks where not granted"
 FRESH = """
     () => new Promise(done => document.addEventListener("rota:fresh", done, {once: true}))
     """

@@ -253,6 +253,16 @@
     else if (event.key >= "1" && event.key <= String(links.length)) links[event.key - 1].click();
   });
 
+  // A second click would act again.
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (form.method !== "post") return;
+    if (form.dataset.sent) event.preventDefault();
+    form.dataset.sent = "1";
+  });
+  addEventListener("pageshow", () => {
+    for (const form of all("form[data-sent]")) delete form.dataset.sent;
+  });
   const goesOn = $("form[data-goes-on]");
   if (goesOn) setTimeout(() => goesOn.requestSubmit(), 100);
   counted();
