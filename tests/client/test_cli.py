@@ -977,6 +977,27 @@ def test_a_command_works_where_nobody_reads_its_output(
     assert main(["status", "-d", dsn]) == 0
 
 
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-"])
+def test_commands_do_the_same_where_a_standard_file_is_closed(
+    dsn: str, client: Client, db: psycopg.Connection[Any], closed: str
+) -> None:
+    client.enqueue_many([{"job_type": "a", "delay": 60}] * 1200)
+    words = (["top"], ["pause", "default"], ["retry", "--status", "queued", "--yes"])
+    for command in words:
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "rota", *command],
+            env={**os.environ, "DATABASE_URL": dsn},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), command
+        assert bool(done.stdout) == (closed != "1>&-")
+    left = "select count(*) from rota.jobs where run_at > rota.now()"
+    assert db.execute(left).fetchone() == (0,)
+
+
 def test_help_has_no_escapes_where_python_would_colour_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import sys
@@ -52,8 +51,7 @@ def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) 
     """
     _open_standard_files()
     words = list(sys.argv[1:] if argv is None else argv)
-    # A service manager may have closed it; Python 3.14 asks it about colours at once.
-    plain: Any = PlainText(sys.stdout or io.StringIO())
+    plain: Any = PlainText(sys.stdout)
     with redirect_stdout(plain):
         try:
             arguments, unknown = make_parser().parse_known_args(words)
@@ -73,12 +71,14 @@ def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) 
 
 def _open_standard_files() -> None:
     """Open those that were closed: else what is printed could go into a connection."""
-    for number in range(3):
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
             # It gets the lowest number that is free.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:  # so Python starts where it was closed
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _run_on_databases(arguments: argparse.Namespace) -> int | None:
