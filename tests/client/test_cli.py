@@ -655,6 +655,7 @@ def test_used_wrongly(run: Callable[..., str]) -> None:
         (["top", "--every", "nan"], "argument --every: must be 0.001 to 86400 seconds"),
         (["enqueue", "a", "--priority", "40000"], "argument --priority: must be -32768 to"),
         (["jobs", "--older-than", "soon"], "--older-than: invalid input syntax for type int"),
+        (["jobs", "--older-than", ""], "--older-than: invalid input syntax for type interval"),
         (["retry", "--all", "--older-than", "soon"], "--older-than must be a length of time"),
         (["errors", "--since", "often"], "--since: invalid input syntax for type interval"),
         (["audit", "--since", "often"], "--since: invalid input syntax for type interval"),

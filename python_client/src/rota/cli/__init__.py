@@ -191,7 +191,7 @@ def _naming_option(error: Exception, arguments: argparse.Namespace) -> UsageErro
         value = getattr(arguments, action.dest, None)
         if name in (action.dest, option.lstrip("-").replace("-", "_")) and value is not None:
             return UsageError(f"{option} {rest}")
-        if isinstance(value, str) and value and f'"{value}"' in message:
+        if isinstance(value, str) and f'"{value}"' in message:
             return UsageError(f"{option}: {message}")
     return UsageError(message)
 
