@@ -322,6 +322,38 @@ def test_status_of_many_queues_shows_the_worst(
     assert shown.splitlines()[4].startswith("q7 ")
 
 
+def test_status_and_top_leave_nothing_out_of_their_json_and_numbers(
+    ask: Callable[..., tuple[int, str]],
+    client: Client,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    clock.set("2026-03-27 12:00+00")
+    client.enqueue_many([{"job_type": f"t{n}"} for n in range(25) for _ in "12"])
+    claims = client.claim_jobs("w", max_jobs=50)
+    for job in claims[::2]:
+        client.finish_job(job.job_id, job.lease_token)
+    left = claims[1::2]
+    client.release_jobs([job.job_id for job in left], [job.lease_token for job in left])
+    for number in range(12):
+        client.report_worker(f"w{number}", "host", number, "0.2.0", ["default"])
+    clock.advance("70 seconds")
+    ask("tick")
+
+    status = json.loads(ask("status", "--json")[1])
+    told = ask("status")[1].splitlines()
+
+    assert len(status["due_jobs"]) == 25
+    assert len(status["last_hour"]) == 25
+    for part in ("due jobs", "last hour"):
+        place = told.index(part) + 22
+        assert told[place] == "the worst of 25; all: rota status --json"
+    assert "; workers 12" in ask("top", "--once")[1]
+    top = json.loads(ask("top", "--json")[1])
+    assert (len(top["workers"]), len(top["job_types"])) == (12, 25)
+
+
 def test_what_another_command_is_told_is_not_cut(
     run: Callable[..., str], client: Client
 ) -> None:

@@ -53,26 +53,27 @@ PARTS: dict[str, LiteralString] = {
         order by pause_name
         """,
     "due_jobs": """
+        with live as materialized (
+            select w.queues, w.job_types from rota.worker_health as w where w.is_live
+        )
         select
             j.queue, j.job_type, sum(j.jobs)::bigint as due,
             rota.now() - min(j.first_run_at) as oldest_waits,
             (
                 select count(*)
-                from rota.worker_health as w
-                where w.is_live and j.queue = any (w.queues)
+                from live as w
+                where j.queue = any (w.queues)
                   and (w.job_types is null or j.job_type = any (w.job_types))
             ) as workers_of_type
         from rota.job_counts() as j
         where j.status in ('queued', 'failed') and j.is_due
         group by j.queue, j.job_type
         order by min(j.first_run_at)
-        limit 20
         """,
     "last_hour": """
         select s.*, extract(epoch from rota.now() - s.starts_at)::float / 60 as minutes
         from rota.job_stats(step => 'total') as s
         order by s.failures desc, s.attempts desc, s.queue, s.job_type
-        limit 10
         """,
     "ticker": "select * from rota.ticker_health",
     "disabled_schedules": """
@@ -250,7 +251,6 @@ TOP_PARTS: dict[str, LiteralString] = {
         select s.*, extract(epoch from rota.now() - s.starts_at)::float / 60 as minutes
         from rota.job_stats(rota.now() - interval '5 minutes', step => 'total') as s
         order by s.attempts desc, s.queue, s.job_type
-        limit 10
         """,
     "workers": """
         select w.worker, w.last_seen_at, w.silent_for,
@@ -260,7 +260,6 @@ TOP_PARTS: dict[str, LiteralString] = {
         where w.is_live
         group by w.worker, w.last_seen_at, w.silent_for
         order by jobs desc, w.worker
-        limit 10
         """,
 }
 
@@ -329,8 +328,8 @@ def screen(parts: dict[str, list[dict[str, Any]]], database: str) -> list[str]:
     ]
     shown: list[list[dict[str, Any]]] = [
         [_top_queue(row, rates.get(row["queue"])) for row in worst_of(queues)],
-        [_top_type(row) for row in parts["job_types"]],
-        [_top_worker(row) for row in parts["workers"]],
+        [_top_type(row) for row in parts["job_types"][:10]],
+        [_top_worker(row) for row in parts["workers"][:10]],
     ]
     for rows in shown:
         if rows:
@@ -342,9 +341,10 @@ def worst_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of which a screen has room, where the others are in less trouble."""
 
     def trouble(row: dict[str, Any]) -> tuple[timedelta, int]:
-        age = row.get("oldest_ready_age") or row.get("silent_for") or timedelta(0)
+        ages = (row.get(name) for name in ("oldest_ready_age", "oldest_waits", "silent_for"))
+        age = next(filter(None, ages), timedelta(0))
         # Those that are gone would hide the others: a worker that is killed leaves many.
-        return -age if row.get("is_gone") else age, row.get("dead", 0)
+        return -age if row.get("is_gone") else age, row.get("failures", row.get("dead", 0))
 
     return rows if len(rows) <= MAX_ROWS else sorted(rows, key=trouble)[: -MAX_ROWS - 1 : -1]
 
