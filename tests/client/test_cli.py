@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unicodedata import east_asian_width
 
 import psycopg
 import pytest
@@ -856,6 +857,25 @@ def test_texts_of_jobs_cannot_command_the_terminal(
 
     assert not any(line.startswith("rota; all is well") for line in shown.out.splitlines())
     assert (shown.out + shown.err).replace("\n", "").isprintable()
+
+
+def test_lists_keep_their_columns_where_letters_are_two_columns_wide(
+    run: Callable[..., str], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wide(text: str) -> int:
+        return sum(1 + (east_asian_width(letter) in "FW") for letter in text)
+
+    for key in ("\u9867\u5ba2:\u4e00", "k:2"):
+        client.set_limit(limit_key=key, max_running=7)
+    client.enqueue("a", max_attempts=1)
+    (claim,) = client.claim_jobs("w")
+    client.fail_job(claim.job_id, claim.lease_token, "\u4f4f\u6240\u304c\u306a\u3044" * 40)
+
+    limits = [line for line in run("limits").splitlines() if "0/7" in line]
+    assert [wide(line.partition("0/7")[0]) for line in limits] == [13, 13]
+    for columns in (40, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert columns - 2 < max(map(wide, run("jobs").splitlines())) <= columns
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])

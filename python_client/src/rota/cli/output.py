@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -377,9 +378,25 @@ def print_list(rows: Sequence[Mapping[str, Any]]) -> None:
         print(shortened(line))
 
 
-def shortened(line: str) -> str:
-    """Return what of a line has room on the screen."""
-    return line if len(line) <= width() else f"{line[: width() - 1]}…"
+def shortened(line: str, most: int | None = None) -> str:
+    """Return what of a line has room on the screen, or in so many columns of it."""
+    room = width() if most is None else most
+    if columns(line) <= room:
+        return line
+    line = line[:room]
+    while columns(line) >= room:
+        line = line[:-1]
+    return f"{line}…"
+
+
+def columns(text: str) -> int:
+    """Return how many columns a terminal takes for a text."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "FW")
+        for c in text
+    )
 
 
 def short(moment: datetime | None) -> str:
@@ -396,9 +413,11 @@ def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Return a line for each row, without the columns that are empty in all."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths = [max(map(columns, column)) for column in zip(*table, strict=True)]
     return [
-        "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True) if w).rstrip()
+        "  ".join(
+            cell + " " * (w - columns(cell)) for cell, w in zip(cells, widths, strict=True) if w
+        ).rstrip()
         for cells in table
     ]
 
@@ -431,8 +450,7 @@ def width() -> int:
 
 def _cell(name: str, value: Any) -> str:
     text = printable(" ".join(text_of(value).split()))
-    is_whole = name in NAMING or len(text) <= MAX_WIDTH
-    return text if is_whole else text[: MAX_WIDTH - 1] + "…"
+    return text if name in NAMING else shortened(text, MAX_WIDTH)
 
 
 def text_of(value: Any) -> str:
