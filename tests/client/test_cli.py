@@ -917,6 +917,21 @@ def test_json_that_is_too_deep_is_said_in_one_line(
         assert len(said) < 200
 
 
+def test_a_number_that_python_does_not_read_hides_nothing(
+    run: Callable[..., str], db: psycopg.Connection[Any]
+) -> None:
+    number = "9" * 5000
+    payload = f'{{"n": {number}, "m": 17}}'
+    ((job_id,),) = db.execute("select rota.enqueue('a', %s::jsonb)", [payload]).fetchall()
+    db.execute("select rota.act_on_jobs('cancel', jsonb_build_object('payload', %s::jsonb))",
+        [payload])  # fmt: skip
+
+    assert json.loads(run("job", str(job_id), "--json"))["payload"] == {"n": number, "m": 17}
+    (act,) = json.loads(run("audit", "--json"))
+    assert act["filter"]["payload"]["n"] == number
+    assert "cancel" in run("audit")
+
+
 def test_who_acts_where_nothing_may_be_written_is_told_what_may_be_the_reason(
     run: Callable[..., str], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ import psycopg
 from psycopg import Connection
 from psycopg.pq import Format
 from psycopg.rows import dict_row
+from psycopg.types.json import set_json_loads
 
 from ..client.connecting import connect, named, one_line, spelled_for, words_of
 from ..client.sync_client import Client
@@ -204,7 +205,13 @@ def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
         connection.patience = getattr(arguments, "patience", inf)
         connection.row_factory = dict_row
         connection.cursor_factory = BinaryCursor
+        set_json_loads(_loads, connection)
         yield connection
+
+
+def _loads(text: str | bytes) -> Any:
+    """Return what JSON says, a number of more digits than Python reads as its text."""
+    return json.loads(text, parse_int=lambda word: int(word) if len(word) < 4300 else word)
 
 
 @contextmanager
