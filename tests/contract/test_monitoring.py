@@ -17,6 +17,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from contract.test_docs import ROOT
+from rota import Registry
+from rota.contrib import prometheus
 from support.waiting import wait_until
 
 FILES = ROOT / "python_client/docs/monitoring"
@@ -112,6 +114,12 @@ def test_the_exporter_of_debian_shows_each_figure(
 
     found = re.findall(r'^sql_rota_queue\{col="ready",.*queue="letters".* (\S+)$', text, re.M)
     assert list(map(float, found)) == [1]
+
+
+def test_a_process_that_names_no_worker_is_not_ready() -> None:
+    prometheus.instrument(Registry())
+
+    assert "\nrota_is_ready 0.0\n" in prometheus.exposition()[1]
 
 
 def test_promtool_accepts_the_alerts() -> None:

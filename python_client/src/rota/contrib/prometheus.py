@@ -43,7 +43,9 @@ def instrument(registry: Registry, workers: Sequence[Worker] = ()) -> None:
         registry.on_end(count_end)
     RUNNING.set_function(lambda: sum(worker.running for worker in workers))
     PLACES.set_function(lambda: sum(worker.concurrency for worker in workers))
-    IS_READY.set_function(lambda: float(all(worker.is_ready for worker in workers)))
+    IS_READY.set_function(
+        lambda: float(bool(workers) and all(worker.is_ready for worker in workers))
+    )
 
 
 def exposition() -> tuple[str, str]:
