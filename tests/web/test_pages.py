@@ -322,6 +322,18 @@ def test_numbers_of_a_database_are_those_of_all_its_queues(
     assert "The first 200: there are more." in page
 
 
+def test_the_number_of_workers_is_that_of_all(http: httpx.Client, db_of_page: Any) -> None:
+    live = "select count(*) from rota.worker_health where is_live"
+    each = "('many:' || i{}) from generate_series(1, 510) as i"
+    db_of_page.execute("select rota.report_worker" + each.format(", 'h', i, '1', '{mail}'"))
+    try:
+        wait_until(lambda: "The first 500" in told(http, "/workers"), "the list to be cut")
+        (number,) = db_of_page.execute(live).fetchone()
+        assert f"Workers</span><strong>{number}</strong>" in told(http, "/")
+    finally:
+        db_of_page.execute("select rota.deregister_worker" + each.format(""))
+
+
 def test_a_schedule_whose_text_is_none_hides_no_other(
     http: httpx.Client, db_of_page: Any
 ) -> None:

@@ -77,7 +77,8 @@ DIED: LiteralString = """
 WORKERS: LiteralString = """
     select w.worker, w.host, w.pid, w.version, w.queues, w.job_types, w.started_at,
         w.last_seen_at, not w.is_live as is_stale,
-        coalesce(h.jobs, 0) as jobs, h.oldest_started_at, h.job_ids, w.concurrency
+        coalesce(h.jobs, 0) as jobs, h.oldest_started_at, h.job_ids, w.concurrency,
+        count(*) filter (where w.is_live) over () as live
     from rota.worker_health as w
     left join (
         select r.locked_by, count(*) as jobs, min(r.started_at) as oldest_started_at,
