@@ -318,12 +318,15 @@ def screen(parts: dict[str, list[dict[str, Any]]], database: str) -> list[str]:
     oldest = max((row["oldest_ready_age"] or timedelta() for row in queues), default=None)
     per_minute = sum(rate(row) for row in rates.values())
     old = count_age(queues)
+    summary = (
+        f"ready {total['ready']}, oldest {span(oldest or timedelta()) or '0 s'}; "
+        f"running {total['running']}; dead {total['dead']}; "
+        f"{figure(per_minute)} attempts a minute; workers {len(parts['workers'])}"
+    )
     lines = [
         f"rota in {database}, {parts['now'][0]['now']:%Y-%m-%d %H:%M:%S %Z}"
         f"{', ' * bool(old)}{old}",
-        f"ready {total['ready']}, oldest {span(oldest or timedelta()) or '0 s'}; "
-        f"running {total['running']}; dead {total['dead']}; "
-        f"{figure(per_minute)} attempts a minute; workers {len(parts['workers'])}",
+        *textwrap.wrap(summary, width()),
         "",
     ]
     shown: list[list[dict[str, Any]]] = [
