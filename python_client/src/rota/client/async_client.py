@@ -584,7 +584,7 @@ class AsyncClient:
         return await self._rows(rows.RisingFailure, "rising_failures", locals())
 
     async def fold_error(self, message: str) -> str:
-        """Return the text of an error without what differs from job to job."""
+        """Return the text of an error in one line, without what differs from job to job."""
         return await self._value("fold_error", locals())
 
     async def visible_queues(self) -> list[str] | None:

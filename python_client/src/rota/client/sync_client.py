@@ -584,7 +584,7 @@ class Client:
         return self._rows(rows.RisingFailure, "rising_failures", locals())
 
     def fold_error(self, message: str) -> str:
-        """Return the text of an error without what differs from job to job."""
+        """Return the text of an error in one line, without what differs from job to job."""
         return self._value("fold_error", locals())
 
     def visible_queues(self) -> list[str] | None:
