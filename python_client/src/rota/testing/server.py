@@ -173,7 +173,7 @@ class _Server(testing.postgresql.Postgresql):  # type: ignore[misc]  # an untype
         return words
 
     def _make_reachable(self) -> None:
-        """Copy the programs where the unprivileged user can run them, if he cannot now."""
+        """Copy the programs where the unprivileged user can run them, if it cannot now."""
         probe = [*self._prefix(), "test", "-x", self.postgres]
         if subprocess.run(probe, check=False).returncode != 0:
             prefix, package, site = Path(self.postgres).parents[1:4]

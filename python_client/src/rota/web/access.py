@@ -39,7 +39,7 @@ MAX_KNOWN = 1000
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user of the page; with *is_operator* he may act, if the page allows acts."""
+    """A user of the page; with *is_operator* they may act, if the page allows acts."""
 
     name: str
     is_operator: bool = False
