@@ -530,6 +530,14 @@ declare
     v_created integer := 0;
 begin
     for v_table in select t.* from rota._partitioned() as t loop
+        -- Weeks begin on Monday.
+        v_first := case v_table.days when 7 then date_trunc('week', v_today)::date
+            else v_today end;
+        continue when not exists (
+            select from generate_series(1 - with_current::integer, v_table.ahead) as n
+            where to_regclass('rota.' || v_table.name
+                || to_char(v_first + n * v_table.days, '_YYYYMMDD')) is null
+        );
         -- Attaching a partition reads the default one under a lock that endings wait for.
         execute format('select count(*) > 100000 from (select from rota.%I as f limit 100001) '
             'as f', v_table.name || '_default') into v_is_large;
@@ -538,10 +546,7 @@ begin
             continue;
         end if;
 
-        -- Weeks begin on Monday.
-        v_first := case v_table.days when 7 then date_trunc('week', v_today)::date
-            else v_today end;
-        for v_number in case when with_current then 0 else 1 end ..v_table.ahead loop
+        for v_number in 1 - with_current::integer..v_table.ahead loop
             begin
                 v_created := v_created + rota._create_partition(v_table.name,
                     v_table.time_column, v_first + v_number * v_table.days, v_table.days);

@@ -565,7 +565,7 @@ NOT_DUE = """
     insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker,
         started_at, failed_at, message)
     select 1, n, 1, 'q', 'x', 'w', d.day, d.day, 'm'
-    from generate_series(1, 3000) as n, (select rota.now() - interval '2 days' as day) as d;
+    from generate_series(1, 3000) as n, (select rota.now() - interval '8 days' as day) as d;
     select rota.define_pipeline('p', '[{"stage": "s", "queue": "q"}]');
     insert into rota.restored_ends (queue, job_type, status, finished_at, ended_by)
     select 'q', 'x', 'dead', rota.now() + interval '1 hour', pg_current_xact_id()::xid
