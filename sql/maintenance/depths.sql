@@ -38,7 +38,9 @@ begin
       and (c_visible is null or c.queue = any(c_visible));
     if v_live_are_many is not true then
         return query
-        select j.queue, j.job_type, j.status, j.run_at <= c_now, count(*), min(j.run_at), c_now
+        select j.queue, j.job_type, j.status, j.run_at <= c_now, count(*),
+            min(rota._due_since(j.run_at, j.status, j.ordering_key, j.if_parent_dead,
+                j.updated_at)), c_now
         from rota.jobs as j where c_visible is null or j.queue = any(c_visible)
         group by 1, 2, 3, 4;
     end if;
@@ -52,8 +54,19 @@ end $$;
 
 comment on function rota.job_counts is
     'The number of live and dead jobs by queue, job type, status and whether they are due, and '
-    'their first run_at: now, or if a table has more than 400 pages as of counted_at, about a '
-    'minute ago.';
+    'their first run_at, or when the last job that it depended on ended: now, or if a table '
+    'has more than 400 pages as of counted_at, about a minute ago.';
+
+/* Since when a job is due: from its run_at on, or since the jobs that it depends on have ended.
+ * Behind others of its ordering key it is late from its run_at on. */
+create or replace function rota._due_since(
+    run_at timestamptz, status text, ordering_key text, if_parent_dead text,
+    updated_at timestamptz
+) returns timestamptz language sql immutable as $$
+select greatest(run_at, case
+    when if_parent_dead is not null and ordering_key is null and status = 'queued'
+        then updated_at end)
+$$;
 
 /* Whether a table is too large to be read for an answer. */
 create or replace function rota._are_many(name text)
@@ -94,7 +107,9 @@ begin
         first_run_at)
     select v_round, i.queue, i.job_type, i.status, i.is_due, count(*), min(i.run_at)
     from (
-        select j.queue, j.job_type, j.status, j.run_at <= c_now as is_due, j.run_at
+        select j.queue, j.job_type, j.status, j.run_at <= c_now as is_due,
+            rota._due_since(j.run_at, j.status, j.ordering_key, j.if_parent_dead, j.updated_at)
+                as run_at
         from rota.jobs as j
         where j.ctid >= format('(%s,0)', least(v_from, c_pages))::tid
           and j.ctid < format('(%s,0)', least(v_to, c_pages))::tid

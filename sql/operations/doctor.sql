@@ -299,8 +299,8 @@ $$;
 
 /* The first due jobs of each lane of these queues, 500 of each of the first 200 lanes. */
 create or replace function rota._due_sample(queues text[])
-    returns table (queue text, id bigint, job_type text, run_at timestamptz) language plpgsql
-    stable as $$
+    returns table (queue text, id bigint, job_type text, due_since timestamptz)
+    language plpgsql stable as $$
 declare
     c_now constant timestamptz := rota.now();
 begin
@@ -314,10 +314,12 @@ begin
         where l.lane is not null
     )
     -- By hand it may be put before all others.
-    select l.queue, d.id, d.job_type, coalesce(nullif(d.run_at, '-infinity'), d.created_at)
+    select l.queue, d.id, d.job_type, coalesce(nullif(d.due_since, '-infinity'), d.created_at)
     from (select f.queue, f.lane from lanes as f where f.lane > -32769 limit 200) as l
     cross join lateral (
-        select j.id, j.job_type, j.run_at, j.created_at from rota.jobs as j
+        select j.id, j.job_type, j.created_at, rota._due_since(j.run_at, j.status,
+            j.ordering_key, j.if_parent_dead, j.updated_at) as due_since
+        from rota.jobs as j
         where j.queue = l.queue and coalesce(j.own_lane, j.priority) = l.lane
           and j.hold is null and j.status in ('queued', 'failed')
           and coalesce(j.own_place, j.run_at) <= c_now and j.run_at <= c_now
@@ -368,7 +370,7 @@ create or replace function rota._untaken_jobs(queues text[])
     ) language sql stable as $$
     select t.queue, t.job_type, t.due_jobs, t.due_since, t.job_id
     from (
-        select d.queue, d.job_type, count(*) as due_jobs, min(d.run_at) as due_since,
+        select d.queue, d.job_type, count(*) as due_jobs, min(d.due_since) as due_since,
             min(d.id) as job_id
         from rota._due_sample(_untaken_jobs.queues) as d group by d.queue, d.job_type
     ) as t
@@ -500,27 +502,27 @@ begin
             from (
                 select distinct on (d.queue, d.job_type) d.*
                 from rota._due_sample(rota._ready_queues()) as d
-                order by d.queue, d.job_type, d.run_at, d.id
+                order by d.queue, d.job_type, d.due_since, d.id
             ) as t
-            where t.run_at < c_now - interval '5 minutes' and exists (
+            where t.due_since < c_now - interval '5 minutes' and exists (
                 select from live as l
                 where t.queue = any(l.queues)
                   and (l.job_types is null or t.job_type = any(l.job_types))
             )
-            order by t.queue, t.run_at, t.id
+            order by t.queue, t.due_since, t.id
         ) as o
-        where not rota._is_paused(o.queue, c_now) order by o.run_at
+        where not rota._is_paused(o.queue, c_now) order by o.due_since
     )
     select 'warning', format('queue %s is late: job %s, the oldest of the first in line, has '
             'been due for %s. The first reason: %s', o.queue, o.id,
-            rota._span(c_now - o.run_at), e.explanation),
+            rota._span(c_now - o.due_since), e.explanation),
         coalesce(e.remedy, format('select * from rota.explain_job(%s);', o.id))
     from late as o
     cross join lateral (
         select x.reason, x.explanation, x.remedy from rota.explain_job(o.id) as x
         where x.ordinal = 1
     ) as e
-    where e.reason <> 'type_paused' order by o.run_at limit 20;
+    where e.reason <> 'type_paused' order by o.due_since limit 20;
 end $$;
 
 create or replace function rota._examine_limits()

@@ -330,6 +330,24 @@ def test_a_queue_is_late_behind_a_type_that_nobody_takes(db):
     assert f"queue default is late: job {job_id}, " in late.evidence
 
 
+@pytest.mark.parametrize("option", ["depends_on", "ordering_key"])
+def test_a_job_is_late_behind_its_key_and_not_behind_what_it_depends_on(db, clock, option):
+    clock.set("2026-01-12 12:00+00")
+    first = enqueue(db, queue="other", ordering_key="k")
+    enqueue(db, **{option: [first] if option == "depends_on" else "k"})
+    (job,) = claim(db, queues=["other"])
+    clock.advance("2 hours")
+    value(db, "finish_job", **owner(job))
+    call(db, "report_worker", **{**ME, "version": version(db)})
+
+    late = [row.evidence for row in doctor(db) if "is late" in row.evidence]
+    ages = rows(db, "select oldest_ready_age from rota.queue_stats where queue = 'default'")
+
+    waited = timedelta(hours=2) if option == "ordering_key" else timedelta(0)
+    assert ages == [(waited,)]
+    assert len(late) == (option == "ordering_key")
+
+
 def test_a_limit_of_nothing(db):
     for subject in ({"queue": "q'1"}, {"job_type": "t"}, {"limit_key": "c:*"}):
         subject = {name: text.replace("'", "-") for name, text in subject.items()}
