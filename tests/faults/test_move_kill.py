@@ -172,6 +172,20 @@ def test_rota_queue_move_ends_what_a_killed_command_has_ended_here_only(urls):
         assert ask(there, "select count(*) from rota.queue_moves") == 0
 
 
+def test_rota_queue_move_ends_and_tells_of_no_other_move(urls):
+    make_known(urls[0])
+    both = [word for url in urls for word in ("--database", url)]
+    rota("queue", "move", "q", "--to", "2", *both)
+
+    for option in ("--end", "--status"):
+        back = rota("queue", "move", "q", "--to", "1", *both, option)
+
+        assert back.returncode == 1
+        assert "queue q does not move from database 2 to database 1" in back.stderr
+    with psycopg.connect(urls[1], autocommit=True) as there:
+        assert ask(there, "select state from rota.queue_moves") == "settled"
+
+
 def test_a_move_that_was_ended_there_first_takes_late_jobs_and_can_be_ended(urls):
     make_known(urls[0])
     both = [word for url in urls for word in ("--database", url)]

@@ -65,9 +65,12 @@ def move(arguments: argparse.Namespace) -> int:
     """Move a queue; go on with a move that is under way."""
     source, target, number = _databases(arguments)
     if arguments.status:
-        return _tell(arguments, _status(source, arguments.queue))
+        status = _status(source, arguments.queue)
+        if not _is_of(status, "out", arguments.to):
+            raise _unmoved(number, arguments)
+        return _tell(arguments, status)
     if arguments.end:
-        _end(source, target, number, arguments.queue)
+        _end(source, target, number, arguments)
         text = f"queue {arguments.queue}: jobs enqueued in {name_of(source)} stay there"
         tell(arguments, {"queue": arguments.queue, "is_ended": True}, text)
         return 0
@@ -94,17 +97,28 @@ def move(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _end(source: str, target: str, number: int, queue: str) -> None:
+def _end(source: str, target: str, number: int, arguments: argparse.Namespace) -> None:
     """End it in both databases, or in the one that still knows it."""
-    has_left = _status(source, queue) is not None
+    queue = arguments.queue
+    has_left = _is_of(_status(source, queue), "out", arguments.to)
     if has_left:
         _end_in(source, queue)
     # Asked only now, since a mover may have told it of the move until then.
-    arrival = _status(target, queue)
-    if arrival is not None and (arrival.direction, arrival.database) == ("in", number):
+    if _is_of(_status(target, queue), "in", number):
         _end_in(target, queue)
     elif not has_left:
-        _end_in(source, queue)  # which says that it does not move
+        raise _unmoved(number, arguments)
+
+
+def _is_of(status: MoveStatus | None, direction: str, database: int) -> bool:
+    return status is not None and (status.direction, status.database) == (direction, database)
+
+
+def _unmoved(number: int, arguments: argparse.Namespace) -> CommandError:
+    return CommandError(
+        f"queue {arguments.queue} does not move from database {number} to database"
+        f" {arguments.to}"
+    )
 
 
 def _end_in(database: str, queue: str) -> None:
