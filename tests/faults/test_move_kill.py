@@ -315,6 +315,31 @@ def test_rota_queue_move_says_why_a_job_waits(urls, caplog):
     assert caplog.text.count("jobs of queue q stay for now: not today") == 1
 
 
+def test_rota_queue_move_moves_on_while_it_asks_how_far_it_is(urls, monkeypatch):
+    """Among very many jobs that takes seconds, and the database may be away then."""
+    make_known(urls[0])
+    words = ["queue", "move", "q", "--to", "2", *[w for u in urls for w in ("--database", u)]]
+    looks, look_once = 0, moves._status
+    with psycopg.connect(urls[0]) as writer, psycopg.connect(urls[1], autocommit=True) as there:
+        writer.execute("select rota.enqueue('x', queue => 'q')")
+
+        def look(database: str, queue: str) -> MoveStatus | None:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                writer.commit()
+                wait_until(lambda: ask(there, "select count(*) from rota.jobs") == 1)
+                database = make_conninfo(database, port=free_port())
+            return look_once(database, queue)
+
+        monkeypatch.setattr(moves, "_status", look)
+        monkeypatch.setattr(moves, "WATCH_INTERVAL", 0.0)
+        moved = rota(*words)
+
+    assert moved.returncode == 0, moved.stderr
+    assert "settled: 1 moved" in moved.stdout
+
+
 def test_a_job_that_takes_the_other_database_long_gets_there(urls, monkeypatch):
     """It may have a hundred thousand effects."""
     monkeypatch.setattr("rota.forwarding.RECEIVE_TIMEOUT", 0.5)

@@ -234,10 +234,13 @@ async def _carry(
         while mover.is_open:
             await asyncio.sleep(0.1)
             if not arguments.json and time.monotonic() - told_at >= WATCH_INTERVAL:
+                # In a thread: among very many jobs it takes seconds.
+                answer = begin(partial(_status, source, arguments.queue))
+                with suppress(psycopg.OperationalError):  # the mover goes on, too
+                    status = await asyncio.wrap_future(answer)
+                    # What stands is told once.
+                    if status is not None and (words := _words(status)) != told:
+                        print(told := words, file=sys.stderr)
                 told_at = time.monotonic()
-                status = _status(source, arguments.queue)
-                # What stands is told once.
-                if status is not None and (words := _words(status)) != told:
-                    print(told := words, file=sys.stderr)
     finally:
         await mover.close()
