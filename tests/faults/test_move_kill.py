@@ -315,6 +315,48 @@ def test_rota_queue_move_says_why_a_job_waits(urls, caplog):
     assert caplog.text.count("jobs of queue q stay for now: not today") == 1
 
 
+def test_rota_queue_move_says_each_reason_why_a_queue_stays(urls, caplog, monkeypatch):
+    """After an outage of the other database, say, that it has another version."""
+    monkeypatch.setattr("rota.forwarding.REASON_INTERVAL", 0.0)
+    both = [word for url in urls for word in ("--database", url)]
+    with psycopg.connect(urls[0], autocommit=True) as here, psycopg.connect(urls[1]) as other:
+        here.execute("select rota.enqueue('x', queue => 'q')")
+        with ThreadPoolExecutor() as threads:
+            for reason in ("no room", "no luck"):
+                other.execute(
+                    f"""create or replace function fail() returns trigger
+                    language plpgsql as
+                    'begin raise ''{reason}'' using errcode = ''53100''; end'""".encode()
+                )
+                if reason == "no room":
+                    other.execute("""create trigger fail before insert on rota.jobs
+                        for each row execute function fail()""")
+                    moving = threads.submit(rota, "queue", "move", "q", "--to", "2", *both)
+                other.commit()
+                wait_until(lambda: f"queue q stays for now: {reason}" in caplog.text)  # noqa: B023
+            other.execute("drop trigger fail on rota.jobs")
+            other.commit()
+            moved = moving.result()
+
+    assert moved.returncode == 0, moved.stderr
+    assert caplog.text.count("stays for now") == 2
+
+
+def test_rota_queue_move_names_who_keeps_it_from_settling_there(urls, caplog):
+    make_known(urls[0])
+    words = ["queue", "move", "q", "--to", "2", *[w for u in urls for w in ("--database", u)]]
+    with psycopg.connect(urls[1]) as other, ThreadPoolExecutor() as threads:
+        other.execute("select rota.enqueue('x')")
+        moving = threads.submit(rota, *words)
+        pid = other.info.backend_pid
+        end = f"travel2 (End it, and try again: select pg_terminate_backend({pid});)"
+        wait_until(lambda: end in caplog.text)
+        other.commit()
+        moved = moving.result()
+
+    assert moved.returncode == 0, moved.stderr
+
+
 def test_rota_queue_move_moves_on_while_it_asks_how_far_it_is(urls, monkeypatch):
     """Among very many jobs that takes seconds, and the database may be away then."""
     make_known(urls[0])

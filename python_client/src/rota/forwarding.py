@@ -33,7 +33,14 @@ from .client.async_client import AsyncClient
 from .client.connecting import name_of, one_line
 from .exceptions import RotaError
 from .rows import ForwardJob, ReceivedJob, TakenMoves, WaitingMove
-from .worker.connection import Connection, ConnectionState, Retry, end_task, wait_for
+from .worker.connection import (
+    REASON_INTERVAL,
+    Connection,
+    ConnectionState,
+    Retry,
+    end_task,
+    wait_for,
+)
 from .worker.maintenance import Presence, Ticker
 from .worker.notifier import FORWARD, Notifier, Place
 
@@ -114,6 +121,9 @@ class Lane:
         self._retry = Retry(None, target.state)
         self._task: asyncio.Task[None] | None = None
         self._halvings = 0
+        self._reason = ""
+        """Of its failures, as it was logged last, and when."""
+        self._reason_at = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -171,10 +181,16 @@ class Lane:
             raise ReceiverError from error
 
     async def _fail(self, error: BaseException, text: str, subject: object) -> None:
-        """Log the first failure, and wait until it is time to try with half as much."""
+        """Log the first failure of each reason, and wait until it is time to send half."""
         cause = error.__cause__ or error
-        if not self._retry.failures:
-            logger.warning(text, subject, one_line(cause))
+        reason, now = one_line(cause), time.monotonic()
+        is_new = reason != self._reason and now - self._reason_at >= REASON_INTERVAL
+        if is_new or not self._retry.failures:
+            self._reason, self._reason_at = reason, now
+            place = (self._target if error.__cause__ else self._source).state.place
+            hint = getattr(getattr(cause, "diag", None), "message_hint", None)
+            hint = hint or getattr(cause, "hint", None)
+            logger.warning(text, subject, f"{reason}{place}{f' ({hint})' if hint else ''}")
         self._halvings = min(self._halvings + 1, 20)
         await self._retry.wait(cause)
 
