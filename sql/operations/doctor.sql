@@ -415,17 +415,20 @@ $$;
 
 create or replace function rota._examine_forwards()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
+    with untaken as materialized (
+        select t.* from rota._untaken_jobs(rota._ready_queues()) as t
+        where t.queue ~ '^forward:[0-9]+$'
+    )
     select case when t.due_since < rota.now() - interval '5 minutes' then 'critical'
             else 'warning' end,
         format('%s: %s waiting, the first for %s, such as job %s',
             rota._forwarder_words(t.queue), rota._jobs_words(t.due_jobs, 500),
             rota._span(rota.now() - t.due_since), t.job_id),
         format('select * from rota.explain_job(%s);', t.job_id)
-    from rota._untaken_jobs(rota._ready_queues()) as t where t.queue ~ '^forward:[0-9]+$'
+    from untaken as t
     union all
-    -- Each time it is sent again it is due a little later, so its queue is never late.
-    select 'warning', format('database %s has not taken job %s for %s, though it was sent '
-            'again and again: the log of the forwarder says why', substr(q.queue, 9), j.id,
+    select 'warning', format('database %s has not taken job %s for %s: the log of the '
+            'forwarder says why', substr(q.queue, 9), j.id,
             rota._span(rota.now() - j.created_at)), null
     from unnest(rota._ready_queues()) as q (queue)
     cross join lateral (
@@ -435,9 +438,13 @@ create or replace function rota._examine_forwards()
             where o.queue = q.queue and o.hold is null and o.status in ('queued', 'failed')
             limit 1000
         ) as f
-        where f.run_at > f.created_at + interval '5 minutes' order by f.created_at limit 1
+        -- What was refused is due a little later each time; what was not received stays due.
+        where f.run_at > f.created_at + interval '5 minutes'
+          or f.run_at < rota.now() - interval '5 minutes'
+        order by f.created_at limit 1
     ) as j
-    where q.queue ~ '^forward:[0-9]+$';
+    where q.queue ~ '^forward:[0-9]+$' and not rota._is_paused(q.queue, rota.now())
+      and not exists (select from untaken as t where t.queue = q.queue);
 $$;
 
 create or replace function rota._examine_queues()
@@ -491,7 +498,7 @@ begin
     where j.run_at < c_now - interval '10 seconds' and q.retry_budget is not null
     order by j.run_at limit 1000;
 
-    -- What is paused is told above, and what no worker takes of the type.
+    -- What is paused is told above, and what no worker or forwarder takes of the type.
     return query
     with live as materialized (
         select w.queues, w.job_types from rota._workers as w where w.is_live
@@ -504,7 +511,8 @@ begin
                 from rota._due_sample(rota._ready_queues()) as d
                 order by d.queue, d.job_type, d.due_since, d.id
             ) as t
-            where t.due_since < c_now - interval '5 minutes' and exists (
+            where t.due_since < c_now - interval '5 minutes'
+              and t.queue !~ '^forward:[0-9]+$' and exists (
                 select from live as l
                 where t.queue = any(l.queues)
                   and (l.job_types is null or t.job_type = any(l.job_types))

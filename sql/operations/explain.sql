@@ -523,7 +523,9 @@ begin
         end,
         case
             when c_limit is null and v_ahead = 0
-                then 'it is next in its queue: a worker with a free place will claim it'
+                then 'it is next in its queue: ' || case when job.queue ~ '^forward:[0-9]+$'
+                    then 'a forwarder will carry it, or its log says why it does not'
+                    else 'a worker with a free place will claim it' end
             when v_ahead = 0 then format('it is the first in queue %s to wait for limit %s',
                 job.queue, c_limit)
             else format('%s before it in queue %s', rota._jobs_words(v_ahead, c_max), job.queue)

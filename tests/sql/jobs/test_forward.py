@@ -192,6 +192,21 @@ def test_it_is_told_that_a_database_does_not_take_a_job(db, clock):
     assert f"database 6 has not taken job {job_id} for" in told
 
 
+def test_it_is_told_that_a_database_is_away(db, clock):
+    """Its jobs stay as they are, and no worker would help."""
+    job_id = send(db)
+    clock.advance("6 minutes")
+    call(db, "report_worker", worker="f", host="h", pid=1, version="0.2.0",
+        queues=["forward:6"], job_types=["rota.forward"])  # fmt: skip
+
+    reasons = {row.reason: row.explanation for row in call(db, "explain_job", job_id=job_id)}
+    found = {row.finding: row.evidence for row in call(db, "doctor") if row.severity != "ok"}
+
+    assert "a forwarder will carry it, or its log" in reasons["next"]
+    assert "queues" not in found
+    assert found["forwards"].startswith(f"database 6 has not taken job {job_id} for 6 min")
+
+
 def test_waiting_forwards_names_databases_with_jobs_that_wait(db):
     send(db, database=6)
     send(db, database=700)
