@@ -81,6 +81,10 @@ begin
                 jobs #>> '{0,version}', rota.version()),
             hint = 'Jobs move between databases of one version: install it in both.';
     end if;
+    perform rota._refuse('jobs', format('are for another database than %s',
+        rota.database_number()))
+    where jsonb_path_exists(jobs, '$[*].database ? (@ != $n)',
+        jsonb_build_object('n', rota.database_number()));
     -- Else what is sent for the second time does not see the receipts of the first, and is
     -- refused as if its id were another job's.
     perform rota._check_isolation('receive_moves');

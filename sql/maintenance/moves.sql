@@ -457,7 +457,8 @@ begin
         format('[%s]', string_agg(s.job::text, ',' order by s.job_id))
     into job_ids, jobs
     from (
-        select t.job_id, t.job || jsonb_build_object('version', rota.version()) as job,
+        select t.job_id, t.job || jsonb_build_object('version', rota.version(), 'database',
+                v_move.database) as job,
             row_number() over by_id as n, sum(octet_length(t.job::text)) over by_id as bytes
         from rota.moved_jobs as t
         where t.move_id = v_move.move_id and t.new_job_id is null

@@ -578,6 +578,12 @@ setting ->> 'pause_name',
         sql("base/moving", "and m.direction = 'in' and m.state = 'moving'", "and false"),
     ),
     mutant(
+        "moved-to-another-number",
+        "A queue moves to a database that is another one by now, and nobody finds its jobs.",
+        "sql/maintenance/test_moves.py",
+        sql("jobs/receive", "'$[*].database ? (@ != $n)'", "'$[*].database ? (@ == null)'"),
+    ),
+    mutant(
         "late-job-keeps-its-id",
         "A job that came late where its queue has left overtakes others of its key.",
         "sql/maintenance/test_moves.py",

@@ -812,6 +812,20 @@ def test_nothing_moves_between_two_versions(db, there):
     assert [job[0] for job in jobs(there)] == [job_id]
 
 
+def test_no_job_goes_to_a_database_that_has_another_number_by_now(db, there):
+    """As a copy behind an address that was that of the other one."""
+    job_id = enqueue(db, queue="q")
+    move_id = begin(db, there)
+    value(there, "set_database_number", number=7)
+
+    with refused("jobs"):
+        carry(db, there, move_id)
+
+    value(there, "set_database_number", number=6)
+    settle(db, there, move_id)
+    assert [job[0] for job in jobs(there)] == [job_id]
+
+
 def test_a_trigger_that_fails_for_now_kills_no_job(db, there):
     there.execute("""create function fail() returns trigger language plpgsql
         as 'begin raise internal_error; end'""")
