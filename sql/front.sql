@@ -490,8 +490,8 @@ begin
 end $$;
 
 /* The shard for some jobs, which are all to be in one: where a key of theirs is live, else
- * where their slot belongs. */
-create or replace function rota_front.shard_for(jobs jsonb, shard_key text)
+ * where their slot belongs, or to which those have moved that they wait for. */
+create or replace function rota_front.shard_for(moved_to integer, jobs jsonb, shard_key text)
     returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     v_numbers integer[]; v_keys text[]; v_slots integer[]; v_slot rota_front.slots;
@@ -502,14 +502,16 @@ begin
         return (select min(s.ordinal) from rota_front.shards as s);
     end if;
     v_numbers := array(
-        select distinct ((n #>> '{}')::numeric::bigint & 1023)::integer
+        select s.number from rota_front.shards as s where s.ordinal = moved_to
+        union
+        select ((n #>> '{}')::numeric::bigint & 1023)::integer
         from (
             select jsonb_path_query(jobs, 'lax $[*].depends_on[*] ? (@.type() == "number")')
             union all
             select jsonb_path_query(jobs, 'lax $[*].blocks ? (@.type() == "number")')
         ) as i (n)
         -- Any shard can say what is wrong with the others.
-        where (n #>> '{}')::numeric between 1 and 9223372036854775807
+        where moved_to is null and (n #>> '{}')::numeric between 1 and 9223372036854775807
     );
     if cardinality(v_numbers) > 1 then
         perform rota_front.refuse('depends_on and blocks name jobs of databases '
@@ -588,21 +590,26 @@ create or replace function rota_front.follow_keys(
     jobs jsonb, keys text[], slot rota_front.slots
 ) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    v_number integer; v_answer record; v_moves_from integer; v_found integer; v_place integer;
+    v_number integer; v_answer record; v_moves_from integer; v_found integer;
+    v_live integer[] := '{}'; v_leaving integer[] := '{}';
 begin
     perform rota_front.lock_keys(keys);
     foreach v_number in array slot.earlier || slot.number loop
-        select a.live, a.may_be_live into v_answer
+        select a.live, a.may_be_live, array(
+            select unnest(a.live) intersect select unnest(a.may_be_live)) as leaving
+        into v_answer
         from rota_front.ask_live_keys(rota_front.shard_of_number('jobs', v_number), jobs) as a;
         if v_answer.may_be_live <> '{}' then v_moves_from := v_number; end if;
-        continue when v_answer.live = '{}';
-        if v_found is not null then
+        -- A line that moves is in both: what comes goes behind it, from where it leaves.
+        continue when v_answer.live <@ v_leaving;
+        if not v_live <@ v_answer.leaving then
             perform rota_front.refuse(format('jobs[%s] and jobs[%s]: their keys are live in '
-                'different databases', v_place, v_answer.live[1]),
-                'Enqueue them one by one until the older jobs have ended.');
+                'different databases', v_live[1], v_answer.live[1]),
+                'Enqueue them one by one, and what has both once the older jobs have ended.');
         end if;
         v_found := v_number;
-        v_place := v_answer.live[1];
+        v_live := v_answer.live;
+        v_leaving := v_answer.leaving;
     end loop;
     -- A key of a queue that moves is where that goes, or on its way, where nobody sees it.
     return coalesce(v_found, v_moves_from, slot.number);
@@ -614,7 +621,7 @@ create or replace function rota_front.ask_live_keys(
     cluster 'rota_shards';
     run on shard;
     select rota.find_live_keys(jobs) as live,
-        rota.find_live_keys(jobs, with_moves => true) as may_be_live;
+        rota.find_live_keys(jobs, moving => true) as may_be_live;
 $$;
 
 create or replace function rota_front.version_of(number integer)

@@ -22,12 +22,12 @@
  * The time limit of each call is statement_timeout, and the front refuses calls without one.
  */
 
-create or replace function rota.find_live_keys(jobs jsonb, with_moves boolean default false)
+create or replace function rota.find_live_keys(jobs jsonb, moving boolean default false)
     returns integer[] language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 begin
     perform rota._check_json('jobs', jobs, 'array', 10000);
-    perform rota._check_given('with_moves', with_moves is not null);
+    perform rota._check_given('moving', moving is not null);
     return array(
         select j.place::integer
         from (
@@ -37,26 +37,30 @@ begin
                 coalesce('pipeline ' || (e.job ->> 'pipeline'), e.job ->> 'job_type') as scope
             from jsonb_array_elements(find_live_keys.jobs) with ordinality as e (job, place)
         ) as j
-        where rota._find_keyed(j.idempotency_key, j.scope) is not null
-          or exists (
-            select from rota.idempotency_keys as k
-            where k.idempotency_key = j.idempotency_key and k.key_scope = j.scope
-              and k.expires_at > rota.now()
-        ) or rota._key_head(j.ordering_key, 0) is not null
-          or rota._first_blocked(j.ordering_key, 0) is not null
-          or exists (select from rota.halted_keys as h where h.ordering_key = j.ordering_key)
-          or find_live_keys.with_moves
-          and coalesce(j.idempotency_key, j.ordering_key) is not null and exists (
-            select from rota.queue_moves as m where m.queue = j.queue and m.direction = 'out'
-        )
+        where case when find_live_keys.moving
+            then coalesce(j.idempotency_key, j.ordering_key) is not null and exists (
+                select from rota.queue_moves as m
+                where m.queue = j.queue and m.direction = 'out'
+            )
+            else rota._find_keyed(j.idempotency_key, j.scope) is not null
+              or exists (
+                select from rota.idempotency_keys as k
+                where k.idempotency_key = j.idempotency_key and k.key_scope = j.scope
+                  and k.expires_at > rota.now()
+            ) or rota._key_head(j.ordering_key, 0) is not null
+              or rota._first_blocked(j.ordering_key, 0) is not null
+              or exists (
+                select from rota.halted_keys as h where h.ordering_key = j.ordering_key
+            )
+        end
         order by j.place
     );
 end $$;
 
 comment on function rota.find_live_keys is
     'Which of some jobs, given as to enqueue_many(), have an idempotency_key or ordering_key '
-    'that is live in this database or still counts here, or with_moves may be live where their '
-    'queue moves from here: their places, from 1; for a front; raises 22023.';
+    'that is live in this database or still counts here, or if moving, that may be anywhere '
+    'since their queue moves from here: their places, from 1; for a front; raises 22023.';
 
 create or replace function rota.front_statements(
     databases jsonb, time_limit interval default '5 seconds'
@@ -141,12 +145,13 @@ begin
     loop
         v_remote := v_function.name;
         v_route := case
-            when v_function.name = 'enqueue_many' then 'rota_front.shard_for(jobs, shard_key)'
+            when v_function.name = 'enqueue_many'
+            then 'rota_front.shard_for(v_shard, jobs, shard_key)'
             when v_function.name = 'enqueue_to'
             then 'rota_front.shard_of_number(''database'', database)'
             when v_function.access && '{producer}' and v_function.names && '{idempotency_key}'
-            then format('rota_front.shard_for(jsonb_build_array(jsonb_build_object(%s)), '
-                'shard_key)', (
+            then format('rota_front.shard_for(v_shard, jsonb_build_array(jsonb_build_object('
+                '%s)), shard_key)', (
                 select string_agg(format('%L, %s.%s', n, v_function.name, n), ', ')
                 from unnest(v_function.names) as n
                 where n in ('job_type', 'queue', 'pipeline', 'idempotency_key', 'ordering_key',
@@ -156,7 +161,7 @@ begin
               -- Which keys come back with the dependants the front cannot know.
               and v_function.name not in ('wait_for_result', 'retry_with_dependants')
               and not v_function.access && '{worker}'
-            then 'rota_front.shard_of_job(job_id)'
+            then 'coalesce(v_shard, rota_front.shard_of_job(job_id))'
             when v_function.name in ('next_run', 'upcoming_runs', 'describe_schedule',
                 'database_number_of', 'fold_error', 'now')
             then '(select min(s.ordinal) from rota_front.shards as s)'
@@ -204,7 +209,7 @@ begin
     -- Each move of its queue leads to the next database, and none back.
     for v_try in 1..100 loop
         begin
-            v_shard := coalesce(v_shard, %5$s);%6$s
+            v_shard := %5$s;%6$s
             %7$s
         exception when others then
             get stacked diagnostics v_state = returned_sqlstate, v_message = message_text,

@@ -43,7 +43,7 @@ WORDS = {
     "settle_above": "bigint",
     "facts": "jsonb",
     "from_database": "integer",
-    "with_moves": "boolean",
+    "moving": "boolean",
     "max_bytes": "integer",
     "max_jobs": "integer",
     "max_rows": "integer",

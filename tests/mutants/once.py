@@ -2057,12 +2057,33 @@ any(array['access producer', enqueue.queue])
         "front-route-unguarded",
         "A front that looks for a key where no database answers says so as PL/Proxy does.",
         "sql/access/test_front.py",
-        sql("access/front", "            v_shard := coalesce(v_shard, %5$s);%6$s\n", ""),
+        sql("access/front", "            v_shard := %5$s;%6$s\n", ""),
         sql(
             "access/front",
             "    -- Each move of its queue leads to",
             "    v_shard := %5$s;%6$s\n    -- Each move of its queue leads to",
         ),
+    ),
+    mutant(
+        "front-key-behind-a-parent",
+        "A key is live in two databases, since a job goes to where its parent has moved.",
+        "sql/access/test_front.py",
+        sql(
+            "front",
+            "if v_numbers[1] <> v_number then",
+            "if moved_to is null and v_numbers[1] <> v_number then",
+        ),
+        sql(
+            "front",
+            "return rota_front.shard_of_number('shard_key', v_number);",
+            "return coalesce(moved_to, rota_front.shard_of_number('shard_key', v_number));",
+        ),
+    ),
+    mutant(
+        "front-line-that-moves",
+        "A front refuses all jobs of a line of which a part has moved already.",
+        "sql/access/test_front.py",
+        sql("front", "if not v_live <@ v_answer.leaving then", "if v_found is not null then"),
     ),
     mutant(
         "front-made-over-others",
@@ -2209,7 +2230,11 @@ any(array['access producer', enqueue.queue])
         "live-keys-without-moves",
         "A front sends a key whose queue moves past the database that carries it on.",
         "sql/access/test_front.py",
-        sql("access/front", "or find_live_keys.with_moves and", "or false and"),
+        sql(
+            "access/front",
+            "from rota.queue_moves as m where m.queue = j.queue",
+            "from rota.queue_moves as m where false",
+        ),
     ),
     mutant(
         "front-without-moves",

@@ -623,8 +623,69 @@ def test_a_key_whose_queue_has_moved_is_not_doubled_when_a_database_is_added(fro
     assert front.live(key) == [2]
     assert scalar(front.shards[2], "select count(*) from rota.jobs where queue = 'q'") == 1
     asked = json.dumps([*jobs, {**jobs[0], "queue": "r"}, {"job_type": "x", "queue": "q"}])
-    assert value(front.shards[1], "find_live_keys", jobs=asked, with_moves=True) == [1]
+    assert value(front.shards[1], "find_live_keys", jobs=asked, moving=True) == [1]
     assert value(front.shards[1], "find_live_keys", jobs=asked) == []
+
+
+@pytest.mark.slow
+def test_a_job_with_a_key_does_not_follow_its_parent_that_has_moved(front):
+    """Its key belongs to another database, where it may be live."""
+    key = key_of(front, 1)
+    parent = value(front.db, "enqueue_to", database=1, job_type="x", queue="q")
+    file = front.folder / "databases"
+    file.write_text(f"{front.urls[1]}\n{front.urls[2]}\n")
+    move = ["queue", "move", "q", "--from", "1", "--to", "2", "--databases", str(file)]
+    assert main(move) == 0
+
+    child = {"job_type": "y", "depends_on": [parent]}
+    plain = value(front.db, "enqueue", **child)
+    for function, arguments in (
+        ("enqueue", child | {"idempotency_key": key}),
+        ("enqueue_many", {"jobs": json.dumps([child | {"ordering_key": key}])}),
+    ):
+        with raises("22023", "jobs of database 2, and the keys belong to database 1"):
+            call(front.db, function, **arguments)
+    value(front.db, "enqueue", job_type="y", idempotency_key=key)
+
+    assert plain & 1023 == 2
+    assert front.live(key) == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "earlier"), [(2, 1), (1, 2)])
+def test_a_line_takes_jobs_while_it_moves_between_two_databases_of_its_slot(
+    front, number, earlier
+):
+    """Its first job is there and the next one is still here when another comes."""
+    key = key_of(front, 1)
+
+    def send(n):
+        line = {"job_type": "x", "queue": "q", "ordering_key": key}
+        return value(front.db, "enqueue", **line, payload={"n": n})
+
+    source, target = front.shards[1], front.shards[2]
+    for n in range(2):
+        send(n)
+    move_id = value(source, "begin_queue_move", queue="q", database=2)
+    while not rows(target, "select from rota.jobs"):
+        with source.transaction():
+            ((job_ids, jobs, *_),) = call(source, "take_moves", move_id=move_id, max_jobs=1)
+            received = call(target, "receive_moves", move_id=move_id, from_database=1,
+                queue="q", jobs=jobs or "[]")  # fmt: skip
+            endings = json.dumps([row._asdict() for row in received])
+            call(source, "end_moves", move_id=move_id, job_ids=job_ids, endings=endings)
+    front.db.execute("update rota_front.slots set number = %s, earlier = array[%s::int]",
+        [number, earlier])  # fmt: skip
+    assert front.live(key) == [1, 2]
+
+    send(2)
+
+    file = front.folder / "databases"
+    file.write_text(f"{front.urls[1]}\n{front.urls[2]}\n")
+    move = ["queue", "move", "q", "--from", "1", "--to", "2", "--databases", str(file)]
+    assert main(move) == 0
+    there = rows(target, "select payload -> 'n' as n from rota.jobs order by id")
+    assert [row.n for row in there] == [0, 1, 2]
 
 
 @pytest.mark.slow
@@ -900,8 +961,8 @@ def test_find_live_keys_tells_which_jobs_have_keys_that_are_live(db):
     for bad in (None, "{}", json.dumps([{}] * 10001)):
         with raises("22023", "jobs"):
             value(db, "find_live_keys", jobs=bad)
-    with raises("22023", "with_moves"):
-        value(db, "find_live_keys", jobs="[]", with_moves=None)
+    with raises("22023", "moving"):
+        value(db, "find_live_keys", jobs="[]", moving=None)
 
 
 def test_the_python_client_enqueues_through_a_front(shared):

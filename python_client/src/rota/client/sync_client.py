@@ -817,9 +817,12 @@ class Client:
         return self._value("database_number_of", locals())
 
     def find_live_keys(
-        self, jobs: Sequence[Mapping[str, Any]], *, with_moves: bool = False
+        self, jobs: Sequence[Mapping[str, Any]], *, moving: bool = False
     ) -> list[int]:
-        """Return the places, from 1, of those jobs that have a key which is live here."""
+        """Return the places, from 1, of those jobs that have a key which is live here.
+
+        If *moving*, of those that have a key and whose queue moves from here.
+        """
         return self._value("find_live_keys", locals())
 
     def front_statements(
