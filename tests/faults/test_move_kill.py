@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from faults.test_forward_kill import urls
 from rota.__main__ import main
 from rota.cli import moves
 from rota.rows import MoveStatus
+from support.mutation import mutate
 from support.server import free_port
 from support.waiting import wait_until
 
@@ -380,6 +382,26 @@ def test_rota_queue_move_moves_on_while_it_asks_how_far_it_is(urls, monkeypatch)
 
     assert moved.returncode == 0, moved.stderr
     assert "settled: 1 moved" in moved.stdout
+
+
+def test_a_mover_rests_much_longer_than_it_looks(urls):
+    """Among very many other jobs a look takes long, and a job may run for hours."""
+    looks = """select count(*) from pg_stat_activity
+        where application_name = 'rota mover' and state = 'active'"""
+    with psycopg.connect(urls[0], autocommit=True) as here:
+        here.execute("select rota.enqueue('x', queue => 'q')")
+        here.execute("select rota.claim_jobs('w', '{q}')")
+        ids = "select coalesce(array_agg(w.id)"
+        mutate(here, "_look_on", ids, f"perform pg_sleep(0.6); {ids}")
+        here.execute("select rota.begin_queue_move('q', 2)")
+        with forwarding(urls):
+            wait_until(lambda: ask(here, looks))
+            seen = []
+            while len(seen) < 120:
+                time.sleep(0.05)
+                seen.append(ask(here, looks))
+
+    assert sum(seen) < 50
 
 
 def test_a_job_that_takes_the_other_database_long_gets_there(urls, monkeypatch):

@@ -63,8 +63,9 @@ UNFIT = (UnicodeError, psycopg.errors.UntranslatableCharacter)
 UNTRANSLATABLE = ReceivedJob(
     1, None, "22P05", "the other database has another encoding, which lacks characters of it"
 )
-PAUSE = 0.2
-"""Seconds until a mover looks again where nothing can go for now."""
+PAUSE, MAX_PAUSE = 0.2, 5.0
+"""Seconds until a mover looks again where nothing can go for now; among very many jobs of other
+queues it rests ten times as long as it has looked."""
 WAKE_PATIENCE = 0.02
 """Seconds after the last job until a scout waits to be notified, and looks by itself before."""
 LOOK_INTERVAL = 0.002
@@ -314,6 +315,8 @@ class Mover(Lane):
         self._is_asked = is_asked
         self._reasons: set[str | None] = set()
         self._number = source.number
+        self._looks_since = 0.0
+        """When it has begun, or has sent the last job, on the monotonic clock."""
 
     async def _run(self) -> None:
         """Carry until the move has settled in both databases and nothing waits."""
@@ -326,7 +329,8 @@ class Mover(Lane):
             self._retry.succeed()
             if is_done:
                 return
-            await asyncio.sleep(PAUSE)
+            looked = time.monotonic() - self._looks_since
+            await asyncio.sleep(min(MAX_PAUSE, max(PAUSE, 10 * looked)))
 
     async def _carry_on(self) -> bool:
         """Carry what can go now; return whether nothing is left."""
@@ -334,8 +338,10 @@ class Mover(Lane):
         if not self._is_asked and self.move.move_id not in [each.move_id for each in moves]:
             return True  # an operator may have ended it
         self._is_asked = False
+        self._looks_since = time.monotonic()
         while taken := await self._take(self._carry):
             if taken.job_ids:
+                self._looks_since = time.monotonic()
                 self._halvings = max(0, self._halvings - 1)
             if not taken.has_more:
                 return taken.settle_above is not None
