@@ -276,6 +276,29 @@ def test_rota_queue_move_needs_no_other_database_of_the_list(urls):
     assert "refused" in unknown.stderr
 
 
+def test_rota_queue_move_waits_for_no_other_database_that_hangs(
+    admin, template, server, urls, monkeypatch
+):
+    """As one behind a pooler, which lets clients in while its server is away."""
+    monkeypatch.setattr(moves, "PATIENCE", 3.0)
+    make_known(urls[0])
+    admin.execute(f"create database travel3 template {template}".encode())
+    with psycopg.connect(server.url("travel3")) as db:
+        db.execute("""create or replace function rota.database_number() returns integer
+            language sql as 'select 3 from pg_sleep(25)'""")
+    three = [word for url in (server.url("travel3"), *urls) for word in ("--database", url)]
+    words = ["queue", "move", "q", "--to", "2", *three]
+    began = time.monotonic()
+
+    moved = rota(*words, "--from", "1")
+    unsaid = rota(*words)
+
+    assert time.monotonic() - began < 20
+    admin.execute("drop database travel3 with (force)")
+    assert moved.returncode == 0, moved.stderr
+    assert "/travel3: no answer for 3 s" in unsaid.stderr
+
+
 def test_rota_queue_move_settles_again_what_was_restored(urls):
     """As after a promotion of the other database without its last transactions."""
     make_known(urls[0])

@@ -35,6 +35,8 @@ TICK_INTERVAL = 1.0
 """As that of a worker: jobs of an ordering key may wait for a check that only a tick makes."""
 NOT_SETTLED = 3
 WATCH_INTERVAL = 1.0
+PATIENCE = 15.0
+"""Seconds, more than a connection may take, that databases have to tell their numbers."""
 UNKNOWN = "it has neither settings nor jobs here: check its name, or make it known"
 """Of a name with a typing error nothing would ever move."""
 
@@ -136,8 +138,12 @@ def _databases(arguments: argparse.Namespace) -> tuple[str, str, int]:
     chosen = conninfos(arguments)
     # Each of them may take its whole time limit.
     answers = [begin(partial(number_of, database)) for database in chosen]
+    deadline = time.monotonic() + PATIENCE
     for database, answer in zip(chosen, answers, strict=True):
-        number, problem = answer.result()
+        try:
+            number, problem = answer.result(max(0, deadline - time.monotonic()))
+        except TimeoutError:
+            number, problem = None, f"no answer for {PATIENCE:.0f} s"
         if number is None:
             problems.append(f"{name_of(database)}: {problem}")
             continue
