@@ -2089,8 +2089,8 @@ MAINTENANCE = (
         "sql/operations/test_doctor.py",
         sql(
             "operations/doctor",
-            "coalesce(nullif(d.run_at, '-infinity'), d.created_at)",
-            "d.run_at",
+            "coalesce(nullif(d.due_since, '-infinity'), d.created_at)",
+            "d.due_since",
         ),
     ),
     mutant(

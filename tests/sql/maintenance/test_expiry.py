@@ -278,13 +278,13 @@ def test_a_new_event_of_a_key_brings_its_own_end_and_headers(db, clock):
 def test_the_run_that_follows_another_does_not_expire_with_it(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     job = running(db, idempotency_key="k", expires_at=now + HOUR, headers={"n": "1"})
-    enqueue(db, idempotency_key="k", on_conflict="rerun")
+    enqueue(db, idempotency_key="k", on_conflict="rerun", headers={"n": "2"})
     clock.advance("2 hours")
     value(db, "finish_job", **owner(job))
 
     (again,) = claim(db)
 
-    assert again.headers == {"n": "1"}
+    assert again.headers == {"n": "2"}
     assert run(db, again.job_id).expires_at is None
 
 
