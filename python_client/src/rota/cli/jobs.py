@@ -21,7 +21,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import Connection, sql
 
-from ..client.conditions import FEW, NEWEST, all_of
+from ..client.conditions import FEW, NEWEST, all_of, beginning
 from ..client.connecting import one_line
 from ..client.statement import UNSET
 from ..client.sync_client import Client
@@ -276,8 +276,9 @@ def explain(arguments: argparse.Namespace) -> None:
     print_findings([(row.reason, row.explanation, row.remedy) for row in reasons])
 
 
-# A database that counts bytes cuts within a character, as fold_error() does not.
-GROUPS: LiteralString = r"""
+# fold_error() cuts at 1000 by itself.
+GROUPS = sql.SQL(
+    """
     select
         count(*) as failures, count(distinct e.job_id) as jobs,
         max(e.failed_at) as last_failed_at,
@@ -288,8 +289,7 @@ GROUPS: LiteralString = r"""
         select n.*, rota.fold_error(n.text) as message
         from (
             select job_id, queue, job_type, error_type, failed_at, left(message, 1004) as text,
-                case when length(message) > 200 then regexp_replace(left(message, 200),
-                    E'[\\xc2-\\xf4][\\x80-\\xbf]{0,3}$', '') else message end as start
+                {} as start
             from rota.job_errors
             where failed_at > rota.now() - %(since)s::interval
               and (%(queue)s::text is null or queue = %(queue)s)
@@ -301,6 +301,7 @@ GROUPS: LiteralString = r"""
     order by failures desc, last_failed_at desc
     limit %(limit)s
     """
+).format(sql.SQL(beginning("message", "200")))
 MAX_ERRORS = 20000
 QUOTE = "'...'"
 

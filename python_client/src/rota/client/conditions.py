@@ -63,3 +63,15 @@ NEWEST: dict[bool, LiteralString] = {True: "id + 0 desc", False: "id desc"}
 def all_of(names: Iterable[str]) -> sql.Composed:
     """Return that a job fulfils each of these conditions."""
     return sql.SQL(" and ").join(sql.SQL(CONDITIONS[name]) for name in [*names, "all"])
+
+
+def beginning(text: LiteralString, longest: LiteralString) -> LiteralString:
+    """Return the SQL of the first characters of a text that is shown beside the others.
+
+    A database that counts bytes would cut within a character.
+    """
+    return (
+        f"case when getdatabaseencoding() <> 'SQL_ASCII' or length({text}) <= {longest}"
+        f" then left({text}, {longest}) else regexp_replace(left({text}, {longest}),"
+        r" E'[\\xc2-\\xf4][\\x80-\\xbf]{0,3}$', '') end"
+    )

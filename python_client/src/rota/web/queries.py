@@ -137,10 +137,7 @@ LISTED: LiteralString = """
     """
 
 
-# A database that counts bytes cuts within a character; where nothing is cut, the last is a }.
-PAYLOAD: LiteralString = r""",
-    regexp_replace(left(payload::text, 4000), E'[\\xc2-\\xf4][\\x80-\\xbf]{0,3}$', '')
-        as payload"""
+PAYLOAD: LiteralString = f", {conditions.beginning('payload::text', '4000')} as payload"
 
 
 def listed(wanted: list[str], *, payload: bool, are_few: bool = False) -> sql.Composed:
