@@ -591,20 +591,39 @@ create or replace function rota_front.follow_keys(
 ) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     v_number integer; v_answer record; v_moves_from integer; v_found integer;
+    v_asked jsonb; v_places integer[];
     v_live integer[] := '{}'; v_leaving integer[] := '{}';
 begin
     perform rota_front.lock_keys(keys);
+    -- Each key by itself: of the two of a job one may move and the other not.
+    select coalesce(jsonb_agg(a.key), '[]'), array_agg(a.place) into v_asked, v_places
+    from (
+        select k.key, min(j.place) as place
+        from jsonb_array_elements(jobs) with ordinality as j (job, place)
+        cross join lateral (
+            select jsonb_build_object('idempotency_key', j.job -> 'idempotency_key',
+                'job_type', j.job -> 'job_type', 'pipeline', j.job -> 'pipeline',
+                'queue', j.job -> 'queue') as key
+            where j.job ->> 'idempotency_key' is not null
+            union all
+            select jsonb_build_object('ordering_key', j.job -> 'ordering_key',
+                'queue', j.job -> 'queue')
+            where j.job ->> 'ordering_key' is not null
+        ) as k
+        group by k.key
+    ) as a;
     foreach v_number in array slot.earlier || slot.number loop
         select a.live, a.may_be_live, array(
             select unnest(a.live) intersect select unnest(a.may_be_live)) as leaving
         into v_answer
-        from rota_front.ask_live_keys(rota_front.shard_of_number('jobs', v_number), jobs) as a;
+        from rota_front.ask_live_keys(
+            rota_front.shard_of_number('jobs', v_number), v_asked) as a;
         if v_answer.may_be_live <> '{}' then v_moves_from := v_number; end if;
         -- A line that moves is in both: what comes goes behind it, from where it leaves.
         continue when v_answer.live <@ v_leaving;
         if not v_live <@ v_answer.leaving then
             perform rota_front.refuse(format('jobs[%s] and jobs[%s]: their keys are live in '
-                'different databases', v_live[1], v_answer.live[1]),
+                'different databases', v_places[v_live[1]], v_places[v_answer.live[1]]),
                 'Enqueue them one by one, and what has both once the older jobs have ended.');
         end if;
         v_found := v_number;

@@ -26,7 +26,7 @@ create or replace function rota.find_live_keys(jobs jsonb, moving boolean defaul
     returns integer[] language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 begin
-    perform rota._check_json('jobs', jobs, 'array', 10000);
+    perform rota._check_json('jobs', jobs, 'array', 20000);
     perform rota._check_given('moving', moving is not null);
     return array(
         select j.place::integer
@@ -51,6 +51,12 @@ begin
               or rota._first_blocked(j.ordering_key, 0) is not null
               or exists (
                 select from rota.halted_keys as h where h.ordering_key = j.ordering_key
+            ) or exists (
+                -- In transit: what follows in its line must not be there before it.
+                select from rota.moved_jobs as t
+                where t.new_job_id is null and (t.job ->> 'ordering_key' = j.ordering_key
+                    or t.job ->> 'idempotency_key' = j.idempotency_key
+                      and t.job ->> 'job_type' = j.scope)
             )
         end
         order by j.place

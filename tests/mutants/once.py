@@ -2216,6 +2216,16 @@ any(array['access producer', enqueue.queue])
         sql("jobs/receive", "if v_scope = any(v_taken) then", "if false then"),
     ),
     mutant(
+        "live-keys-without-those-on-their-way",
+        "A front sends a job past one of its ordering key that is on its way.",
+        "sql/access/test_front.py",
+        sql(
+            "access/front",
+            "where t.new_job_id is null and (t.job ->> 'ordering_key' = j.ordering_key",
+            "where (false",
+        ),
+    ),
+    mutant(
         "live-keys-without-halted",
         "A front sends the jobs of a halted ordering key to another database.",
         "sql/access/test_front.py",

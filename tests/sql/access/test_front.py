@@ -689,6 +689,52 @@ def test_a_line_takes_jobs_while_it_moves_between_two_databases_of_its_slot(
 
 
 @pytest.mark.slow
+def test_a_line_takes_no_job_ahead_of_one_that_is_on_its_way(front):
+    """The last job of it here is neither here nor there, and the first one is there."""
+    key = key_of(front, 1)
+    line = {"job_type": "x", "queue": "q", "ordering_key": key}
+    source, target = front.shards[1], front.shards[2]
+    value(front.db, "enqueue", **line, payload={"n": 0})
+    file = front.folder / "databases"
+    file.write_text(f"{front.urls[1]}\n{front.urls[2]}\n")
+    move = ["queue", "move", "q", "--from", "1", "--to", "2", "--databases", str(file)]
+    assert main(move) == 0
+    belongs = {"headers": {"shard_key": key}}
+    value(front.db, "enqueue", **line, payload={"n": 1}, idempotency_key="once", **belongs)
+    move_id = scalar(source, "select move_id from rota.queue_moves")
+    call(source, "take_moves", move_id=move_id)
+    assert front.live(key) == [2]
+    front.db.execute("update rota_front.slots set earlier = '{2}'")
+
+    value(front.db, "enqueue", **line, payload={"n": 2})
+
+    asked = [{"job_type": t, "queue": "q", "idempotency_key": "once"} for t in "xy"]
+    assert value(source, "find_live_keys", jobs=json.dumps(asked)) == [1]
+    assert main(move) == 0
+    there = rows(target, "select payload -> 'n' as n from rota.jobs order by id")
+    assert [row.n for row in there] == [0, 1, 2]
+
+
+def test_a_key_that_leaves_and_a_line_that_stays_elsewhere_are_refused_together(front):
+    """Of the two keys of a job only one is of the queue that moves."""
+    key = key_of(front, 1)
+    belongs = {"headers": {"shard_key": key}}
+    job = {"job_type": "x", "queue": "q", "idempotency_key": key, **belongs}
+    here = value(front.shards[1], "enqueue", **job)
+    value(front.shards[2], "enqueue", job_type="x", queue="r", ordering_key="line")
+    value(front.shards[1], "begin_queue_move", queue="q", database=2)
+    front.db.execute("update rota_front.slots set number = 2, earlier = '{1}'")
+
+    assert value(front.db, "enqueue", **job) == here
+    with raises("22023", re.escape("jobs[1] and jobs[1]: their keys are live in different")):
+        value(front.db, "enqueue", **job | {"ordering_key": "line"})
+    jobs = [{"job_type": "y", **belongs}, {"job_type": "x", "ordering_key": "line", **belongs}]
+    with raises("22023", re.escape("jobs[3] and jobs[2]: their keys are live in different")):
+        call(front.db, "enqueue_many", jobs=json.dumps([*jobs, job]))
+    value(front.db, "enqueue", job_type="x", limit_key="l", **belongs)
+
+
+@pytest.mark.slow
 def test_a_move_can_be_ended_when_the_front_was_made_again(front, capsys):
     key = key_of(front, 1)
     line = {"job_type": "x", "ordering_key": key}
@@ -958,7 +1004,7 @@ def test_find_live_keys_tells_which_jobs_have_keys_that_are_live(db):
         call(db, "fail_job", **lease, error="e", fatal=True)
     # The key of the first is free, the line of the second is halted.
     assert value(db, "find_live_keys", jobs=json.dumps(jobs)) == [3]
-    for bad in (None, "{}", json.dumps([{}] * 10001)):
+    for bad in (None, "{}", json.dumps([{}] * 20001)):
         with raises("22023", "jobs"):
             value(db, "find_live_keys", jobs=bad)
     with raises("22023", "moving"):
