@@ -613,22 +613,32 @@ begin
         group by k.key
     ) as a;
     foreach v_number in array slot.earlier || slot.number loop
-        select a.live, a.may_be_live, array(
-            select unnest(a.live) intersect select unnest(a.may_be_live)) as leaving
-        into v_answer
+        select a.live, a.may_be_live into v_answer
         from rota_front.ask_live_keys(
             rota_front.shard_of_number('jobs', v_number), v_asked) as a;
-        if v_answer.may_be_live <> '{}' then v_moves_from := v_number; end if;
+        if v_answer.may_be_live <> '{}' then
+            v_moves_from := v_number;
+            -- What has arrived where this front does not look for it is reached from here.
+            v_answer.live := v_answer.live || array(
+                select k.place
+                from rota_front.shards as s
+                cross join rota_front.ask_live_keys(s.ordinal, v_asked) as a
+                cross join unnest(a.live) as k (place)
+                where s.number <> all(slot.earlier || slot.number)
+                  and k.place = any(v_answer.may_be_live)
+            );
+        end if;
         -- A line that moves is in both: what comes goes behind it, from where it leaves.
         continue when v_answer.live <@ v_leaving;
-        if not v_live <@ v_answer.leaving then
+        v_leaving := array(
+            select unnest(v_answer.live) intersect select unnest(v_answer.may_be_live));
+        if not v_live <@ v_leaving then
             perform rota_front.refuse(format('jobs[%s] and jobs[%s]: their keys are live in '
                 'different databases', v_places[v_live[1]], v_places[v_answer.live[1]]),
                 'Enqueue them one by one, and what has both once the older jobs have ended.');
         end if;
         v_found := v_number;
         v_live := v_answer.live;
-        v_leaving := v_answer.leaving;
     end loop;
     -- A key of a queue that moves is where that goes, or on its way, where nobody sees it.
     return coalesce(v_found, v_moves_from, slot.number);

@@ -2083,7 +2083,7 @@ any(array['access producer', enqueue.queue])
         "front-line-that-moves",
         "A front refuses all jobs of a line of which a part has moved already.",
         "sql/access/test_front.py",
-        sql("front", "if not v_live <@ v_answer.leaving then", "if v_found is not null then"),
+        sql("front", "if not v_live <@ v_leaving then", "if v_found is not null then"),
     ),
     mutant(
         "front-made-over-others",
@@ -2214,6 +2214,12 @@ any(array['access producer', enqueue.queue])
         "Each job of a key that a transaction has waits for it in turn.",
         "sql/jobs/test_forward.py",
         sql("jobs/receive", "if v_scope = any(v_taken) then", "if false then"),
+    ),
+    mutant(
+        "keys-not-followed-by-the-front",
+        "A front looks for no key where the queue of it moves.",
+        "sql/access/test_front.py",
+        sql("front", "and k.place = any(v_answer.may_be_live)", "and false"),
     ),
     mutant(
         "live-keys-without-those-on-their-way",

@@ -735,6 +735,29 @@ def test_a_key_that_leaves_and_a_line_that_stays_elsewhere_are_refused_together(
 
 
 @pytest.mark.slow
+def test_a_key_that_has_moved_to_where_its_front_does_not_look_is_not_doubled(front):
+    """The database of the other key of a job lets it in, as nobody has it there."""
+    key = key_of(front, 1)
+    belongs = {"headers": {"shard_key": key}}
+    job = {"job_type": "x", "queue": "q", "idempotency_key": key, **belongs}
+    front.make(1, 2, 3)
+    value(front.db, "enqueue", **job)
+    file = front.folder / "databases"
+    file.write_text(f"{front.urls[1]}\n{front.urls[3]}\n")
+    move = ["queue", "move", "q", "--from", "1", "--to", "3", "--databases", str(file)]
+    assert main(move) == 0
+    value(front.shards[2], "enqueue", job_type="x", ordering_key="line")
+    front.db.execute("update rota_front.slots set number = 2, earlier = '{1}'")
+
+    with raises("22023", "their keys are live in different"):
+        value(front.db, "enqueue", **job | {"ordering_key": "line"})
+    again = value(front.db, "enqueue", **job)
+
+    assert main(move) == 0
+    assert (again & 1023, front.live(key)) == (1, [3])
+
+
+@pytest.mark.slow
 def test_a_move_can_be_ended_when_the_front_was_made_again(front, capsys):
     key = key_of(front, 1)
     line = {"job_type": "x", "ordering_key": key}
