@@ -456,6 +456,7 @@ declare
         where k.name in ('queue', 'priority', 'run_at', 'max_attempts')), 'status');
     c_statuses constant text[] := rota._act_statuses(act, arguments);
     c_counted_until constant timestamptz := rota._counted_until();
+    v_is_open boolean;
 begin
     if filter is null then
         v_holders := array(
@@ -477,6 +478,9 @@ begin
                 || jsonb_build_object('ids', v_ids), act, 0, cardinality(v_ids)) as m
         );
     end if;
+    -- Before it is asked who waits: what is over by now is seen then.
+    v_is_open := act = 'purge'
+        and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}';
     with known as (
         select l.*, min(l.id) over (partition by l.key, l.key_scope) as first_of_key
         from (
@@ -520,9 +524,8 @@ begin
                 when act = 'purge'
                   and current_setting('transaction_isolation') <> 'read committed'
                     then 'other jobs may wait for it: purge it in read committed'
-                when act = 'purge'
+                when v_is_open
                   and (k.status <> 'succeeded' or k.ended_at >= c_counted_until)
-                  and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}'
                     then 'an open transaction may let jobs wait for it: try again'
             end as reason
         from unnest(_sort_out.job_ids) as i (id)

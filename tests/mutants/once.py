@@ -1157,6 +1157,16 @@ array(
         ),
     ),
     mutant(
+        "retry-of-a-purged-parent-waited-for",
+        "A job waits for ever for the retry of a parent whose purge commits after its check.",
+        "races/test_waiting.py",
+        sql(
+            "waiting/dependencies",
+            "where f.id = any(v_left) for key share skip locked",
+            "where f.id = any(v_left)",
+        ),
+    ),
+    mutant(
         "dependant-that-came-back-cancelled",
         "A job that an operator brings back is cancelled with those of its dead parent.",
         "races/test_waiting.py",
@@ -2456,8 +2466,19 @@ any(array['access producer', enqueue.queue])
         "sql/operations/test_acts.py",
         sql(
             "operations/acts",
-            "and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}' then",
-            "and false then",
+            "when v_is_open and",
+            "when false and",
+        ),
+    ),
+    mutant(
+        "purge-asks-late-who-writes",
+        "A job waits for one that was purged while its producer committed.",
+        "races/test_waiting.py",
+        sql(
+            "operations/acts",
+            "when v_is_open and",
+            "when act = 'purge'"
+            " and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}' and",
         ),
     ),
     mutant(

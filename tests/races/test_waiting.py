@@ -520,6 +520,47 @@ def test_a_dead_parent_that_is_purged_while_jobs_come_in_that_wait_for_it(
     assert state(b, child) == "cancelled"
 
 
+def test_a_job_that_waits_for_the_retry_of_a_parent_whose_purge_is_open(
+    a: Session, b: Session
+) -> None:
+    """A purges it and stays open; B lets a job wait for its retry, and ticks; A commits."""
+    parent = enqueue(a)
+    (job,) = claimed(a)
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", fatal=True))
+    with a.transaction():
+        assert a.fetch(*purge(parent)) == [(1, [])]
+        child = enqueue(b, depends_on=[parent], if_parent_dead="wait")
+        tick(b)
+
+    assert ids(b) == [child]
+
+
+def test_a_parent_that_is_purged_while_what_waits_for_it_is_committed(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """B lets a job wait for one that ends; A purges that, and looks who waits; B commits."""
+    parent = enqueue(a)
+    (job,) = claimed(a)
+    db.execute(PAUSE)
+    writers = "rota._open_writers(array['rota.dependencies'::regclass])"
+    mutate(db, "_sort_out", writers, f"case when race.pause('') then {writers} end")
+    b.fetch("begin")
+    child = enqueue(b, depends_on=[parent])
+    a.fetch(*finish(job))
+
+    with stopped(db, a, *purge(parent)) as pending:
+        b.fetch("commit")
+
+    refusal = {"job_id": parent, "reason": "other jobs wait for it"}
+    assert pending.result() == [(0, [refusal])]
+    assert ids(b) == [child]
+
+
+def purge(job_id: int) -> tuple[Any, Any]:
+    query = "select p.changed, p.conflicts from rota.act_on_jobs('purge', %s) as p"
+    return query, [Jsonb({"ids": [job_id]})]
+
+
 @BOTH
 def test_the_next_job_of_a_key_waits_for_a_parent_that_ends_with_the_head(
     a: Session, b: Session, is_committed: bool
