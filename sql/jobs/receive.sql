@@ -92,7 +92,7 @@ begin
     values (receive_moves.move_id, receive_moves.queue, 'in', receive_moves.from_database)
     on conflict do nothing;
     perform rota._refuse('move_id', format('is of a move that has ended here; if database %s '
-        'was restored since, go on with settle_above => 0', from_database))
+        'still has it, go on with settle_above => 0', from_database))
     where found and settle_above is null and exists (
         select from rota.receipts as r
         where r.source_job_id = 0 and r.move_id = - receive_moves.move_id);

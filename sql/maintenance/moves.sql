@@ -359,7 +359,7 @@ begin
         where p.pause_name = rota._pause_name(end_queue_move.queue, null)
           and p.set_by = 'move';
         perform rota._notify_paused(queue);
-    elsif v_move.state = 'settled' then
+    else
         -- That of the move itself, by which a late call of a mover does not begin it again.
         insert into rota.receipts (move_id, source_job_id, source_created_at, job_id)
         values (-v_move.move_id, 0, v_move.started_at, 0) on conflict do nothing;

@@ -1305,6 +1305,8 @@ def test_a_move_can_be_called_off_until_the_first_job_leaves(db, there):
     for database in (db, there):
         value(database, "end_queue_move", queue="q")
     assert [job.job_id for job in claim(db, queues=["q"])] == [job_id]
+    with refused("move_id"):  # a late call of a mover that died begins it again no more
+        receive(there, move_id)
     enqueue(db, queue="q")
     move_id = begin(db, there)
     take_out(db, move_id)
