@@ -117,7 +117,9 @@ begin
         _pause.until)
     on conflict on constraint pauses_pkey do update
     set set_by = excluded.set_by, until = excluded.until,
-        reason = coalesce(excluded.reason, p.reason),
+        -- That of a breaker says when it tries again.
+        reason = coalesce(excluded.reason,
+            case when p.set_by = excluded.set_by then p.reason end),
         paused_at = case when p.set_by = excluded.set_by then p.paused_at
             else excluded.paused_at end,
         paused_by = case when p.set_by = excluded.set_by then p.paused_by

@@ -8,8 +8,9 @@
  *
  * Each tick looks at each breaker and counts what is in the tables of errors and ended jobs, a
  * bounded number of the newest rows.  No claim and no end of a job takes part, so no session
- * waits for a breaker, and a breaker opens up to a tick late.  Nor does a tick wait, with all
- * that it has taken, for an operator who is about to change the same pause.
+ * waits for a breaker, and a breaker opens up to a tick late.  While an operator who changes
+ * the same pause has not committed, the breaker stays as it is, and each tick waits a tenth of
+ * a second for it.
  *
  * An attempt counts for the state in which it began.  So the last failures of before a pause
  * cannot open what has just closed, nor decide about those that try.
@@ -332,4 +333,7 @@ begin
             v_failed.failed_at + c_rule.pause_for, 'rule');
     end if;
     return true;
+exception
+    -- An operator is about to change the pause.
+    when lock_not_available then return false;
 end $$;

@@ -281,6 +281,16 @@ MAINTENANCE = (
         sql("jobs/pauses", " and p.set_by = coalesce(_resume.set_by, p.set_by)", ""),
     ),
     mutant(
+        "rule-that-waits-undoes-the-checks",
+        "An open pause of an operator undoes all checks of a tick that is to pause the same.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers",
+            "    when lock_not_available then return false;\n",
+            "    when lock_not_available then raise;\n",
+        ),
+    ),
+    mutant(
         "probe-that-ends-counts-as-none",
         "In place of a probe that fails while a tick counts, another is let in.",
         "races/test_open_settings.py",

@@ -232,8 +232,10 @@ def test_who_fails_waits_for_no_operator_and_no_other_who_fails(db, connect):
 
     db.execute("set lock_timeout = '1s'")
     assert fail(db, second, "Quota").status == "failed"
+    warnings = []
+    db.add_notice_handler(warnings.append)
     one(db, "tick")
-    assert rows(db, PAUSES) == []
+    assert (rows(db, PAUSES), warnings) == ([], [])
     open_pause.rollback()
     open_fail.rollback()
     db.execute("update rota.pending_checks set due_at = '-infinity'")
