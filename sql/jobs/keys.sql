@@ -39,7 +39,9 @@ declare
 begin
     perform rota._check_key_rule('', new_job.idempotency_key, unique_for, on_conflict,
         updated_at, max_wait, new_job.expires_at);
-    perform rota._check_queues('producer', array[new_job.queue]);
+    -- Who has named a stage is not told its queue.
+    perform rota._check_queues('producer', array[new_job.queue],
+        'stage ' || quote_literal(new_job.stage));
 
     select k.job_id, k.is_new into v_job_id, v_is_new
     from rota._enqueue_keyed(_enqueue_special.new_job, _enqueue_special.unique_for,

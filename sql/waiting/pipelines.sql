@@ -196,7 +196,8 @@ begin
         end if;
         exit when v_is_live;
         v_stage := rota._pipeline_stage(v_job.pipeline, stage);
-        perform rota._check_queues('operator', array[v_stage.queue]);
+        perform rota._check_queues('operator', array[v_stage.queue],
+            'stage ' || quote_literal(stage));
 
         update rota.finished_jobs as f
         set stage = v_stage.stage,

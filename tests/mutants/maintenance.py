@@ -1756,6 +1756,12 @@ MAINTENANCE = (
         sql("base/queue_rights", "coalesce('the queue of ' || what, ", "coalesce("),
     ),
     mutant(
+        "stage-tells-its-queue",
+        "Who may not start a pipeline is told the queue of its first stage.",
+        "sql/access/test_queue_grants.py",
+        sql("jobs/keys", ",\n        'stage ' || quote_literal(new_job.stage));", ");"),
+    ),
+    mutant(
         "jobs-before-the-barrier",
         "A confined observer reads jobs of other queues by what he asks of them.",
         "sql/access/test_visible_rows.py",
@@ -1995,7 +2001,8 @@ MAINTENANCE = (
         "sql/access/test_queue_grants.py",
         sql(
             "waiting/pipelines",
-            "perform rota._check_queues('operator', array[v_stage.queue]);",
+            "perform rota._check_queues('operator', array[v_stage.queue], 'stage ' ||"
+            " quote_literal(stage));",
             "",
         ),
     ),

@@ -563,7 +563,7 @@ def test_a_confined_producer_starts_pipelines_in_its_queues_only(db, role, sessi
     producer = session(confined(db, role, "a", access="producer"))
 
     assert value(producer, "start_pipeline", pipeline="a")
-    with raises(FORBIDDEN):
+    with raises(FORBIDDEN, "no right to enqueue to the queue of stage"):
         value(producer, "start_pipeline", pipeline="b")
 
 
@@ -670,7 +670,7 @@ def test_a_confined_operator_restarts_a_run_in_its_queues_only(db, role, session
     before = run(db, run_id)
     operator = session(name)
 
-    with raises(FORBIDDEN):
+    with raises(FORBIDDEN, "no right to act on the queue of stage"):
         call(operator, "restart_pipeline", job_id=run_id, stage="first")
 
     assert run(db, run_id) == before
