@@ -235,14 +235,21 @@ declare
     v_added rota.job_stats[];
 begin
     with ends as (
-        select e.queue, e.job_type, e.outcome, e.ended_at, e.ended_by, e.waited, e.ran
-        from rota._ends as e
-        where e.part = any(c_parts)
-          and e.ended_at > _count_between.since and e.ended_at <= _count_between.until
-        union all
-        select r.queue, r.job_type, r.status, r.finished_at, r.ended_by, r.waited, r.ran
-        from rota.restored_ends as r
-        where r.finished_at > _count_between.since and r.finished_at <= _count_between.until
+        select u.queue, u.job_type, u.outcome, u.ended_at, u.ended_by,
+            -- The clock may have been set back meanwhile.
+            case when u.waited < '0' then '0' else u.waited end as waited,
+            case when u.ran < '0' then '0' else u.ran end as ran
+        from (
+            select e.queue, e.job_type, e.outcome, e.ended_at, e.ended_by, e.waited, e.ran
+            from rota._ends as e
+            where e.part = any(c_parts)
+              and e.ended_at > _count_between.since and e.ended_at <= _count_between.until
+            union all
+            select r.queue, r.job_type, r.status, r.finished_at, r.ended_by, r.waited, r.ran
+            from rota.restored_ends as r
+            where r.finished_at > _count_between.since
+              and r.finished_at <= _count_between.until
+        ) as u
     ),
     binned as materialized (
         select s.step, date_bin(s.length, e.ended_at, 'epoch') as starts_at, e.queue,

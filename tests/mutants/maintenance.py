@@ -281,6 +281,16 @@ MAINTENANCE = (
         sql("jobs/pauses", " and p.set_by = coalesce(_resume.set_by, p.set_by)", ""),
     ),
     mutant(
+        "attempt-of-less-than-no-time",
+        "An attempt during which the clock was set back makes the average too short.",
+        "sql/maintenance/test_statistics.py",
+        sql(
+            "maintenance/statistics",
+            "case when u.ran < '0' then '0' else",
+            "case when true then",
+        ),
+    ),
+    mutant(
         "rule-that-waits-undoes-the-checks",
         "An open pause of an operator undoes all checks of a tick that is to pause the same.",
         "sql/jobs/test_retries.py",

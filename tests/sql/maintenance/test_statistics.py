@@ -110,6 +110,24 @@ def test_no_attempt_has_waited_before_its_job_was_there(db, clock, how):
     assert [row.longest_wait for row in waits] == [timedelta()]
 
 
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_no_attempt_takes_less_than_no_time_when_the_clock_is_set_back(db, clock, is_restored):
+    clock.set(NOON)
+    value(db, "enqueue", job_type="x", run_at="1970-01-02 00:00+00")
+    clock.advance("-3 s")
+    (job,) = claim(db)
+    clock.advance("-3 s")
+    one(db, "finish_job", **owner(job))
+    if is_restored:
+        value(db, "retry_job", job_id=job.job_id, force=True)
+
+    look(db, clock)
+
+    columns = "total_wait, longest_wait, total_run, longest_run"
+    counted = rows(db, f"select {columns} from rota.job_stats where step = 'minute'")
+    assert counted == [(timedelta(),) * 4]
+
+
 def test_nothing_is_counted_twice_however_often_one_ticks(db, clock):
     clock.set(NOON)
     for _ in range(5):
