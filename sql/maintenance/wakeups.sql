@@ -285,6 +285,7 @@ create or replace function rota._look_into_lanes(
 ) language plpgsql stable as $$
 declare
     v_lane bigint := -32769::bigint;
+    v_job_type text;
     v_run_at timestamptz;
 begin
     has_due := false;
@@ -297,17 +298,18 @@ begin
             has_others := job_types is not null;
             exit;
         end if;
-        select has_due or count(*) > 0,
-            has_others or count(*) filter (where d.job_type <> all(job_types)) > 0
-        into has_due, has_others
-        from (
+        for v_job_type in
             select j.job_type from rota.jobs as j
             where j.queue = _look_into_lanes.queue
               and coalesce(j.own_lane, j.priority) = v_lane and j.hold is null
               and j.status in ('queued', 'failed')
               and coalesce(j.own_place, j.run_at) <= _look_into_lanes.due
             limit case when job_types is null then 1 else 1000 end
-        ) as d;
+        loop
+            has_due := true;
+            has_others := has_others or (v_job_type <> all(job_types)) is true;
+            exit when has_others;
+        end loop;
         continue when after is null;
         select min(j.run_at) into v_run_at from rota.jobs as j
         where j.queue = _look_into_lanes.queue

@@ -281,6 +281,12 @@ MAINTENANCE = (
         sql("jobs/pauses", " and p.set_by = coalesce(_resume.set_by, p.set_by)", ""),
     ),
     mutant(
+        "look-past-the-first-of-another-type",
+        "An idle worker reads a thousand jobs of other types each time it looks.",
+        "sql/maintenance/test_wakeups.py",
+        sql("maintenance/wakeups", "            exit when has_others;\n", ""),
+    ),
+    mutant(
         "attempt-of-less-than-no-time",
         "An attempt during which the clock was set back makes the average too short.",
         "sql/maintenance/test_statistics.py",

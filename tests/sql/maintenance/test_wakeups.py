@@ -782,6 +782,19 @@ def test_wait_for_jobs_passes_on_only_what_is_due_here(db, connect, arguments, i
     assert bool(workers[1].notified()) is is_passed_on
 
 
+def test_wait_for_jobs_looks_no_further_than_at_the_first_job_of_another_type(db):
+    rows(db, "select from rota.enqueue_many(%s)", Jsonb([{"job_type": "y"}] * 1000))
+    call(db, "wait_for_jobs", job_types=["x"])
+    read = "select pg_stat_get_xact_tuples_returned('rota.jobs_ready_idx'::regclass)"
+
+    with db.transaction():
+        before = scalar(db, read)
+        call(db, "wait_for_jobs", job_types=["x"])
+        was_read = scalar(db, read) - before
+
+    assert 1 <= was_read <= 20
+
+
 def test_what_is_due_soon_notifies_one_however_many_jobs_it_is(db, connect):
     workers = [WaitingWorker(connect()) for _ in range(3)]
     enqueue(db, delay="5 s")
