@@ -652,6 +652,8 @@ begin
             select from rota.halted_keys as h where h.job_id = f.id) then f.ordering_key end,
         last_error = case when f.last_error is not null then 'erased' end,
         cancel_reason = case when f.cancel_reason is not null then 'erased' end,
+        discarded_at = coalesce(f.discarded_at,
+            case when f.status = 'dead' then rota.now() end),
         updated_at = rota.now()
     where f.id = any(_erase_jobs.job_ids);
     update rota.job_errors as e

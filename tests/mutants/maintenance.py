@@ -287,6 +287,16 @@ MAINTENANCE = (
         sql("maintenance/wakeups", "            exit when has_others;\n", ""),
     ),
     mutant(
+        "erased-and-still-found",
+        "Dead jobs that were erased are found for an hour, with a retry that is refused.",
+        "sql/operations/test_doctor.py",
+        sql(
+            "operations/acts",
+            "case when f.status = 'dead' then rota.now() end",
+            "null",
+        ),
+    ),
+    mutant(
         "attempt-of-less-than-no-time",
         "An attempt during which the clock was set back makes the average too short.",
         "sql/maintenance/test_statistics.py",
