@@ -110,6 +110,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir base/audit.sql
 \ir base/scan_start.sql
 \ir base/counted.sql
+\ir base/default_privileges.sql
 
 -- jobs/: from enqueue to the end of a job.
 \ir jobs/insert.sql

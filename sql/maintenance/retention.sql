@@ -561,18 +561,6 @@ begin
     return v_created;
 end $$;
 
-/* The roles to which the owner's default privileges give what it makes in any schema: they are
- * meant for the tables of applications. */
-create or replace function rota._default_grantees()
-    returns setof name language sql stable as $$
-    select distinct r.rolname
-    from pg_default_acl as d
-    cross join lateral aclexplode(d.defaclacl) as a
-    join pg_roles as r on r.oid = a.grantee
-    where d.defaclrole = to_regrole(quote_ident(current_user)) and d.defaclnamespace = 0
-      and r.oid <> d.defaclrole
-$$;
-
 /* The partition of some days; returns how many were made. */
 create or replace function rota._create_partition(
     parent text, time_column text, day date, days integer
