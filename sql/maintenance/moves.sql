@@ -396,6 +396,20 @@ begin
                 select p.evidence from rota.plan_queue_move(m.queue, m.database) as p
                 where p.finding in ('dependencies', 'pipelines', 'schedules', 'ordering_keys')
                 limit 1
+            ), (
+                select format('a mover: no live forwarder knows database %s', m.database)
+                where (m.state <> 'settled' or w.waiting + t.in_transit > 0)
+                  and not exists (
+                      select from rota.workers as f
+                      where concat('forward:', m.database) = any(f.queues)
+                        and f.last_seen_at > rota.now() - interval '6 minutes'
+                  )
+                  -- That of the command line reports itself in no table.
+                  and not exists (
+                      select from pg_stat_activity as a
+                      where a.datname = current_database()
+                        and a.application_name = 'rota mover'
+                  )
             ))
         end, m.started_at
     from rota.queue_moves as m

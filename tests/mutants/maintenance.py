@@ -297,6 +297,22 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "no-mover-not-told",
+        "A queue stands still, and nothing says that nobody carries its jobs.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "where (m.state <> 'settled' or w.waiting",
+            "where (false and w.waiting",
+        ),
+    ),
+    mutant(
+        "running-command-not-seen",
+        "The command that carries a queue says that nobody does.",
+        "sql/maintenance/test_moves.py",
+        sql("maintenance/moves", "a.application_name = 'rota mover'", "false"),
+    ),
+    mutant(
         "attempt-of-less-than-no-time",
         "An attempt during which the clock was set back makes the average too short.",
         "sql/maintenance/test_statistics.py",

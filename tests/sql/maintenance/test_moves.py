@@ -225,6 +225,27 @@ def test_it_waits_for_transactions_that_may_not_have_seen_it(connect, db, there)
     assert len(jobs(there)) == 2
 
 
+def test_queue_move_status_says_that_no_mover_runs(connect, db, there):
+    def obstacle() -> Any:
+        return one(db, "queue_move_status", queue="q").obstacle
+
+    enqueue(db, queue="q")
+    move_id = begin(db, there)
+    assert obstacle() == "a mover: no live forwarder knows database 6"
+
+    call(db, "report_worker", worker="f", host="h", pid=1, version=None, queues=["forward:6"])
+    assert obstacle() is None
+    call(db, "deregister_worker", worker="f")
+    command = connect()
+    command.execute("set application_name = 'rota mover'")
+    assert obstacle() is None
+    command.execute("reset application_name")
+    assert obstacle() is not None
+
+    settle(db, there, move_id)
+    assert obstacle() is None
+
+
 def test_it_waits_for_no_stranger(connect, db, there):
     """Strangers have a number and a snapshot: a login without rights, and one elsewhere."""
     enqueue(db, queue="q")
