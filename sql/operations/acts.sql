@@ -531,8 +531,7 @@ begin
         from unnest(_sort_out.job_ids) as i (id)
         left join known as k on k.id = i.id
         left join lateral (
-            select r.pid, rota._holder_words(r.pid, r.gid) as words
-            from rota.jobs as l cross join rota._row_holder(l.xmax) as r
+            select r.pid, r.words from rota.jobs as l cross join rota._row_holder(l.xmax) as r
             where k.id is null and l.id = i.id and r.pid is distinct from pg_backend_pid()
             limit 1
         ) as h on true

@@ -62,7 +62,9 @@ begin
     else
         return query select t.* from rota._explain_time(job) as t;
     end if;
-    return query select l.* from rota._explain_lock(row_xmax) as l;
+    return query
+    select 'row_locked', format('its row is locked by %s; claims skip it', h.words), h.remedy
+    from rota._lasting_holder(array[row_xmax]) as h;
     if job.status in ('queued', 'failed') then
         return query select n.* from rota._explain_limits(job) as n;
         return query select w.* from rota._explain_workers(job) as w;
@@ -189,45 +191,21 @@ begin
     );
 end $$;
 
-/* Another transaction has locked the row: claims pass over it.  A claim locks the rows that it
- * looks at, too; so a lock is told of when it is still there after a moment. */
-create or replace function rota._explain_lock(row_xmax xid)
-    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
-begin
-    if not exists (select from rota._row_holder(_explain_lock.row_xmax)) then
-        return;
-    end if;
-    perform pg_sleep(0.1);
-    return query
-    select 'row_locked', format('its row is locked by %s; claims skip it',
-        rota._holder_words(h.pid, h.gid)), rota._holder_remedy(h.pid, h.gid)
-    from rota._row_holder(_explain_lock.row_xmax) as h;
-end $$;
-
-/* Other transactions have locked all free slots of the limit, as a claim that is not committed;
- * the first of them. */
-create or replace function rota._explain_slots(bound rota.limits, free integer)
-    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
-declare
-    c_xmaxes constant xid[] := array(
-        select s.xmax from rota.limit_slots as s where s.limit_name = bound.limit_name
-        order by s.version limit _explain_slots.free
-    );
-    v_is_locked boolean := cardinality(c_xmaxes) = free;
+/* Who has locked all of these rows, told by their xmax: the holder of the first.  A claim locks
+ * the rows that it looks at, too; so it is told when it is still so after a moment. */
+create or replace function rota._lasting_holder(row_xmaxes xid[])
+    returns table (words text, remedy text) language plpgsql stable as $$
 begin
     for v_look in 1..2 loop
-        v_is_locked := v_is_locked and not exists (
-            select from (select distinct unnest(c_xmaxes)) as x (row_xmax)
+        if exists (
+            select from (select distinct unnest(row_xmaxes)) as x (row_xmax)
             where not exists (select from rota._row_holder(x.row_xmax))
-        );
-        if not v_is_locked then return; end if;
+        ) then
+            return;
+        end if;
         perform pg_sleep(0.1) where v_look = 1;
     end loop;
-    return query
-    select 'limit_full', format('limit %s is full: %s may run at once, and what is free is '
-        'locked by %s', bound.limit_name, bound.max_running,
-        rota._holder_words(h.pid, h.gid)), rota._holder_remedy(h.pid, h.gid)
-    from rota._row_holder(c_xmaxes[1]) as h;
+    return query select h.words, h.remedy from rota._row_holder(row_xmaxes[1]) as h;
 end $$;
 
 /* Which limits it counts for have no room, or hold it although they have. */
@@ -326,8 +304,19 @@ begin
                 rota._limit_statement(v_bound, job.limit_key, 'max_starts',
                     least(v_bound.max_starts * 2, 1000000));
         else
-            return query select s.* from rota._explain_slots(v_bound, v_free) as s
-            where v_bound.max_running is not null;
+            -- Others may have locked all free slots, as by a claim that is not committed.
+            return query
+            select 'limit_full', format('limit %s is full: %s may run at once, and what is '
+                'free is locked by %s', v_bound.limit_name, v_bound.max_running, h.words),
+                h.remedy
+            from (
+                select array(
+                    select s.xmax from rota.limit_slots as s
+                    where s.limit_name = v_bound.limit_name order by s.version limit v_free
+                ) as row_xmaxes
+            ) as f
+            cross join lateral rota._lasting_holder(f.row_xmaxes) as h
+            where v_bound.max_running is not null and cardinality(f.row_xmaxes) = v_free;
             continue when not found;
         end if;
         v_is_full := true;

@@ -259,19 +259,6 @@ create or replace function rota._session_words(pid integer)
     ), 'pid ' || pid::text || ', which has just disconnected');
 $$;
 
-/* Who holds a row, as _row_holder() tells it. */
-create or replace function rota._holder_words(pid integer, gid text)
-    returns text language sql stable as $$
-    select coalesce('the prepared transaction ' || quote_literal(rota._printable(gid)),
-        rota._session_words(pid));
-$$;
-
-create or replace function rota._holder_remedy(pid integer, gid text)
-    returns text language sql stable as $$
-    select coalesce('rollback prepared ' || rota._literal(gid) || ';',
-        format('select pg_terminate_backend(%s);', pid));
-$$;
-
 /* That an attempt is over its time limit; null if it is not. */
 create or replace function rota._overdue_words(overdue_at timestamptz, locked_until timestamptz)
     returns text language sql stable as $$
@@ -304,10 +291,11 @@ create or replace function rota._hung_words(queue text, job_type text, started_a
 $$;
 
 /* The process, or the prepared transaction, that holds the lock on the row of a live job, told
- * by its xmax; no row where no session does.  To try the lock would tell that it is held, and
- * keep others from the row meanwhile.  Where several hold it, xmax is a number of the set. */
+ * by its xmax, and the statement that ends it; no row where no session does.  To try the lock
+ * would tell that it is held, and keep others from the row meanwhile.  Where several hold it,
+ * xmax is a number of the set. */
 create or replace function rota._row_holder(row_xmax xid)
-    returns table (pid integer, gid text) language plpgsql stable as $$
+    returns table (pid integer, words text, remedy text) language plpgsql stable as $$
 declare
     v_holders xid[] := array[row_xmax];
 begin
@@ -318,7 +306,12 @@ begin
     exception when others then
         null;  -- It is no number of a set.
     end;
-    return query select l.pid, p.gid from pg_locks as l
+    return query
+    select l.pid, coalesce('the prepared transaction ' || quote_literal(rota._printable(p.gid)),
+            rota._session_words(l.pid)),
+        coalesce('rollback prepared ' || rota._literal(p.gid) || ';',
+            format('select pg_terminate_backend(%s);', l.pid))
+    from pg_locks as l
     left join pg_prepared_xacts as p on p.transaction = l.transactionid
     where l.locktype = 'transactionid' and l.granted and l.transactionid = any(v_holders)
       and l.virtualtransaction = any(array(
