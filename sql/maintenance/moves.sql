@@ -12,11 +12,9 @@
  *      token, and with a receipt, so that none comes in twice.  Here moved_jobs keeps where
  *      they are, for late callers.
  *
- * The first is committed before anything is sent.  With a single transaction, a mover that is
- * killed could leave a job live in both databases: its statement there may still commit after
- * all was rolled back here, where the row can be cancelled or resumed in between.  Each
- * transaction holds the lock of the move, so that no other mover sends what it has no answer
- * for.
+ * The first is committed before anything is sent, since the statement of a killed mover may
+ * still commit there after all was rolled back here (README.md, Decisions).  Each transaction
+ * holds the lock of the move, so that no other mover sends what it has no answer for.
  *
  * Order.  The jobs of an ordering key go in order, not before a running one has ended, and one
  * that cannot go keeps those behind it.  Until all are there the other database takes no job

@@ -5,29 +5,24 @@
  * brought fewer than wanted it calls wait_for_jobs(), listens, sleeps, and claims again.  When
  * notified on a channel that begins with rota_maintenance it ticks: a check is to be done.
  *
- * base/notify.sql tells which locks say that a worker waits.  They outlive transactions, as do
- * those of jobs/results.sql and no others.  pg_locks alone knows which of them the session has,
- * so the locks of its application are left alone, and one that a rollback left behind is found
- * again.
+ * base/notify.sql tells which locks say that a worker waits.  They outlive transactions.  Which
+ * of them a session has, pg_locks knows: so the locks of its application are left alone, and
+ * one that a rollback left behind is found again.
  *
- * Of many idle workers the first few do the looking: the first of a queue polls as often as it
+ * Of many idle workers the first few do the looking.  The first of a queue polls as often as it
  * was told, the others four to thirty times less often, and from the fifth on they do not ask
- * when something will come due.  The first of all is told each time whether there is
- * maintenance, the others in case those before them hang, after 3 s and up to 5 min.  A worker
- * that has no more places stops waiting, which notifies the next; and when those of all slots
- * have done so, all who share the last one.
+ * when something comes due.  The first of all is told each time whether there is maintenance,
+ * the others after 3 s and up to 5 min, in case those before them hang.
  *
- * A worker has to look by itself for what no session notifies it of: a run_at, a retry or a
- * start at a rate whose time comes, and what was claimable before it held the locks.
- * look_again_in says when.  It is 0 after the locks have changed, unless nothing is due; so
- * LISTEN comes before that claim.  What came due since the call before makes it 0 once and not
- * again: a claim has been between, and has refused the job or taken it.  With claimed => false
- * none has been, and whatever is due makes it 0, also what no session could notify it of.
+ * look_again_in says when a worker has to look for what no session notifies it of: a run_at, a
+ * retry or a start at a rate whose time comes, and what was claimable before it held the locks.
+ * It is 0 after the locks have changed, unless nothing is due; so LISTEN comes before that
+ * claim.  What came due since the call before makes it 0 once: a claim has been between, and
+ * has refused the job or taken it.  With claimed => false whatever is due makes it 0.
  *
- * Of a job whose transaction looked for waiting workers before this one held its locks, and
- * commits after the worker has claimed, no notification comes.  Such a transaction has an id by
- * then.  So until all transactions have ended that had an id when the locks were taken, the
- * worker looks again after 5 ms, 20 ms and so on, in intervals that grow with the wait, and
+ * A transaction that looked for waiting workers before this one held its locks, and commits
+ * after the worker has claimed, does not notify it.  So until all transactions have ended that
+ * had an id when the locks were taken, the worker looks again after 5 ms, 20 ms and so on, and
  * once more when the last of them has ended.
  *
  * Workers of one queue may take different job types.  A worker that sees a due job of another
@@ -201,9 +196,8 @@ begin
 end $$;
 
 /* How long until this session has to look again; notifies those above its slots of due jobs of
- * other types.  The setting rota.waiting holds, in microseconds and as an id: the call before,
- * the last change of the locks, the first transaction after it, and until when a look takes
- * long. */
+ * other types.  The setting rota.waiting holds the time of the call before and of the last
+ * change of the locks, the first transaction after that, and until when a look takes long. */
 create or replace function rota._look_again_in(
     queues text[], slots integer[], job_types text[], moment timestamptz, until timestamptz,
     with_times boolean, has_changed boolean, channels text[], claimed boolean
@@ -239,7 +233,12 @@ begin
     v_is_sure := c_xmin >= v_state[3];
 
     if with_times and not v_is_put_off then
-        v_next := rota._next_due_at(queues, coalesce(v_since, '-infinity'), until);
+        -- In no lane yet, or no session notifies of it.
+        v_next := least(rota._next_let_in_at(queues, coalesce(v_since, '-infinity'), until), (
+            select min(n.start_at) from rota.limits as l
+            cross join lateral rota._next_start_at(l) as n (start_at)
+            where l.queue = any(_look_again_in.queues) and l.max_starts is not null
+              and n.start_at > coalesce(v_since, '-infinity')));
     end if;
     for v_n in 1..cardinality(queues) loop
         continue when c_has_pauses and rota._is_paused(queues[v_n], moment);
@@ -319,18 +318,4 @@ begin
           and coalesce(j.own_place, j.run_at) < _look_into_lanes.before;
         next_run_at := least(next_run_at, v_run_at);
     end loop;
-end $$;
-
-/* When something comes due between these times that no session notifies of and that is in no
- * lane yet: a job or a schedule whose time comes, a start at a rate, a check that may let a job
- * in. */
-create or replace function rota._next_due_at(
-    queues text[], since timestamptz, until timestamptz
-) returns timestamptz language plpgsql stable as $$
-begin
-    return least(rota._next_let_in_at(queues, since, until),
-        (select min(n.start_at) from rota.limits as l
-        cross join lateral rota._next_start_at(l) as n (start_at)
-        where l.queue = any(_next_due_at.queues)
-          and l.max_starts is not null and n.start_at > _next_due_at.since));
 end $$;
