@@ -42,18 +42,8 @@ create or replace function rota._scan_setting(name text)
     select 'rota.scan_' || split_part(name, ' ', 1) || '_' || (hashtext(name) & 15)::text;
 $$;
 
-/* When the next full scan is due, in microseconds, after one at that time that walked so many
- * index entries, which take about a microsecond each: later the more they were, so that full
- * scans take a twentieth of the time, but never later than after 2 s, or as is told. */
-create or replace function rota._next_full_scan(
-    scanned_at timestamptz, walked bigint, max_pause interval default '2 seconds'
-) returns bigint language plpgsql immutable as $$
-begin
-    return (extract(epoch from scanned_at) * 1000000)::bigint
-        + least(20 * walked, extract(epoch from max_pause) * 1000000)::bigint;
-end $$;
-
-/* Whether that time has come; one too far ahead is of a clock that went back. */
+/* Whether the time of the next full scan, in microseconds, has come; one too far ahead is of a
+ * clock that went back. */
 create or replace function rota._is_full_scan_due(
     full_scan_at bigint, moment timestamptz, max_pause interval default '3 seconds'
 ) returns boolean language sql stable as $$
@@ -99,7 +89,9 @@ begin
         v_walked := coalesce(pg_stat_get_xact_tuples_returned(index),
             (extract(epoch from rota.now()) * 1000000)::bigint) - walked_before;
         if v_walked < 200 then return; end if;
-        v_start := array[rota._next_full_scan(moment, v_walked, max_pause)];
+        -- To walk an entry takes about a microsecond.
+        v_start := array[(extract(epoch from moment) * 1000000)::bigint
+            + least(20 * v_walked, extract(epoch from max_pause) * 1000000)::bigint];
     else
         v_start := string_to_array(rota._scan_start(name), ' ')::bigint[];
         if v_start[2] = start then return; end if;

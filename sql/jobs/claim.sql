@@ -539,7 +539,7 @@ begin
     v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked - cardinality(v_ids);
     v_start[1] := c_due + 10000000 / (10 + greatest(v_walked, 0));
     if v_is_full then
-        v_start[2] := rota._next_full_scan(due, v_walked);
+        v_start[2] := c_due + least(20 * v_walked, 2000000);
         if v_walked < 500 + 2 * cardinality(queues) * (max_jobs + 20) - cardinality(v_ids) then
             -- Each scan is a full one, and only what is in front is counted now and then.
             v_seen := v_used;

@@ -270,7 +270,8 @@ begin
     if (v_opened <> '{}' or v_is_full and v_walked >= 200) and jsonb_array_length(v_kinds) <= 20
     then
         perform rota._keep_scan_start(c_scan, jsonb_build_object(
-            'full_scan_at', case when v_is_full then rota._next_full_scan(v_now, v_walked)
+            'full_scan_at', case
+                when v_is_full then rota._micros(v_now) + least(20 * v_walked, 2000000)
                 else (v_start ->> 'full_scan_at')::bigint end,
             'kinds', v_kinds)::text);
     end if;
