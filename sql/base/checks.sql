@@ -36,7 +36,7 @@ begin
     if (value = any(choices)) is not true then
         perform rota._refuse(argument, format('must be %s or %s, got %L',
             array_to_string(trim_array(choices, 1), ', '), choices[cardinality(choices)],
-            left(value, 80)));
+            rota._cut(value, 80)));
     end if;
 end $$;
 
@@ -45,7 +45,7 @@ create or replace function rota._check_name(argument text, name text)
 begin
     if (name ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$') is not true then
         perform rota._refuse(argument, format('must be 1 to 63 of the characters A-Z a-z 0-9 '
-            '_ . : / - and begin with a letter or digit, got %L', left(name, 80)));
+            '_ . : / - and begin with a letter or digit, got %L', rota._cut(name, 80)));
     end if;
 end $$;
 

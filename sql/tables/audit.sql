@@ -9,7 +9,7 @@ create table rota.audit_log (
     id bigint generated always as identity primary key,
     acted_at timestamptz not null default rota.now(),
     role text collate "C" not null default session_user,
-    actor text default left(nullif(current_setting('rota.actor', true), ''), 255),
+    actor text default rota._cut(nullif(current_setting('rota.actor', true), ''), 255),
     act text collate "C" not null,
     filter jsonb,
     jobs integer,

@@ -56,6 +56,25 @@ def test_long_errors_can_be_read(utf8):
     assert "dead_jobs" in [row.finding for row in call(utf8, "doctor")]
 
 
+def test_a_long_name_is_refused_as_one(utf8):
+    """Its beginning is in the message, and half a character would make that another error."""
+    for name in ("a" * n + "🦀" * 30 for n in range(4)):
+        with raises("22023"):
+            call(utf8, "enqueue", job_type=name)
+        with raises("22023"):
+            call(utf8, "enqueue", job_type="a", on_conflict=name)
+
+
+def test_a_long_actor_is_recorded(utf8):
+    for name in ("a" * n + "🦀" * 100 for n in range(4)):
+        utf8.execute("select set_config('rota.actor', %s, false)", (name,))
+        call(utf8, "pause_all")
+
+        [(actor,)] = rows(utf8, "select actor from rota.audit_log order by id desc limit 1")
+        assert name.startswith(actor)
+        call(utf8, "resume_all")
+
+
 @pytest.mark.parametrize(
     "statement",
     [
