@@ -15,11 +15,10 @@
  * An attempt counts for the state in which it began.  So the last failures of before a pause
  * cannot open what has just closed, nor decide about those that try.
  *
- * Operators decide: where one resumes the type, the breaker closes, and where one pauses it,
- * the breaker leaves that pause alone.  Operators write breakers, and only ticks write
- * breaker_states, so while an operator changes or removes a breaker it continues as it was.
- * One that is set anew after a reset is another breaker, with a state of its own; the next
- * tick ends the pause of the old one.
+ * Where an operator resumes the type, the breaker closes, and where one pauses it, the breaker
+ * leaves that pause alone.  Operators write breakers, and only ticks write breaker_states
+ * (README.md, Decisions).  One that is set anew after a reset is another breaker; the next tick
+ * ends the pause of the old one.
  *
  * A retry rule with pause_for (jobs/retries.sql) has no states: the type is paused until so
  * long after its last such failure.

@@ -8,12 +8,11 @@
  * seconds' worth.  So while a provider is down, first attempts make retries possible in
  * proportion, and a thousand jobs that come back together do not hammer it.
  *
- * Only ticks write the row of a budget: its setting is one of the queue.  A tick that finds the
- * row locked goes on without it.  One that may hold it for long leaves budgets, as it leaves
- * limits, for three seconds to ticks that are alone in their transaction.  A job that cannot be
- * let in keeps no other.  While no retry is due nothing is counted and nothing written.  A row
- * stays when the budget is taken away: a transaction that has not seen that may still commit
- * jobs that are held.
+ * Only ticks write the row of a budget.  A tick that finds it locked goes on without it, and
+ * one that may hold it for long leaves budgets, as it leaves limits, for three seconds to ticks
+ * that are alone in their transaction.  While no retry is due nothing is counted or written.  A
+ * row stays when the budget is taken away: a transaction that has not seen that may still
+ * commit jobs that are held.
  */
 
 /* Let in what the budgets allow. */

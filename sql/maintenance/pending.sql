@@ -66,10 +66,9 @@ create or replace function rota._is_alone()
 begin return transaction_timestamp() >= statement_timestamp(); end;
 $$;
 
-/* Whether this transaction leaves limits, retry budgets, breakers, schedules, counts and the
- * locks of ordering keys to others: it may hold what it takes for long, and a limit or schedule
- * as a whole with it, while ticks that are alone in their transactions come by.  Schedules and
- * budgets it leaves for three seconds, breakers while there was such a tick just now. */
+/* Whether this transaction, which may hold what it takes for long, leaves limits, budgets,
+ * breakers, schedules, counts and the locks of ordering keys to ticks that are alone in their
+ * transactions: there was one lately. */
 create or replace function rota._leaves_to_others(within interval default '6 minutes')
     returns boolean language plpgsql stable as $$
 declare

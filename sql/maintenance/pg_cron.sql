@@ -1,11 +1,10 @@
 /*
  * maintenance/pg_cron.sql -- let pg_cron be the heartbeat.
  *
- * pg_cron only wakes the ticker.  Everything worth knowing is in our tables, since pg_cron
- * forgets what it missed while it was down.  What it runs is always tick_loop(), which ticks
- * again at once while there is more to do.  From 1.5 on pg_cron counts in seconds, and a call
- * is one tick; older ones know minutes only, and a call ticks for a minute.  The entry is one
- * of the owner of rota.
+ * pg_cron only wakes the ticker, and forgets what it missed while it was down.  What it runs is
+ * always tick_loop(), which ticks again at once while there is more to do.  From 1.5 on pg_cron
+ * counts in seconds, and a call is one tick; older ones know minutes only, and a call ticks for
+ * a minute.  The entry is one of the owner of rota.
  *
  * The extension may be missing, so whatever touches it is dynamic.  It never empties its log
  * of runs; retention deletes ours after a day.
@@ -108,13 +107,12 @@ $$;
 create or replace function rota._cron_entry(version text, every interval)
     returns table (schedule text, command text) language plpgsql immutable as $$
 declare
-    c_with_seconds constant integer[] := array[1, 5];
     v_version constant integer[] :=
         string_to_array(substring(_cron_entry.version from '^[0-9]+[.][0-9]+'), '.')::integer[];
     v_every constant numeric := extract(epoch from _cron_entry.every);
 begin
     if v_every between 1 and 59 and v_every = trunc(v_every) then
-        if v_version >= c_with_seconds then
+        if v_version >= array[1, 5] then
             schedule := trunc(v_every)::text || ' seconds';
             command := format('call rota.tick_loop(%L, %1$L)', schedule);
         else

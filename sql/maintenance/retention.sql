@@ -9,21 +9,19 @@
  * partition; and so does what is not counted yet (maintenance/statistics.sql).
  *
  * A call deletes up to 1000 rows of each kind, and begins with no further kind or queue after
- * 100 ms.  Where has_more tells that some stay, the next tick goes on at once; otherwise
- * retention looks every ten seconds.  Kinds and queues are taken in any order, so that none
- * starves behind another.  Each scan begins where the last one of its kind ended
- * (base/scan_start.sql); a row behind that place is found an hour later at the latest.
+ * 100 ms.  If some are left the next tick goes on at once, else retention looks every ten
+ * seconds.  Kinds and queues are taken in any order, so that none starves behind another.  Each
+ * scan begins where the last one of its kind ended (base/scan_start.sql); a row behind that
+ * place is found an hour later at the latest.
  *
- * Making and dropping a partition locks the parent for a moment.  It waits for that lock no
- * longer than a tenth of a second, so that finishing jobs never queue up behind it, and is done
- * only when tick() is alone in its transaction (_is_alone()), since a forgotten one must not
- * hold the lock.  Where no tick is ever alone, rows go to the default partition; from there,
- * and from a partition that should have been dropped a day ago, they are deleted one by one.
+ * Making and dropping a partition locks the parent for a moment.  So that finishing jobs never
+ * queue up behind that, it waits no longer than a tenth of a second, and is done only when
+ * tick() is alone in its transaction.  Where no tick is ever alone, rows go to the default
+ * partition; from there, and from a partition that should have been dropped a day ago, they are
+ * deleted one by one.
  *
- * Each step and each partition is a subtransaction of its own, and so is each row of those
- * that cannot be deleted together.  A view that a user has made on one partition, or a row
- * that cannot be deleted, stays with a warning, and stops nothing else.  Rows that others hold
- * are skipped.
+ * What cannot be deleted or dropped, as by a view of a user on one partition, stays with a
+ * warning and stops nothing else.  Rows that others hold are skipped.
  */
 
 /* How many rows of each kind were deleted, and whether there are more. */
@@ -221,11 +219,10 @@ begin
 end $$;
 
 /* Delete the oldest rows of a table whose time is before this and for which the condition
- * holds, from where the last scan of this table and subject got to; returns how many.  Table,
- * column and condition are constants of this file, and a condition may name the subject as $4.
- * It is asked again of the locked rows: another transaction may just have changed what it is
- * about, such as a new lease that has taken an effect over.  Rows that cannot be deleted, as
- * those to which a table of a user refers, keep no others: the next scan begins behind them. */
+ * holds, from where the last scan of this table and subject got to; returns how many.  The
+ * condition may name the subject as $4, and is asked again of the locked rows: another
+ * transaction may just have changed what it is about, such as the lease of an effect.  Rows
+ * that cannot be deleted keep no others: the next scan begins behind them. */
 create or replace function rota._purge_rows(
     name text, time_column text, before timestamptz, max_rows integer,
     condition text default 'true', subject text default null
@@ -333,10 +330,10 @@ begin
     return v_deleted + rota._purge_partitions('finished_jobs_done', max_rows - v_deleted);
 end $$;
 
-/* Queues without a keep_finished of their own that may have jobs which ended before this.  On
- * each of a hundred days there may be very many, so a call looks at some: on that day and the
- * one before it, where such jobs normally are, and on others as they come; of each day up to
- * 1000 queues, from where the last call of this session got to. */
+/* Queues without a keep_finished of their own that may have jobs which ended before this.
+ * There may be very many, so a call looks at up to 1000 of each day, from where the last call
+ * of this session got to: first on that day and the one before it, where such jobs mostly are.
+ */
 create or replace function rota._default_queues(before timestamptz, oldest timestamptz)
     returns setof text language plpgsql as $$
 -- @plpgsql_check_options: security_warnings = off
@@ -383,8 +380,7 @@ end $$;
 
 /* The queues of which jobs ended well or were cancelled in a time of whole days of UTC, from
  * this one down, by a loose scan with one probe for each: of its newest row, since that is
- * seldom one that was deleted.  It reads the partitions of these days alone, and no row of them
- * in vain. */
+ * seldom one that was deleted. */
 create or replace function rota._history_queues(
     since timestamptz, until timestamptz, below text default '~',
     max_queues integer default null

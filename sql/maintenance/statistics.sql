@@ -21,10 +21,9 @@
  * counted, and acts of operators that take it out of the history leave it in restored_ends.
  * After the clock was set back, what ends before it has caught up is not counted.
  *
- * Work is bounded: a tick begins with ten seconds of history, or two minutes if it is
- * behind, and then takes more or less by how many rows there were; none, and no hour or day,
- * is begun after 100 ms, and then has_more is true.  Minutes are kept for 2 days, hours for
- * 30 and days for 400.
+ * A tick begins with ten seconds of history, or two minutes if it is behind, and then takes
+ * more or less by how many rows there were; after 100 ms it begins nothing more, and has_more
+ * is true.
  */
 
 /* Each end of a job, of an attempt that failed, and of a stage; part is what the index of its
@@ -214,9 +213,9 @@ create or replace function rota._bucket(duration interval)
     end::smallint;
 $$;
 
-/* Add to job_stats what ended after the one time and until the other: what is of this
- * transaction, or else of all but the late ones.  What comes late may be of hours and days that
- * are added up.  Returns how many rows of the history it were. */
+/* Add to job_stats what ended after the one time and until the other, by this transaction or by
+ * all but the late ones, and return how many rows of the history that were.  What comes late
+ * may be of hours and days that are added up. */
 create or replace function rota._count_between(
     since timestamptz, until timestamptz, late_xid xid default null
 ) returns bigint language plpgsql as $$

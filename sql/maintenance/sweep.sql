@@ -2,19 +2,16 @@
  * maintenance/sweep.sql -- end leases that ran out and jobs that expired, let in jobs whose
  * time has come.
  *
- * No leader does this and no daemon: any session may call it at any time, each call does a
- * bounded amount, and rows that another session holds (a heartbeat, a finish, another sweep)
- * are skipped.  The three kinds of what is late are found and locked in one way.  All are first
- * tried together; if that fails they are tried one by one, each in its own subtransaction, and
- * one that cannot be swept stays with a warning, and keeps no other.
+ * Any session may call it at any time: each call does a bounded amount, and skips rows that
+ * another session holds.  The late jobs of a kind are tried together and, if that fails, one by
+ * one: a job for which it cannot be done stays with a warning, and keeps no other.
  *
  * A running job whose lease has ended, or that is over its time limit though its worker lives,
  * is treated as one whose attempt failed: the attempt counts.
  *
- * A job that waits, for its time, its retry, others or a limit, begins no attempt at
- * expires_at or later.  A claim passes over it, and takes it out of its lane (jobs/claim.sql).
- * Here it ends, as cancelled and with error_type expired: its producer said that it is useless
- * from then on, so no operator has to look at it, unlike a dead one.
+ * A job begins no attempt at expires_at or later: a claim takes it out of its lane
+ * (jobs/claim.sql), and here it ends, as cancelled and with error_type expired.  Its producer
+ * said that it is useless from then on, so no operator has to look at it, unlike a dead one.
  *
  * Jobs for later are those with a place of their own (waiting/fairness.sql), which are kept out
  * of their lanes until their time has come.
@@ -129,10 +126,9 @@ begin
         rota._micros(coalesce(v_first, v_now)) - 10000,
         case kind when 'sweep' then interval '1 minute' else '2 seconds' end);
     if v_first is null or kind <> 'sweep' then return v_first is not null; end if;
-    -- A worker looks for a server that is away every half second.  A server falls down and
-    -- comes back under the same postmaster when a backend is killed, and a replay or a standby
-    -- that is promoted takes longer than its start: the writer of the log begins after all of
-    -- these.  An owner that may not read all statistics does not see it.
+    -- A worker looks for a server that is away every half second.  After a crash of a backend,
+    -- a long replay or a promotion the postmaster is older than the service: the writer of the
+    -- log begins after all of these.  Not every owner may see it.
     return v_now - greatest(pg_postmaster_start_time(), (
         select max(a.backend_start) from pg_stat_activity as a
         where a.backend_type = 'walwriter'

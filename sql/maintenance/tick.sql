@@ -2,19 +2,16 @@
  * maintenance/tick.sql -- all the maintenance there is, in one call.
  *
  * Any session may call it, as often as it likes: every worker does between polls, pg_cron may,
- * a person may from psql.  Each call does a bounded amount, and nothing but this
- * is needed to recover from anything.  If any part left something to do, has_more is true, and
- * the caller ticks again at once.
+ * a person may from psql.  Each call does a bounded amount, and nothing but this is needed to
+ * recover from anything.  If any part left something to do, has_more is true, and the caller
+ * ticks again at once.
  *
- * Two ticks at once do not disturb each other: each part skips rows that the other holds.  But
- * they would look at the same things, so one that finds another running returns at once.  The
- * lock for that must never become a leader.  It lasts as long as the transaction, so tick()
- * takes it only when it is alone there; and if no tick was recorded for ten seconds, the
- * session that has the lock hangs, and the others work without it.  It is the lock of a table
- * of ours, since any login could keep an advisory one.
+ * Two ticks at once skip the rows that the other holds.  But they would look at the same
+ * things, so one that finds another running returns at once (README.md, Decisions, A lock that
+ * elects no leader).
  *
  * Recovery comes first.  Each part is a subtransaction of its own: what fails in one leaves a
- * warning, and undoes and stops nothing else.  How all of them are planned is said here once.
+ * warning, and undoes and stops nothing else.
  */
 
 create or replace function rota.tick()
