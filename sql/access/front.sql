@@ -13,10 +13,10 @@
  *
  * When a slot goes to another shard, no job moves.  The slot remembers where it was: while a
  * key is live there, calls with that key go there, and all others go to the new shard.  Those
- * for a queue that moves from there go there too, and on to where their key may be.  So no
- * key is live in two shards: a call holds the lock of its slot, shared, from before it looks
- * at the slot until its transaction ends; a slot changes hands only while no call holds that
- * lock; and calls with one key come one by one where its slot was elsewhere before.
+ * for a queue that moves from there go there too, and on to where their key may be.  No key is
+ * live in two shards: a call holds the lock of its slot, shared, until its transaction ends; a
+ * slot changes hands only while no call holds it; and calls with one key come one by one where
+ * its slot was elsewhere before.
  *
  * The shard commits a call at once: it is not part of the caller's transaction in the front.
  * The time limit of each call is statement_timeout, and the front refuses calls without one.

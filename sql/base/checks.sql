@@ -293,18 +293,16 @@ begin
     );
 end $$;
 
-/*
- * Lock those running jobs of a batch that no other session has locked; returns the ids in the
+/* Lock those running jobs of a batch that no other session has locked; returns the ids in the
  * order given, null where it could not be.  A row that another session locks for long, as an
  * operator who forgets to commit a cancel does, must not hold up the others of its worker.  But
- * a claim that came upon the row while it was being claimed holds it too, and only until its
- * commit: so those that are held are tried again, for 20 ms, but not later than until.
+ * a claim that came upon the row while it was being claimed holds it only until its commit: so
+ * those that are held are tried again, for 20 ms, but not later than until.
  *
- * Tried, and not waited for: a session that waits while it holds others can be part of a cycle,
- * and on a slow machine the server breaks it before the wait is over.  An order of the locks
- * would not help, because a claim is in no order, and `skip locked` does wait: if what it would
- * pass over ends in that very moment, for the next session that has locked the row.
- */
+ * Tried, and not waited for: a session that waits while it holds others can be part of a cycle.
+ * An order of the locks would not help, because a claim is in no order, and `skip locked` does
+ * wait: if what it would pass over ends in that very moment, for the next session that has
+ * locked the row. */
 create or replace function rota._hold_jobs(
     job_ids bigint[], lease_tokens bigint[], until timestamptz default 'infinity'
 ) returns bigint[] language plpgsql as $$

@@ -7,19 +7,16 @@
  * of the names that have settings, and a call reads the tables only for names in that list.
  *
  * The name of a grant comes with its role, so that the calls of all who are not members of it
- * skip the name (base/queue_rights.sql).  Where there are very many, asking that of each role
- * would take longer than the rest of a call: so from the 16th grant of an access on one name
- * without a role stands for all that come.
+ * skip the name (base/queue_rights.sql).  To ask that of very many roles would take longer than
+ * the rest of a call: so from the 16th grant of an access on one name without a role stands for
+ * all that come.
  *
- * A transaction that sees the setting sees the name in the list, since one transaction writes
- * both.  The list stays short, so it does no harm if a plan reads it whole; enqueue(), which is
- * called the most, never does.
+ * One transaction writes the setting and the name, so whoever sees one sees both.
  */
 
 /* How a setting stands in the list: a queue by its name, which has no space in it; a job type
- * and an access with a word and a space before theirs, and what is paused in all queues is an
- * access too: that to work.  No call asks for a limit of a key, of which there may be very
- * many: a job says itself that it has a key. */
+ * and an access with a word and a space before theirs; and what is paused in all queues as the
+ * access to work.  No call asks for a limit of a key: a job says itself that it has one. */
 create or replace function rota._listed_as(table_name text, setting jsonb)
     returns table (name text, source text) language sql stable as $$
     select case table_name
@@ -34,10 +31,9 @@ create or replace function rota._listed_as(table_name text, setting jsonb)
             (setting ->> 'role') || ' ' || (setting ->> 'queue'));
 $$;
 
-/* Whether a new job of this queue may have to do with a setting of that name beyond its plain
- * defaults: it gets a place by its key, waits for a limit of its type, or goes elsewhere.  A
- * limit of the queue itself holds no new job; ageing stands in the settings of the queue.  The
- * planner puts the expression into the statement. */
+/* Whether a setting of that name may give a new job of this queue a place by its key, let it
+ * wait for a limit of its type, or send it elsewhere.  A limit of the queue itself holds no new
+ * job; ageing stands in the settings of the queue. */
 create or replace function rota._gives_place(source text, name text, queue text)
     returns boolean language sql immutable as $$
 select source in ('fair_queues', 'queue_moves') or source = 'limits' and name <> queue

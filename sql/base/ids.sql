@@ -9,18 +9,16 @@
  * A promoted standby, or a database that was restored from a dump, may lack the last ids that
  * were given to jobs that workers or callers know.  So on a new timeline, or in a new copy,
  * the sequence skips more ids than can have been lost before it gives the first one.  A
- * session stays on one timeline from its first write on, so each checks once for each sequence
- * and remembers that; the session may lose that memory.  A copy of the disk, or of a template
- * database, cannot be told from its original.
+ * session stays on one timeline from its first write on, so each checks once for each sequence.
+ * A copy of the disk, or of a template database, cannot be told from its original.
  *
- * No transaction can undo a change of a sequence.  So a sequence keeps the timeline of the last
- * skip, and the skip releases its lock at once and not at the commit: the first session after
- * a promotion may leave its transaction open, and delays no other one.
+ * A sequence keeps the timeline of the last skip, since no rollback undoes that, and the skip
+ * releases its lock at once: the first session after a promotion may leave its transaction
+ * open, and delays no other one.
  *
  * A number, and a queue that has come here, need a lock that producers wait for.  Both wait for
- * the lock in turns of 100 ms, between which producers continue.  Once they have the lock,
- * their transaction may be idle for a second, after which the server ends the session: an
- * operator that forgets to commit holds up the producers for no longer, and changes nothing.
+ * it in turns of 100 ms, between which producers continue.  An operator that has it and forgets
+ * to commit holds up the producers for a second: then the server ends the session.
  */
 
 create or replace function rota.set_database_number(number integer)
@@ -147,8 +145,8 @@ end $$;
 
 /* Leap over 2^30 ids and 2^16 for each second since the last tick that this copy knows, unless
  * another session has done it for this timeline.  So it lands above those of an earlier copy
- * of the same backup, if fewer were given per second.  The lock is that of a table of ours: an
- * advisory one any login could take, and hold up all producers. */
+ * of the same backup, if fewer were given per second.  The lock is that of a table of ours
+ * (base/locks.sql). */
 create or replace function rota._leap(timeline integer)
     returns void language plpgsql as $$
 begin

@@ -19,9 +19,8 @@
  * A session that waits for the result of a job holds two more, of all such and of the job.
  * What an operator does to a running job is rare, and told to all who listen to one channel.
  *
- * Correctness does not depend on these locks.  A lock held by mistake costs one NOTIFY too
- * many; if a lock is lost, a job waits for the next poll.  maintenance/wakeups.sql is the
- * workers' side.
+ * A lock held by mistake costs one NOTIFY too many; if a lock is lost, a job waits for the next
+ * poll.  maintenance/wakeups.sql is the workers' side.
  */
 
 /* Notify up to max_slots waiting workers of a queue, by name or key, unless one polls. */

@@ -76,10 +76,9 @@ comment on function rota.visible_queues is
     'The queues whose jobs the caller may see, those granted by grant_queue() for an observer; '
     'null for all.';
 
-/* Whether these are all, asked by the planner, and so said to be immutable.  It calls the
- * caller's own operators on the samples of a column that ANALYZE has kept, so a view that reads
- * tables for unconfined roles leaves them out of the plan for a confined one.  A plan may
- * outlive the answer: the view asks visible_queues() as well. */
+/* Whether these are all, asked by the planner, and so said to be immutable: a view leaves open
+ * tables out of the plan for a confined role (README.md, Decisions, Views with a gate).  A plan
+ * may outlive the answer: the view asks visible_queues() as well. */
 create or replace function rota.sees_all_queues()
     returns boolean language plpgsql immutable security definer
     set search_path = pg_catalog, pg_temp as $$

@@ -6,11 +6,10 @@
  * first live one.  So a session remembers where that was, and the next scan begins there.  A
  * full scan, from the start of the index, finds a row before that place, whose transaction
  * committed late or that was moved by hand: after 2 seconds at the latest, and so that full
- * scans take at most a twentieth of the time.  The cost of a scan is the number of index
- * entries that it walked, which PostgreSQL counts, and not a clock, which continues while a
- * busy machine does something else.  Only speed depends on what is remembered: it may be lost,
- * wrong, or another session's, as behind a pooler.  A long full scan of lanes is made by one
- * session, which tells the others that claim alike what it found (_lock_lanes()).
+ * scans take at most a twentieth of the time.  That is reckoned by the index entries that a
+ * scan walked, since a clock continues while a busy machine does something else.  Only speed
+ * depends on what is remembered: it may be lost, wrong, or another session's, as behind a
+ * pooler.
  *
  * The first word of a name says what is scanned and has sixteen settings of its own, so that
  * one kind of scan never drives out the memory of another.
