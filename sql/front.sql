@@ -478,9 +478,7 @@ create or replace function rota_front.shard_of_job(job_id bigint)
 declare
     v_ordinal integer;
 begin
-    if job_id is null then
-        perform rota_front.refuse('job_id must not be null');
-    end if;
+    if job_id is null then perform rota_front.refuse('job_id must not be null'); end if;
     select s.ordinal into v_ordinal from rota_front.shards as s where s.number = job_id & 1023;
     if not found then
         perform rota_front.refuse(format('job %s not found', job_id), format('Its id names '

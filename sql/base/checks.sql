@@ -369,8 +369,7 @@ end $$;
 create or replace function rota._raise_lost(job_id bigint, lease_token bigint)
     returns void language plpgsql as $$
 declare
-    v_status text;
-    v_lease_token bigint;
+    v_status text; v_lease_token bigint;
 begin
     perform rota._check_job_ref(job_id, lease_token);
     select r.status, r.lease_token into v_status, v_lease_token

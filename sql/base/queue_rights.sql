@@ -32,9 +32,7 @@ create or replace function rota._allowed_queues(access text)
     returns text[] language plpgsql stable set enable_seqscan = off as $$
 declare
     c_owners constant oid := 'pg_database_owner'::regrole::oid;
-    v_role name;
-    v_roles oid[];
-    v_queues text[];
+    v_role name; v_roles oid[]; v_queues text[];
 begin
     if not exists (
         select from rota.configured_names as c

@@ -81,8 +81,7 @@ create or replace function rota._keep_scan_from(
     start bigint, max_pause interval default '2 seconds'
 ) returns void language plpgsql as $$
 declare
-    v_start bigint[];
-    v_walked bigint;
+    v_start bigint[]; v_walked bigint;
 begin
     if was_full then
         v_walked := coalesce(pg_stat_get_xact_tuples_returned(index),

@@ -37,8 +37,7 @@ begin
       and case c.status when 'dead' then v_dead_are_many else v_live_are_many end
       and (c_visible is null or c.queue = any(c_visible));
     if v_live_are_many is not true then
-        return query
-        select j.queue, j.job_type, j.status, j.run_at <= c_now, count(*),
+        return query select j.queue, j.job_type, j.status, j.run_at <= c_now, count(*),
             min(rota._due_since(j.run_at, j.status, j.ordering_key, j.if_parent_dead,
                 j.updated_at)), c_now
         from rota.jobs as j where c_visible is null or j.queue = any(c_visible)

@@ -724,8 +724,7 @@ end $$;
 create or replace function rota._line_to_go(ordering_key text, queue text, max_jobs integer)
     returns bigint[] language plpgsql as $$
 declare
-    v_head bigint[];
-    v_line bigint[];
+    v_head bigint[]; v_line bigint[];
 begin
     v_head := array(
         select j.id from rota.jobs as j

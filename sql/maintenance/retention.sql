@@ -48,9 +48,7 @@ begin
     partitions_created := 0;
     partitions_dropped := 0;
     has_more := false;
-    if not (v_is_due or c_had_more) then
-        return;
-    end if;
+    if not (v_is_due or c_had_more) then return; end if;
 
     foreach v_kind in array (
         select array_agg(k.kind order by random()) from unnest(c_kinds) as k (kind)

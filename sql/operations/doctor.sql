@@ -66,8 +66,7 @@ begin
         -- What the server counts for itself, and who is connected to it.
         if v_check.name in ('locks', 'workers', 'horizon', 'vacuum', 'notifications')
           and pg_is_in_recovery() then
-            return query
-            select 'ok', v_check.name, 'a standby cannot tell: ask the primary',
+            return query select 'ok', v_check.name, 'a standby cannot tell: ask the primary',
                 null::text;
             continue;
         end if;
@@ -101,8 +100,7 @@ begin
                     where l.mode = 'AccessExclusiveLock'
                     order by l.granted desc, a.xact_start limit 1
                 );
-                return query
-                select 'critical', v_check.name, case
+                return query select 'critical', v_check.name, case
                         when v_pid is null then 'a table that it reads was locked just now'
                         when v_pid = v_told
                             then format('pid %s has locked a table that it reads, too', v_pid)

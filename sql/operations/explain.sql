@@ -94,8 +94,7 @@ declare
         then '; but it expires before that, at ' || rota._moment(job.expires_at) else '' end;
 begin
     if job.expires_at <= c_now then
-        return query
-        select 'expired', format('it expired %s ago, and the next tick cancels it',
+        return query select 'expired', format('it expired %s ago, and the next tick cancels it',
                 rota._span(c_now - job.expires_at)),
             format('select rota.retry_job(%s);', job.id);
     elsif job.run_at > c_now and job.status = 'failed' then
@@ -115,8 +114,7 @@ begin
         select 'needs_tick', format('it has been due for %s, and the next tick makes it ready',
             rota._span(c_now - job.run_at)), 'select * from rota.tick();';
     end if;
-    return query
-    select case when p.job_type is not null then 'type_paused'
+    return query select case when p.job_type is not null then 'type_paused'
             when p.queue is not null then 'queue_paused' else 'all_paused' end,
         rota._pause_words(p), rota._resume_statement(p)
     from rota.pauses as p
@@ -388,8 +386,7 @@ declare
     v_head_id bigint; v_ahead integer;
 begin
     if job.ordering_key is null then return; end if;
-    return query
-    select 'key_halted', 'its ' || w.words, w.remedy
+    return query select 'key_halted', 'its ' || w.words, w.remedy
     from rota._halt_words(array[job.ordering_key]) as w
     union all
     select 'key_halted', format('or let the others run without job %s', h.job_id),
@@ -503,8 +500,7 @@ begin
         order by e.finished_at desc limit c_max
     ) as f;
 
-    return query
-    select
+    return query select
         case
             when c_limit is not null then 'behind_in_limit'
             when v_ahead = 0 then 'next'

@@ -19,8 +19,7 @@ create or replace function rota._enqueue_due_schedules(max_jobs integer)
     returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_since timestamptz;
-    v_names text[];
+    v_since timestamptz; v_names text[];
     v_enqueued integer := 0;
 begin
     -- Some are dealt with and make no job; of such ten batches are enough for a call.

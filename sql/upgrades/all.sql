@@ -59,13 +59,11 @@ begin
     perform rota._note_drift();
 end $$;
 
-/*
- * To replace a view locks it until the commit.  Who reads several, as doctor() does, has one
+/* To replace a view locks it until the commit.  Who reads several, as doctor() does, has one
  * and waits for the next; if that were the other way round for the install, the server would
  * end one of the two.  So the install takes the locks of all before any other, and where it
  * would wait for long it gives them back and tries again.  It keeps the first that doctor()
- * reads, before which that has none.
- */
+ * reads, before which that has none. */
 do $$
 declare
     v_views constant name[] := array(
