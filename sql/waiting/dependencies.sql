@@ -31,9 +31,7 @@ create or replace function rota._block_children(
     blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
 ) returns void language plpgsql as $$
 declare
-    v_held bigint[];
-    v_job_id bigint;
-    v_status text;
+    v_held bigint[]; v_job_id bigint; v_status text;
 begin
     perform rota._raise_not_found(min(o.id))
     from unnest(rota._jobs_outside_grants(blocks, 'producer')) as o (id)
@@ -129,9 +127,7 @@ end $$;
 create or replace function rota._parents_ended(parent_ids bigint[], status text)
     returns void language plpgsql as $$
 declare
-    v_few bigint[];
-    v_many bigint[];
-    v_children bigint[];
+    v_few bigint[]; v_many bigint[]; v_children bigint[];
 begin
     -- This snapshot may be older than an edge, which then does not keep the parent.
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -173,11 +169,7 @@ end $$;
 create or replace function rota._open_children(job_ids bigint[])
     returns bigint[] language plpgsql as $$
 declare
-    v_ids bigint[];
-    v_keys text[];
-    v_parents bigint[];
-    v_free bigint[];
-    v_doubtful bigint[];
+    v_ids bigint[]; v_keys text[]; v_parents bigint[]; v_free bigint[]; v_doubtful bigint[];
     v_key text;
 begin
     select array_agg(j.id), array_agg(j.ordering_key), array_agg(rota._newest_parent(j.id))
@@ -215,11 +207,7 @@ create or replace function rota._check_job(subject text)
 declare
     c_id constant bigint := split_part(subject, ' ', 1)::bigint;
     c_from constant text := split_part(subject, ' ', 2);
-    v_rule text;
-    v_parents bigint[];
-    v_live bigint[];
-    v_done bigint[];
-    v_dead bigint;
+    v_rule text; v_parents bigint[]; v_live bigint[]; v_done bigint[]; v_dead bigint;
     v_left bigint[];
 begin
     select coalesce(j.if_parent_dead, 'cancel') into v_rule from rota.jobs as j
@@ -291,9 +279,7 @@ declare
         select coalesce(s.status, nullif(split_part(_check_parent.subject, ' ', 3), ''), 'gone')
         from rota._parent_statuses(array[c_id]) as s);
     c_chunk constant integer := case when c_status = 'succeeded' then 1000 else 200 end;
-    v_seen bigint[];
-    v_freed bigint[];
-    v_cancelled bigint[];
+    v_seen bigint[]; v_freed bigint[]; v_cancelled bigint[];
     v_doubtful bigint[] := '{}'::bigint[];
 begin
     -- It was retried: its next end tells.
@@ -345,9 +331,7 @@ end $$;
 create or replace function rota._cancel_children(job_ids bigint[], parent_id bigint)
     returns bigint[] language plpgsql as $$
 declare
-    v_ids bigint[];
-    v_tokens bigint[];
-    v_status text;
+    v_ids bigint[]; v_tokens bigint[]; v_status text;
 begin
     v_ids := array(
         select b.id from rota.jobs as b
@@ -494,8 +478,7 @@ create or replace function rota._purge_dependencies(max_rows integer)
 declare
     c_jobs constant integer := 2000;
     v_after bigint := coalesce(rota._scan_start('edges')::bigint, 0);
-    v_seen bigint[];
-    v_gone bigint[];
+    v_seen bigint[]; v_gone bigint[];
     v_deleted integer := 0;
 begin
     v_seen := array(

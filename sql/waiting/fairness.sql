@@ -33,9 +33,7 @@ create or replace function rota._place_jobs(job_ids bigint[], keep_places boolea
     returns void language plpgsql as $$
 declare
     c_waiting constant text[] := '{queued,failed}'::text[];
-    v_jobs rota.jobs[];
-    v_ids bigint[];
-    v_opened_for text[];
+    v_jobs rota.jobs[]; v_ids bigint[]; v_opened_for text[];
 begin
     select array_agg(j), array_agg(j.id),
         array_agg(j.opened_for) filter (where j.opened_for is not null)
@@ -222,10 +220,7 @@ declare
         where q.queue = c_queue and a.datname = current_database()
     );
     v_pass text := split_part(subject, ' ', 3);
-    v_ids bigint[];
-    v_wanted bigint[];
-    v_locked bigint[];
-    v_holds text[];
+    v_ids bigint[]; v_wanted bigint[]; v_locked bigint[]; v_holds text[];
 begin
     if v_pass = 'wait' then
         if rota._has_outlasted_others('queue', subject) then

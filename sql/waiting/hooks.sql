@@ -16,11 +16,7 @@ create or replace function rota._jobs_came_in(
     arguments text[] default null, may_have_halted boolean default false
 ) returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-    v_parents bigint[];
-    v_unknown bigint;
-    v_waiting bigint[];
-    v_keyed bigint[];
-    v_free bigint[];
+    v_parents bigint[]; v_unknown bigint; v_waiting bigint[]; v_keyed bigint[]; v_free bigint[];
 begin
     if blocks is not null then
         perform rota._block_children(blocks, parts, are_new, arguments);
@@ -50,9 +46,7 @@ begin
         from rota.jobs as j where j.id = any(_jobs_came_in.job_ids) and j.status = 'blocked'
     ) as b;
     if v_free is not null then perform rota._open_jobs(v_free); end if;
-    if v_keyed is not null then
-        perform rota._enter_keys(v_keyed, may_have_halted);
-    end if;
+    if v_keyed is not null then perform rota._enter_keys(v_keyed, may_have_halted); end if;
     perform rota._add_checks('job', array_agg(w.id::text || ' all'))
     from unnest(v_waiting) as w (id) having count(*) > 0;
 end $$;
@@ -66,13 +60,8 @@ create or replace function rota._job_comes_in(
     out place timestamptz, out hold text
 ) language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-    v_unknown bigint;
-    v_parents bigint[];
-    v_settings record;
-    v_bound rota.limits;
-    v_first timestamptz;
-    v_last record;
-    v_limit record;
+    v_unknown bigint; v_parents bigint[]; v_settings record; v_bound rota.limits;
+    v_first timestamptz; v_last record; v_limit record;
 begin
     if depends_on <> '{}' then
         perform rota._check_parents_stay(_job_comes_in.depends_on);
@@ -141,13 +130,11 @@ begin
     end loop;
 end $$;
 
-/*
- * Jobs that wait, or are about to be inserted with these ids, with their lanes and places, and
+/* Jobs that wait, or are about to be inserted with these ids, with their lanes and places, and
  * the reason why they are held.
  *
  * Jobs of one kind differ by their order alone, so what waits already is looked at once for a
- * kind.  Under a limit as many enter their lane as could start at once; the others are held.
- */
+ * kind.  Under a limit as many enter their lane as could start at once; the others are held. */
 create or replace function rota._give_places(
     jobs rota.jobs[], job_ids bigint[], moment timestamptz, keep_places boolean default false
 ) returns rota.jobs[] language plpgsql as $$
@@ -156,25 +143,10 @@ declare
     v_ids constant bigint[] := array(
         select i.id from unnest(_give_places.job_ids) as i (id) order by i.id
     );
-    v_kind record;
-    v_queue text;
-    v_ageing interval;
-    v_is_fair boolean;
-    v_has_moved boolean;
-    v_has_places boolean;
-    v_lane integer;
-    v_next_lane integer;
-    v_first timestamptz;
-    v_bound rota.limits;
-    v_key text;
-    v_last timestamptz;
-    v_before integer;
-    v_job record;
-    v_limit record;
-    v_free integer;
-    v_room integer;
-    v_name text;
-    v_names text[];
+    v_kind record; v_queue text; v_ageing interval; v_is_fair boolean; v_has_moved boolean;
+    v_has_places boolean; v_lane integer; v_next_lane integer; v_first timestamptz;
+    v_bound rota.limits; v_key text; v_last timestamptz; v_before integer; v_job record;
+    v_limit record; v_free integer; v_room integer; v_name text; v_names text[];
     v_rooms jsonb := '{}'::jsonb;
     v_full text[] := '{}'::text[];
 begin
@@ -300,8 +272,7 @@ begin
     return jobs;
 end $$;
 
-/*
- * Jobs wait for their time, for a retry or with another priority than before, or have come back
+/* Jobs wait for their time, for a retry or with another priority than before, or have come back
  * with the slots that they held: give them their places, or those that they had again where
  * they keep them, and hold those that have to wait.  Called in the transaction that wrote them.
  */

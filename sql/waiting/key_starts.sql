@@ -107,9 +107,7 @@ end $$;
 create or replace function rota._purge_key_starts(max_rows integer)
     returns integer language plpgsql as $$
 declare
-    v_key text;
-    v_last_id bigint;
-    v_rows integer;
+    v_key text; v_last_id bigint; v_rows integer;
     v_deleted integer := 0;
 begin
     for v_key, v_last_id in

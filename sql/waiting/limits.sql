@@ -127,8 +127,7 @@ end $$;
 create or replace function rota._leave_limits(limit_names text[])
     returns void language plpgsql as $$
 declare
-    v_name text;
-    v_given integer;
+    v_name text; v_given integer;
 begin
     if cardinality(limit_names) > 0 is not true then return; end if;
     perform rota._give_slots(limit_names);
@@ -150,8 +149,7 @@ begin
     end loop;
 end $$;
 
-/*
- * Let held jobs of a limit into their lanes, but for those that a session has locked, until
+/* Let held jobs of a limit into their lanes, but for those that a session has locked, until
  * there are max_jobs, or as many as slots are free; returns how many were let in.  So many of
  * each queue and type, since it is not known which of those have workers.  Those that are in
  * their lanes already count: else more and more would be in the way of claims.
@@ -159,8 +157,7 @@ end $$;
  * An end that gives slots back tells how many, and lets in no more than these, or 20: while a
  * hundred are in their lanes, or after one end of twenty, it then has nothing to do.  It looks
  * at no more than 20 kinds, and leaves a check where there may be more, or where sessions that
- * may leave them as they are have locked all of a kind.
- */
+ * may leave them as they are have locked all of a kind. */
 create or replace function rota._open_held(
     limit_name text, max_jobs integer default null, slots_given integer default null
 ) returns integer language plpgsql as $$
@@ -176,13 +173,8 @@ declare
     v_kinds jsonb := '[]'::jsonb;
     v_kind record;
     v_free integer := max_jobs;
-    v_first record;
-    v_open record;
-    v_room integer;
-    v_step integer;
-    v_found bigint[];
-    v_refused bigint[];
-    v_ids bigint[];
+    v_first record; v_open record; v_room integer; v_step integer; v_found bigint[];
+    v_refused bigint[]; v_ids bigint[];
     v_opened bigint[] := '{}'::bigint[];
     v_place timestamptz;
     v_is_kept boolean := false;
@@ -354,8 +346,7 @@ declare
     v_now constant timestamptz := rota.now();
     c_index constant oid := 'rota.jobs_opened_for_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
-    v_marked bigint[];
-    v_id bigint;
+    v_marked bigint[]; v_id bigint;
 begin
     -- In an older snapshot, to lock what was changed since would be an error.
     if rota._scan_from(c_scan, v_now) is not null
@@ -417,12 +408,10 @@ declare
     -- Asked first: what one that ends meanwhile gives back may come after the count.
     c_is_last constant boolean := is_second
         and rota._has_outlasted_others('slots', limit_name);
-    v_bound rota.limits;
-    v_taken integer;
+    v_bound rota.limits; v_taken integer;
     v_free integer := 1000;
     v_next timestamptz := rota.now();
-    v_opened integer;
-    v_is_backfilled boolean;
+    v_opened integer; v_is_backfilled boolean;
 begin
     v_is_backfilled := rota._backfill_limit(limit_name);
     v_bound := rota._bound(limit_name);
@@ -566,8 +555,7 @@ begin
     perform rota._add_checks('class', array[v_name]) where v_name is not null;
 end $$;
 
-/*
- * Let what runs already count for a limit that was set just now; false if that has to be asked
+/* Let what runs already count for a limit that was set just now; false if that has to be asked
  * again.  Claims that did not know of it are counted when they are committed: that is asked for
  * until every transaction from before has ended, and while one that runs has no row of its own.
  */
@@ -577,8 +565,7 @@ declare
     v_limit rota.limits;
     v_names text[] := array[limit_name];
     v_count integer := 1;
-    v_locked text[];
-    v_is_whole boolean;
+    v_locked text[]; v_is_whole boolean;
     v_rows constant tid[] := array(
         select c.ctid from rota.limits_to_count as c
         where c.limit_name = _backfill_limit.limit_name for update skip locked
@@ -657,8 +644,7 @@ $$;
 create or replace function rota._uncounted(bound rota.limits, names text[] default null)
     returns table (id bigint, limit_name text) language plpgsql stable as $$
 begin
-    return query
-    select j.id, n.name from rota.jobs as j
+    return query select j.id, n.name from rota.jobs as j
     cross join lateral (select rota._counted_name(bound, j.limit_key) as name) as n
     where j.status = 'running' and j.locked_until is not null
       and (j.queue = bound.queue or j.job_type = bound.job_type
@@ -677,18 +663,14 @@ select case when bound.limit_key is not null then 'key ' || _counted_name.limit_
     else bound.limit_name end
 $$;
 
-/*
- * Let running jobs that count for these names hold a slot of each, up to a thousand of those
+/* Let running jobs that count for these names hold a slot of each, up to a thousand of those
  * that no session has locked, and part -2 those of all others.  What ended gives its own back.
  * What is free and held is counted, too: rows that were changed by hand, or kept as they were
- * by a trigger, may have lost slots or doubled them.
- */
+ * by a trigger, may have lost slots or doubled them. */
 create or replace function rota._count_running(bound rota.limits, names text[])
     returns void language plpgsql as $$
 declare
-    v_name text;
-    v_others integer;
-    v_new integer;
+    v_name text; v_others integer; v_new integer;
 begin
     update rota.jobs as j
     set held_limits = coalesce(j.held_limits, '{}') || rota._counted_name(bound, j.limit_key)
@@ -746,8 +728,7 @@ create or replace function rota._adjust_slots(bound rota.limits)
     returns boolean language plpgsql as $$
 declare
     c_parts constant integer := rota._parts(bound);
-    v_surplus integer;
-    v_moved integer;
+    v_surplus integer; v_moved integer;
 begin
     if rota._is_issued_for(bound) and (c_parts > 0 or exists (
         select from rota.limit_parts as p where p.limit_name = bound.limit_name
@@ -810,8 +791,7 @@ end $$;
 create or replace function rota._purge_limits(max_rows integer, with_slots boolean)
     returns integer language plpgsql as $$
 declare
-    v_rows integer;
-    v_name text;
+    v_rows integer; v_name text;
 begin
     delete from rota.limit_starts as s
     where s.ctid = any(array(
@@ -840,9 +820,7 @@ end $$;
 create or replace function rota._purge_slots(limit_name text)
     returns integer language plpgsql as $$
 declare
-    v_rows tid[];
-    v_parts integer[];
-    v_issued bigint;
+    v_rows tid[]; v_parts integer[]; v_issued bigint;
 begin
     if not rota._try_lock('rota.part -1 ' || limit_name) then return 0; end if;
     v_rows := array(

@@ -55,11 +55,7 @@ create or replace function rota._open_head(
     set enable_sort = off as $$
 declare
     c_index constant oid := 'rota.jobs_ordering_key_idx'::regclass::oid;
-    v_start bigint;
-    v_walked bigint;
-    v_job_id bigint;
-    v_is_halted boolean;
-    v_parent_id bigint;
+    v_start bigint; v_walked bigint; v_job_id bigint; v_is_halted boolean; v_parent_id bigint;
 begin
     if ended_id is null and not rota._try_lock_key(ordering_key, max_locks) then
         return false;
@@ -167,8 +163,7 @@ end $$;
 create or replace function rota._enter_keys(job_ids bigint[], may_have_halted boolean)
     returns void language plpgsql as $$
 declare
-    v_key text;
-    v_job_id bigint;
+    v_key text; v_job_id bigint;
     v_halted jsonb := '{}'::jsonb;
     v_heads bigint[] := '{}'::bigint[];
     v_behind text[] := '{}'::text[];
@@ -251,8 +246,7 @@ end $$;
 create or replace function rota._leave_keys(jobs jsonb, old_status text, new_status text)
     returns void language plpgsql as $$
 declare
-    v_key text;
-    v_job_id bigint;
+    v_key text; v_job_id bigint;
     v_behind text[] := '{}'::text[];
 begin
     insert into rota.halted_keys (ordering_key, job_id, halted_since)
@@ -324,9 +318,7 @@ end $$;
 create or replace function rota._still_to_end(job_ids bigint[])
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-    v_free bigint[];
-    v_marked bigint[];
-    v_held bigint;
+    v_free bigint[]; v_marked bigint[]; v_held bigint;
 begin
     select coalesce(array_agg(j.id) filter (where j.xmax = '0'::xid or j.xmax = j.xmin), '{}'),
         coalesce(array_agg(j.id) filter (where j.xmax <> '0'::xid and j.xmax <> j.xmin), '{}')

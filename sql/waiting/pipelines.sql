@@ -19,8 +19,7 @@
 create or replace function rota.define_pipeline(pipeline text, stages jsonb)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    v_stages text[];
-    v_before jsonb;
+    v_stages text[]; v_before jsonb;
 begin
     perform rota._check_name('pipeline', pipeline);
     perform rota._check_stages(stages);
@@ -136,8 +135,7 @@ create or replace function rota.start_pipeline(
 ) returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
-    v_stage rota.pipeline_stages;
-    v_job_id bigint;
+    v_stage rota.pipeline_stages; v_job_id bigint;
 begin
     v_stage := rota._pipeline_stage(pipeline, stage);
     perform rota._check_new_job('', v_stage.job_type, payload, v_stage.queue, run_at, delay,
@@ -170,10 +168,7 @@ create or replace function rota.restart_pipeline(job_id bigint, stage text)
     returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
-    v_job rota.finished_jobs;
-    v_pipeline text;
-    v_is_live boolean;
-    v_stage rota.pipeline_stages;
+    v_job rota.finished_jobs; v_pipeline text; v_is_live boolean; v_stage rota.pipeline_stages;
 begin
     perform rota._check_own_job(job_id);
     perform rota._check_name('stage', stage);
