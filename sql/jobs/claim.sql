@@ -60,18 +60,12 @@ declare
     -- Those of the queues that are neither paused nor full, and where their walk begins.
     v_open text[] := queues;
     v_from bigint[] := v_start;
-    v_ids bigint[];
-    v_rows tid[];
-    v_names text[];
+    v_ids bigint[]; v_rows tid[]; v_names text[];
     v_end timestamptz := v_now;
     v_has_pauses boolean := false;
     v_may_be_more boolean := false;
     v_are_limited boolean := false;
-    v_held_limits jsonb;
-    v_claimed integer;
-    v_index oid;
-    v_walked bigint;
-    v_lease interval;
+    v_held_limits jsonb; v_claimed integer; v_index oid; v_walked bigint; v_lease interval;
     v_settings jsonb;
 begin
     if max_jobs between 201 and 1000 then
@@ -234,8 +228,7 @@ comment on function rota.claim_jobs is
     'up to 200 where their keys have limits; the lease is that of the job, else the argument, '
     'else that of the queue; raises 22023 or RT009.';
 
-/*
- * Lock due jobs of the queues that are open, and say which slots they hold: a jsonb object from
+/* Lock due jobs of the queues that are open, and say which slots they hold: a jsonb object from
  * id to the text of an array of limits, null if none holds any.  A job whose limit is full, or
  * that has expired, leaves its lane on the way, and the walk goes on for another; not for ever.
  * It begins with the rows that the caller has locked, if these are neither paused nor expired.
@@ -245,15 +238,11 @@ create or replace function rota._lock_due(
     due timestamptz, head tid[] default null, out locked_rows tid[], out held_limits jsonb
 ) language plpgsql as $$
 declare
-    v_queues text[];
-    v_ends timestamptz[];
+    v_queues text[]; v_ends timestamptz[];
     v_full_queues text[] := '{}'::text[];
     v_call text := call;
     v_start bigint[] := start;
-    v_head bigint[];
-    v_found bigint[];
-    v_is_end boolean;
-    v_is_limited boolean;
+    v_head bigint[]; v_found bigint[]; v_is_end boolean; v_is_limited boolean;
     v_admitted record;
     v_ids bigint[] := '{}'::bigint[];
     v_wanted integer;
@@ -355,10 +344,7 @@ create or replace function rota._hold_unfit(
 declare
     -- A variable: see _lock_merged().
     c_waiting constant text[] := '{queued,failed}'::text[];
-    v_reason record;
-    v_first rota.jobs;
-    v_ids bigint[];
-    v_more bigint[];
+    v_reason record; v_first rota.jobs; v_ids bigint[]; v_more bigint[];
 begin
     ids := array(
         select abs(i.id) from unnest(_hold_unfit.job_ids) with ordinality as i (id, ordinal)
@@ -461,8 +447,7 @@ create or replace function rota._open_queues(queues text[], due timestamptz)
       and (b.max_starts is null or rota._next_start_at(b) <= rota.now());
 $$;
 
-/*
- * Walk the lanes from the lowest number up, until there are enough.  The place of the first job
+/* Walk the lanes from the lowest number up, until there are enough.  The place of the first job
  * of each is remembered, but not where that is only some 30 entries further on: most that
  * commit late are before those.  Where there is none it is a tenth of a second ago after a scan
  * from the start of the lane, and else stays: jobs that waited for others come in behind it.
@@ -472,8 +457,7 @@ $$;
  * 5 seconds after it was due every session makes its own.
  *
  * A start is two times, until when the next claim may begin there at once and when the next
- * full scan is due (0 if the last one walked few), and lane, place and id of each lane.
- */
+ * full scan is due (0 if the last one walked few), and lane, place and id of each lane. */
 create or replace function rota._lock_lanes(
     call text, start bigint[], queues text[], ends timestamptz[], max_jobs integer,
     job_types text[], due timestamptz, locked_ids bigint[]
@@ -481,8 +465,7 @@ create or replace function rota._lock_lanes(
 declare
     c_due constant bigint := (extract(epoch from _lock_lanes.due) * 1000000)::bigint;
     v_start bigint[] := coalesce(start, '{0}'::bigint[]);
-    v_call bigint;
-    v_told bigint[];
+    v_call bigint; v_told bigint[];
     v_is_full boolean := rota._is_full_scan_due(v_start[2], due);
     v_place bigint;
     v_next integer := 3;
@@ -590,8 +573,7 @@ declare
     c_place constant timestamptz := coalesce('epoch'::timestamptz + nullif(first[2], 0)
         * interval '1 microsecond', '-infinity');
     c_id constant bigint := first[3];
-    v_place timestamptz;
-    v_ids bigint[];
+    v_place timestamptz; v_ids bigint[];
 begin
     if cardinality(queues) = 1 then
         select array_agg(l.id), min(l.place) into v_ids, v_place

@@ -14,8 +14,7 @@ create or replace function rota.retry_job(job_id bigint, force boolean default f
     returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
-    v_before record;
-    v_status text;
+    v_before record; v_status text;
 begin
     perform rota._check_own_job(job_id);
     perform rota._check_given('force', force is not null);
@@ -54,8 +53,7 @@ comment on function rota.retry_job is
 create or replace function rota._requeue(job_id bigint)
     returns text language plpgsql as $$
 declare
-    v_held_limits text[];
-    v_status text;
+    v_held_limits text[]; v_status text;
 begin
     select j.held_limits, j.status into v_held_limits, v_status from rota.jobs as j
     where j.id = _requeue.job_id;
@@ -84,11 +82,7 @@ create or replace function rota._restore_jobs(job_ids bigint[])
     returns bigint[] language plpgsql as $$
 declare
     c_counted_until constant timestamptz := rota._counted_until();
-    v_jobs jsonb;
-    v_ids bigint[];
-    v_added bigint[];
-    v_blocked bigint[];
-    v_erased text;
+    v_jobs jsonb; v_ids bigint[]; v_added bigint[]; v_blocked bigint[]; v_erased text;
 begin
     with ended as (
         delete from rota.finished_jobs as f where f.id = any(_restore_jobs.job_ids)
@@ -257,9 +251,7 @@ create or replace function rota.reschedule_job(
 ) returns timestamptz language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
-    v_status text;
-    v_old_run_at timestamptz;
-    v_run_at timestamptz;
+    v_status text; v_old_run_at timestamptz; v_run_at timestamptz;
 begin
     perform rota._check_own_job(job_id);
     if (run_at is null) = (delay is null) then

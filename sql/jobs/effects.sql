@@ -27,8 +27,7 @@ create or replace function rota.record_effect(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_expires_at timestamptz;
-    v_effect rota.effects;
+    v_expires_at timestamptz; v_effect rota.effects;
 begin
     perform rota._check_effect(scope, key);
     perform rota._check_job_ref(job_id, lease_token);
@@ -157,8 +156,7 @@ create or replace function rota.effect_result(scope text, key text)
     set plan_cache_mode = force_generic_plan as $$
 begin
     perform rota._check_effect(scope, key);
-    return query
-    select e.completed_at is not null,
+    return query select e.completed_at is not null,
         case when rota._is_own_effect(e, 'worker') then e.result end
     from rota.effects as e
     where e.scope = effect_result.scope and e.key = effect_result.key;

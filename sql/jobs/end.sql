@@ -48,8 +48,7 @@ declare
     v_problem text;
 begin
     begin
-        return query
-        select e.job_id, e.lease_token, e.answer, e.run_at, null, null
+        return query select e.job_id, e.lease_token, e.answer, e.run_at, null, null
         from rota._end_together(_end_each.endings, until) as e;
         return;
     exception
@@ -87,8 +86,7 @@ begin
         return;
     end if;
     for v_half in 0..1 loop
-        return query
-        select e.*
+        return query select e.*
         from rota._end_each((
             select jsonb_agg(a.ending order by a.ordinal)
             from jsonb_array_elements(_end_each.endings) with ordinality as a (ending, ordinal)
@@ -109,21 +107,10 @@ create or replace function rota._end_together(endings jsonb, until timestamptz)
     language plpgsql as $$
 #variable_conflict use_column
 declare
-    v_ids bigint[];
-    v_tokens bigint[];
-    v_outcomes text[];
-    v_results jsonb;
-    v_stages text[];
-    v_errors text[];
-    v_error_types text[];
-    v_stacks text[];
-    v_retry_ins interval[];
-    v_fatals boolean[];
-    v_run_ats timestamptz[];
-    v_answers text[];
-    v_held bigint[];
-    v_failed bigint[];
-    v_returned bigint[];
+    v_ids bigint[]; v_tokens bigint[]; v_outcomes text[]; v_results jsonb; v_stages text[];
+    v_errors text[]; v_error_types text[]; v_stacks text[]; v_retry_ins interval[];
+    v_fatals boolean[]; v_run_ats timestamptz[]; v_answers text[]; v_held bigint[];
+    v_failed bigint[]; v_returned bigint[];
 begin
     perform rota._check_ending(a.ending)
     from jsonb_array_elements(_end_together.endings) as a (ending)
@@ -161,8 +148,7 @@ begin
             v_tokens, v_results, v_stages, until);
     end if;
     if 'succeeded' = all(v_outcomes) then
-        return query
-        select t.job_id, t.lease_token, t.answer, null::timestamptz
+        return query select t.job_id, t.lease_token, t.answer, null::timestamptz
         from unnest(v_ids, v_tokens, v_answers) as t (job_id, lease_token, answer);
         return;
     end if;
@@ -180,8 +166,7 @@ begin
             order by t.n)
     into v_failed, v_returned
     from unnest(v_outcomes, v_held) with ordinality as t (outcome, held_id, n);
-    return query
-    select t.job_id, t.lease_token,
+    return query select t.job_id, t.lease_token,
         coalesce(
             case when t.outcome = 'succeeded' then t.answer end, f.status, b.status,
             case when g.next_run_at = 'infinity' then 'cancelled'

@@ -48,20 +48,10 @@ declare
         and if_parent_dead = 'cancel' and num_nonnulls(run_at, delay, max_attempts, lease,
             backoff, unique_for, updated_at, max_wait, ordering_key, depends_on, blocks,
             limit_key, time_limit, expires_at, headers, expires_after) = 0) is true;
-    v_may_wait boolean;
-    v_is_confined boolean;
-    v_has_settings boolean;
-    v_takes_place boolean;
+    v_may_wait boolean; v_is_confined boolean; v_has_settings boolean; v_takes_place boolean;
     v_status text := 'queued';
-    v_max_attempts integer;
-    v_lease interval;
-    v_time_limit interval;
-    v_run_at timestamptz;
-    v_lane smallint;
-    v_place timestamptz;
-    v_hold text;
-    v_new_id bigint;
-    v_job_id bigint;
+    v_max_attempts integer; v_lease interval; v_time_limit interval; v_run_at timestamptz;
+    v_lane smallint; v_place timestamptz; v_hold text; v_new_id bigint; v_job_id bigint;
 begin
     if current_setting('rota.ids_guarded', true)
       is distinct from 'rota.jobs_id_seq'::regclass::oid::text then
@@ -199,10 +189,7 @@ create or replace function rota.enqueue_many(jobs jsonb)
     security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
     set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
-    v_read record;
-    v_new_ids bigint[];
-    v_ids bigint[];
-    v_news boolean[];
+    v_read record; v_new_ids bigint[]; v_ids bigint[]; v_news boolean[];
 begin
     v_ids := rota._insert_plain_jobs(jobs);
     if v_ids is not null then
@@ -216,8 +203,7 @@ begin
                 from jsonb_array_elements(enqueue_many.jobs) as e (job) group by 1
             ) as q;
         end if;
-        return query
-        select i.ordinal::integer, i.id, true
+        return query select i.ordinal::integer, i.id, true
         from unnest(v_ids) with ordinality as i (id, ordinal);
         return;
     end if;
@@ -258,8 +244,7 @@ begin
     end if;
     if v_read.may_wait then perform rota._link_jobs(jobs, v_ids, v_news); end if;
     perform rota._notify_for(v_ids);
-    return query
-    select i.ordinal::integer, i.id, i.is_new
+    return query select i.ordinal::integer, i.id, i.is_new
     from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal) order by i.ordinal;
 end $$;
 
@@ -352,10 +337,7 @@ declare
         'max_wait', 'ordering_key', 'skip_dead', 'depends_on', 'blocks', 'if_parent_dead',
         'limit_key', 'expires_after'];
     v_now constant timestamptz := rota.now();
-    v_read record;
-    v_more record;
-    v_rule record;
-    v_job record;
+    v_read record; v_more record; v_rule record; v_job record;
 begin
     perform rota._check_json('jobs', jobs, 'array', 10000);
     has_rules := exists (
@@ -485,12 +467,8 @@ end $$;
 create or replace function rota._link_jobs(jobs jsonb, job_ids bigint[], news boolean[])
     returns void language plpgsql as $$
 declare
-    v_blocks bigint[];
-    v_parts bigint[];
-    v_are_new boolean[];
-    v_names text[];
-    v_parents bigint[];
-    v_children bigint[];
+    v_blocks bigint[]; v_parts bigint[]; v_are_new boolean[]; v_names text[];
+    v_parents bigint[]; v_children bigint[];
 begin
     select array_agg(n.blocks), array_agg(_link_jobs.job_ids[n.ordinal]),
         array_agg(_link_jobs.news[n.ordinal]), array_agg(format('jobs[%s].blocks', n.ordinal))

@@ -27,14 +27,12 @@ begin
     perform rota._check_given('error', error is not null);
     perform rota._check_given('fatal', fatal is not null);
     perform rota._check_interval('retry_in', retry_in, '0', '1 year', true);
-    return query
-    select f.status, f.run_at
+    return query select f.status, f.run_at
     from rota._fail_running(array[fail_job.job_id], array[fail_job.lease_token],
         array[fail_job.error], array[fail_job.error_type], array[fail_job.stack],
         array[fail_job.retry_in], array[fail_job.fatal]) as f;
     if found then return; end if;
-    return query
-    select f.status, f.run_at
+    return query select f.status, f.run_at
     from rota._failed_before(fail_job.job_id, fail_job.lease_token, fail_job.error) as f;
     if not found then perform rota._raise_lost(job_id, lease_token); end if;
 end $$;
@@ -53,10 +51,7 @@ create or replace function rota._fail_running(
 declare
     v_now timestamptz;
     c_has_rules constant boolean := exists (select from rota.retry_rules);
-    v_rule rota.retry_rules;
-    v_job rota.jobs;
-    v_n integer;
-    v_error_type text;
+    v_rule rota.retry_rules; v_job rota.jobs; v_n integer; v_error_type text;
     v_dead_ids bigint[] := '{}'::bigint[];
     v_dead_tokens bigint[] := '{}'::bigint[];
     v_cancelled_ids bigint[] := '{}'::bigint[];
@@ -156,8 +151,7 @@ end $$;
 create or replace function rota._failed_before(job_id bigint, lease_token bigint, error text)
     returns table (status text, run_at timestamptz) language plpgsql stable as $$
 begin
-    return query
-    select r.status, case when r.status = 'failed' then r.run_at end
+    return query select r.status, case when r.status = 'failed' then r.run_at end
     from (
         select j.status, j.run_at, j.lease_token, j.cancel_requested_at from rota.jobs as j
         where j.id = _failed_before.job_id
@@ -206,8 +200,7 @@ declare
 begin
     perform rota._check_job_refs(job_ids, lease_tokens);
     v_ids := rota._hold_jobs(rota._newest_refs(job_ids, lease_tokens), lease_tokens);
-    return query
-    select t.job_id,
+    return query select t.job_id,
         case when g.next_run_at is not null then true
             when not rota._is_running(t.job_id, t.lease_token) then false end
     from unnest(release_jobs.job_ids, release_jobs.lease_tokens, v_ids)
@@ -229,11 +222,8 @@ create or replace function rota._give_back(
     job_ids bigint[], lease_tokens bigint[], run_ats timestamptz[] default null
 ) returns table (job_id bigint, next_run_at timestamptz) language plpgsql as $$
 declare
-    v_cancelled_ids bigint[];
-    v_cancelled_tokens bigint[];
-    v_kept_ids bigint[];
-    v_moved_ids bigint[];
-    v_keyed_ids bigint[];
+    v_cancelled_ids bigint[]; v_cancelled_tokens bigint[]; v_kept_ids bigint[];
+    v_moved_ids bigint[]; v_keyed_ids bigint[];
     v_rerun_ids bigint[] := '{}'::bigint[];
     v_held_limits text[];
 begin

@@ -19,8 +19,7 @@ create or replace function rota.finish_job(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
-    v_results jsonb;
-    v_ended bigint[];
+    v_results jsonb; v_ended bigint[];
 begin
     if job_id is null or lease_token is null or result is not null then
         perform rota._check_job_ref(job_id, lease_token);
@@ -58,8 +57,7 @@ create or replace function rota.finish_jobs(
     set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 begin
-    return query
-    select f.job_id, f.answer
+    return query select f.job_id, f.answer
     from unnest(finish_jobs.job_ids, rota._finish_listed(finish_jobs.job_ids,
         finish_jobs.lease_tokens, finish_jobs.results, finish_jobs.next_stages))
         as f (job_id, answer);
@@ -146,9 +144,7 @@ create or replace function rota._finish_running(
     until timestamptz default 'infinity'
 ) returns text[] language plpgsql as $$
 declare
-    v_first bigint[];
-    v_newest bigint[];
-    v_ended bigint[];
+    v_first bigint[]; v_newest bigint[]; v_ended bigint[];
 begin
     v_first := rota._end_jobs(job_ids, lease_tokens, 'running', 'succeeded', results,
         next_stages, true);
@@ -200,8 +196,7 @@ begin
     return v_ended;
 end $$;
 
-/*
- * Move jobs from old_status to new_status and into the history; returns the ids moved.
+/* Move jobs from old_status to new_status and into the history; returns the ids moved.
  *
  * An index scan for `= any` goes in the order of the key, so two batches that share jobs cannot
  * deadlock; each caller has switched other scans off, which here would cost once more.  The
@@ -213,8 +208,7 @@ end $$;
  * decision on optimistic endings in sql/README.md.
  *
  * A job of a pipeline is passed over, too, unless it is named as one in its last stage: then
- * these alone end.
- */
+ * these alone end. */
 create or replace function rota._archive_jobs(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
     results jsonb default null, is_optimistic boolean default false,
@@ -224,10 +218,7 @@ declare
     -- All of one claim, mostly.
     v_token constant bigint := case
         when lease_tokens[1] = all(lease_tokens) then lease_tokens[1] end;
-    v_ended bigint[];
-    v_parents bigint[];
-    v_leading jsonb;
-    v_held_limits jsonb;
+    v_ended bigint[]; v_parents bigint[]; v_leading jsonb; v_held_limits jsonb;
     v_keyed bigint[];
 begin
     with ended as (
@@ -293,25 +284,18 @@ begin
     return v_ended;
 end $$;
 
-/*
- * Running or waiting jobs of pipelines leave their stage as _end_jobs() was told: those that
+/* Running or waiting jobs of pipelines leave their stage as _end_jobs() was told: those that
  * succeed and have a next stage enter it, the others end.  Returns the ids of all.
  *
  * Each is locked first, so that the statements after it speak of the same row.  The call skips
- * rows that another transaction has locked: a caller that is to wait for them has done so.
- */
+ * rows that another transaction has locked: a caller that is to wait for them has done so. */
 create or replace function rota._end_stages(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text, results jsonb,
     next_stages text[]
 ) returns bigint[] language plpgsql as $$
 declare
-    v_now timestamptz;
-    v_ids bigint[];
-    v_stages text[];
-    v_entering bigint[];
-    v_cancelled bigint[];
-    v_last bigint[];
-    v_held_limits text[];
+    v_now timestamptz; v_ids bigint[]; v_stages text[]; v_entering bigint[];
+    v_cancelled bigint[]; v_last bigint[]; v_held_limits text[];
 begin
     with held as (
         select j.id, j.pipeline, j.stage, j.cancel_requested_at,

@@ -100,8 +100,7 @@ begin
         exit when not found;
         -- Others may be from before enqueue() refused them.
         continue when v_queue !~ '^forward:[0-9]{1,4}$' or rota._is_paused(v_queue, c_now);
-        return query
-        select substr(v_queue, 9)::integer
+        return query select substr(v_queue, 9)::integer
         where exists (
             select from rota.jobs as j
             where j.queue = v_queue and j.hold is null and j.status in ('queued', 'failed')

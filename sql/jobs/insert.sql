@@ -43,23 +43,18 @@ begin
         message = format('a trigger of this database refused %s', job);
 end $$;
 
-/*
- * Insert new jobs with these ids, and put those that need not wait for others into their lanes;
+/* Insert new jobs with these ids, and put those that need not wait for others into their lanes;
  * returns the ids of those that went in, which are not those whose key has a live job.
  *
  * An insert waits for a transaction that has changed the live job of its key, such as an open
- * claim.  So each key is looked up first.
- */
+ * claim.  So each key is looked up first. */
 create or replace function rota._insert_jobs(new_jobs rota.jobs[], new_ids bigint[])
     returns bigint[] language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_have_settings boolean := false;
     v_need_places boolean := false;
-    v_have_keys boolean;
-    v_are_placed boolean;
-    v_ids bigint[];
-    v_have_limit_keys boolean;
+    v_have_keys boolean; v_are_placed boolean; v_ids bigint[]; v_have_limit_keys boolean;
 begin
     if exists (select from rota.configured_names) then
         select coalesce(bool_or(c.source in ('queues', 'job_types')), false),

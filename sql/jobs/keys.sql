@@ -34,8 +34,7 @@ create or replace function rota._enqueue_special(
     max_wait interval, depends_on bigint[], blocks bigint
 ) returns bigint language plpgsql set enable_seqscan = off set jit = off as $$
 declare
-    v_job_id bigint;
-    v_is_new boolean;
+    v_job_id bigint; v_is_new boolean;
 begin
     perform rota._check_key_rule('', new_job.idempotency_key, unique_for, on_conflict,
         updated_at, max_wait, new_job.expires_at);
@@ -251,8 +250,7 @@ end $$;
 create or replace function rota._take_reruns(job_ids bigint[])
     returns setof rota.reruns language plpgsql rows 1 as $$
 declare
-    v_newest rota.reruns[];
-    v_seen pg_snapshot;
+    v_newest rota.reruns[]; v_seen pg_snapshot;
 begin
     if not rota._may_have_reruns(job_ids) then return; end if;
     with taken as (
@@ -354,11 +352,7 @@ end $$;
 create or replace function rota._check_reruns(job_id bigint)
     returns boolean language plpgsql as $$
 declare
-    v_rerun rota.reruns;
-    v_job record;
-    v_new_job rota.jobs;
-    v_next_id bigint;
-    v_ids bigint[];
+    v_rerun rota.reruns; v_job record; v_new_job rota.jobs; v_next_id bigint; v_ids bigint[];
 begin
     select j.status, j.xmax <> '0'::xid and j.xmax <> j.xmin as may_be_locked into v_job
     from rota.jobs as j where j.id = _check_reruns.job_id;
@@ -450,9 +444,7 @@ create or replace function rota._enqueue_many_keyed(
     new_jobs rota.jobs[], new_ids bigint[], jobs jsonb, out job_ids bigint[], out news boolean[]
 ) language plpgsql as $$
 declare
-    v_new record;
-    v_last record;
-    v_scope text;
+    v_new record; v_last record; v_scope text;
 begin
     loop
         -- A record that was never set has no fields to ask for.

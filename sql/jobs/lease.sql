@@ -21,8 +21,7 @@ create or replace function rota.heartbeat(
     language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 declare
-    v_now timestamptz;
-    v_lease interval;
+    v_now timestamptz; v_lease interval;
 begin
     perform rota._check_job_ref(job_id, lease_token);
     perform rota._check_interval('lease', lease, may_be_null => true);
@@ -58,15 +57,13 @@ create or replace function rota.heartbeat_jobs(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
-    v_lease interval;
-    v_ids bigint[];
+    v_lease interval; v_ids bigint[];
 begin
     perform rota._check_job_refs(job_ids, lease_tokens);
     perform rota._check_interval('lease', lease, may_be_null => true);
     v_lease := rota._exact(lease);
     v_ids := rota._hold_jobs(rota._newest_refs(job_ids, lease_tokens), lease_tokens);
-    return query
-    select t.job_id, b.locked_until,
+    return query select t.job_id, b.locked_until,
         b.job_id is null and not rota._is_running(t.job_id, t.lease_token),
         coalesce(b.is_cancel_requested, false), coalesce(b.is_overdue, false)
     from unnest(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens)
@@ -120,8 +117,7 @@ begin
             return;
         end if;
     end;
-    return query
-    select e.*
+    return query select e.*
     from (
         values (_extend_leases.job_ids[:c_half], _extend_leases.lease_tokens[:c_half]),
             (_extend_leases.job_ids[c_half + 1:], _extend_leases.lease_tokens[c_half + 1:])

@@ -172,8 +172,7 @@ end $$;
 create or replace function rota._check_pause(pause_name text)
     returns boolean language plpgsql as $$
 declare
-    v_pause rota.pauses;
-    v_ids bigint[];
+    v_pause rota.pauses; v_ids bigint[];
 begin
     select p.* into v_pause from rota.pauses as p where p.pause_name = _check_pause.pause_name;
     if v_pause.until <= rota.now() then

@@ -174,8 +174,7 @@ begin
             return query select v_job.n::integer, null::bigint, v_new.error_code, v_new.message;
         end loop;
     end if;
-    return query
-    select i.n::integer, r.job_id, null::text, null::text
+    return query select i.n::integer, r.job_id, null::text, null::text
     from unnest(_receive_each.job_ids, _receive_each.created_at) with ordinality
         as i (id, created_at, n)
     -- With a limit no planner reads all receipts for it.

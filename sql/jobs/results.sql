@@ -19,8 +19,7 @@ create or replace function rota.wait_for_result(job_id bigint, active boolean de
     ) language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off as $$
 declare
-    v_holds boolean;
-    v_is_known boolean;
+    v_holds boolean; v_is_known boolean;
 begin
     perform rota._check_given('active', active is not null);
     perform rota._check_own_job(job_id, 'producer');

@@ -33,13 +33,8 @@ create or replace function rota._admit_jobs(
 declare
     v_now constant timestamptz := rota.now();
     v_rates text[] := '{}'::text[];
-    v_left integer;
-    v_limit record;
-    v_bound rota.limits;
-    v_wanted bigint[];
-    v_refused bigint[];
-    v_slots integer;
-    v_free integer;
+    v_left integer; v_limit record; v_bound rota.limits; v_wanted bigint[]; v_refused bigint[];
+    v_slots integer; v_free integer;
     v_unused text[] := '{}'::text[];
     v_slots_back text[];
     v_leaving bigint[] := '{}'::bigint[];
@@ -169,8 +164,7 @@ declare
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     -- Before the scan: what comes in during it stands behind it.
     c_last constant bigint := (select q.last_value from rota.limit_slots_version_seq as q);
-    v_free integer;
-    v_oldest bigint;
+    v_free integer; v_oldest bigint;
 begin
     if not rota._is_issued_for(bound) then return 0; end if;
     select count(*)::integer, min(f.version) into v_free, v_oldest
@@ -273,11 +267,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_first constant bigint := rota._scan_from(c_scan, v_now);
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
-    v_taken integer;
-    v_oldest bigint;
-    v_issued integer[];
-    v_part integer;
-    v_slots integer;
+    v_taken integer; v_oldest bigint; v_issued integer[]; v_part integer; v_slots integer;
 begin
     if not rota._is_issued_for(bound) then return 0; end if;
     with taken as (
@@ -337,10 +327,7 @@ create or replace function rota._take_starts(
     bound rota.limits, wanted integer, at timestamptz, are_started boolean
 ) returns integer language plpgsql as $$
 declare
-    v_rate record;
-    v_now bigint;
-    v_cell bigint;
-    v_free integer;
+    v_rate record; v_now bigint; v_cell bigint; v_free integer;
     v_taken integer := 0;
 begin
     select c.* into v_rate from rota._cells(bound) as c;
@@ -370,9 +357,7 @@ end $$;
 create or replace function rota._next_start_at(bound rota.limits)
     returns timestamptz language plpgsql stable as $$
 declare
-    v_rate record;
-    v_now bigint;
-    v_used integer;
+    v_rate record; v_now bigint; v_used integer;
 begin
     select c.* into v_rate from rota._cells(bound) as c;
     v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
