@@ -1,12 +1,11 @@
 /*
  * operations/acts.sql -- do one thing to all jobs that a filter finds.
  *
- * A call looks at the jobs in the order of their ids, at a bounded number of rows, acts on at
- * most max_jobs of them and returns the id that it has reached; a caller that passes it as
- * after_id goes on there, until it is null.  So each call is a short transaction, which holds
- * few rows and no claim feels, and a job that an act has moved is not met again.  A call that
- * only counts also ends after some hundredths of a second: a page waits for its answer.  Of
- * ended jobs of a queue, if they are few, only these are looked at.
+ * A call looks at a bounded number of rows in the order of their ids, acts on at most max_jobs
+ * of them and returns the id that it has reached; a caller that passes it as after_id goes on
+ * there, until it is null.  So each call is a short transaction that holds few rows, and a job
+ * that an act has moved is not met again.  A call that only counts also ends after some
+ * hundredths of a second: a page waits for its answer.
  *
  * Nothing that keeps an act from one job stops the others.  A row that another session has
  * locked, a status that the act is not for, a key that a live job has: each is a conflict in
@@ -440,9 +439,8 @@ end $$;
 
 /* To which of these jobs an act can be done, what they are before it, and why it cannot be done
  * to the others, such as those that another session has locked, or that the filter does not
- * find once they are locked.  A dry run has no filter, and locks none itself: it reads once
- * which transactions hold rows; where several hold one row together, xmax is none of them, and
- * it is not told. */
+ * find once they are locked.  A dry run has no filter and locks none: it reads once which
+ * transactions hold rows; it does not see a row that several hold together. */
 create or replace function rota._sort_out(
     act text, job_ids bigint[], arguments jsonb, filter jsonb, out done bigint[],
     out conflicts jsonb, out before jsonb
@@ -545,8 +543,7 @@ end $$;
 
 /* What the record keeps of jobs as they were: how many had which status; and of what was
  * replaced, of one job the value, of many how many had which of the 20 most frequent, of times
- * the first and the last.  Where the jobs had up to 100 values it keeps which job had which, so
- * that the act can be taken back. */
+ * the first and the last; of up to 100 values also which job had which, for taking it back. */
 create or replace function rota._before_of(jobs jsonb, job_ids bigint[])
     returns jsonb language plpgsql stable as $$
 declare

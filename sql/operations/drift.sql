@@ -1,11 +1,10 @@
 /*
  * operations/drift.sql -- what differs from what was installed.
  *
- * An index that was dropped at night, a column that a tool added, a function that was patched,
- * a right that was granted to public: nothing fails, and weeks later the queue is slow, or
- * open.  So each install keeps a manifest of what it made, in the words of the catalog, and the
- * caller compares it with what is there.  What differs is named with the statement that mends
- * it.
+ * An index that was dropped at night, a function that was patched, a right that was granted to
+ * public: nothing fails, and weeks later the queue is slow, or open.  So each install keeps a
+ * manifest of what it made, in the words of the catalog.  What differs from it is named with
+ * the statement that mends it.
  *
  * The same applies to the rights that the install grants to the four roles.  What the owner
  * has granted by hand, to these or to other roles, is the owner's business, except rights of

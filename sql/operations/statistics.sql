@@ -3,9 +3,8 @@
  *
  * Everything here reads job_stats, which maintenance fills (maintenance/statistics.sql), and
  * never the jobs.  Of a span it takes rows of days for the whole days in it, rows of hours for
- * the whole hours that are left, and rows of minutes for the rest.  Today and this hour have
- * such rows, too, up to a few minutes ago.  So a month costs little more than an hour.  Of up
- * to 20 queues it looks up the rows of each time, however many others there are.
+ * the whole hours that are left, and rows of minutes for the rest.  So a month costs little
+ * more than an hour.  Of up to 20 queues it looks up the rows of each time.
  */
 
 create or replace function rota.job_stats(

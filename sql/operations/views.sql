@@ -4,12 +4,11 @@
  * The columns of a view are an interface and those of a table are not.  Replacing a view can
  * only add columns at its end; an upgrade that needs more drops the view first.
  *
- * An observer who is confined to queues sees only their rows.  The server may evaluate the
- * conditions of a query on a row before those of the view, and a function of the caller in
- * them could reveal any row.  So views are security barriers.  But behind a barrier the server
- * does not find the newest of a million jobs by an index.  So where there may be many rows, an
- * unconfined role reads the tables, by a branch that is closed to all others, and these read
- * behind the barrier.
+ * An observer who is confined to queues sees only their rows.  So views are security barriers:
+ * else a function of the caller in a condition could reveal any row.  Behind a barrier the
+ * server does not find the newest of a million jobs by an index.  So where there may be many
+ * rows, unconfined roles read the tables, by a branch that is closed to all others (README.md,
+ * Decisions, Views with a gate).
  */
 
 create or replace view rota._runs as
@@ -51,8 +50,8 @@ from (
     union all
     select b.*, 'barred'::text as way from rota._barred_runs as b
 ) as r
--- The plan for a confined role does not have the open way, so the planner looks at no samples
--- of its columns.  It may be run when the role is confined no more: then behind a barrier.
+-- The plan for a confined role does not have the open way.  It may be run when the role is
+-- confined no more: then behind a barrier.
 where (rota.sees_all_queues() or r.way <> 'open')
   -- Asked once for each table, before anything is read of it.
   and r.way = case
@@ -134,8 +133,8 @@ where r.status = 'dead' and r.finished_at is not null;
 comment on view rota.dead_jobs is
     'Dead jobs; retry_job(id) gives a job all its attempts again.';
 
-/* Who meets an error in a thousand jobs shall see it once: what differs from job to job, which
- * is ids, numbers and what stands in quotes, is folded into one word each. */
+/* An error of a thousand jobs is to be seen once: ids, numbers and what stands in quotes, which
+ * differ from job to job, are folded into one word each. */
 create or replace function rota.fold_error(message text)
     returns text language plpgsql immutable security definer
     set search_path = pg_catalog, pg_temp as $$

@@ -1,10 +1,9 @@
 /*
  * operations/words.sql -- how findings speak of times, errors, sessions and workers.
  *
- * What explain_job() and doctor() find is read at night by an engineer who knows Postgres and
- * perhaps not rota.  So each names who has to act by what Postgres calls it: the pid, the role
- * and the application.  The server hides what other roles' sessions do from an owner without
- * pg_read_all_stats; then the words leave that out.
+ * What explain_job() and doctor() find is read by an engineer who knows Postgres and perhaps
+ * not rota: so a session is named by its pid, role and application.  What the server hides from
+ * an owner without pg_read_all_stats is left out.
  */
 
 /* A length of time by its two largest units, such as 3 min 20 s. */

@@ -1,8 +1,8 @@
 /*
  * schedules/definitions.sql -- add a schedule, change it, stop it.
  *
- * A definition is declarative: schedule_job() gets all of it, and every deployment may call
- * it, also many at once: it does not rewrite an unchanged definition.
+ * schedule_job() gets all of a definition, so every deployment may call it, also many at once:
+ * it does not rewrite an unchanged one.
  *
  * A change of a definition locks its row, and so does a tick that enqueues its jobs: the
  * change comes wholly before or wholly after the tick.  It first enqueues the jobs that the

@@ -2,17 +2,15 @@
  * schedules/occurrences.sql -- make the jobs whose time has come.
  *
  * A tick locks definitions that are due and that no other session has locked, makes the jobs
- * that each has due, and advances it to its next planned time, all in one transaction.  So any
- * number of ticks may run at once.  That a planned time makes at most one job does not
- * depend on this: it has one row in occurrences, and only the transaction that inserted that
- * row makes the job.
+ * that each has due, and advances it to its next planned time, all in one transaction.  That a
+ * planned time makes at most one job does not depend on this: only the transaction that
+ * inserted its row in occurrences makes the job.
  *
  * A late tick sees all planned times that have passed since the last one.  Only catch_up
  * decides what happens to them, so two databases that were equally late do the same.
  *
- * Many definitions have the same few times.  A tick computes these once for each batch, and
- * writes the rows of a batch together.  If that fails, the definitions are tried one by one;
- * one whose own values make it fail is disabled, with the error in it, and any other stays due.
+ * Many definitions have the same few times.  A tick finds these once for each batch, and writes
+ * the rows of a batch together.  If that fails, the definitions are tried one by one.
  */
 
 create or replace function rota._enqueue_due_schedules(max_jobs integer)
@@ -110,9 +108,7 @@ end $$;
 
 /* Enqueue the jobs of definitions that are due and that the caller has locked: of all, or of
  * the oldest until there are *max_jobs*; the last may add more.  Returns how many there are.
- *
- * Steps from array to array, because the planner would have to guess at the size of anything
- * else. */
+ * From array to array: the planner would have to guess at the size of anything else. */
 create or replace function rota._enqueue_due(names text[], due timestamptz, max_jobs integer)
     returns integer language plpgsql set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
@@ -171,10 +167,8 @@ begin
 end $$;
 
 /* A row for each planned time that is dealt with, of as many definitions as are taken, with the
- * last of all times until now, and the next.
- *
- * skip and one are the same but for how late the newest time may be.  What is planned by the
- * end of the job before has but one time, which cannot be missed, only come later. */
+ * last of all times until now, and the next.  What is planned by the end of the job before has
+ * but one time, which cannot be missed, only come later. */
 create or replace function rota._plan_due(names text[], due timestamptz, max_jobs integer)
     returns table (
         name text, scheduled_for timestamptz, outcome text, last_run_at timestamptz,

@@ -7,9 +7,9 @@
  * values: of the days 32 (L, the last) and 33 (LW, the last from Monday to Friday); of the
  * weekdays 7 * n + d for the nth weekday d of a month, with n = 6 for the last one.
  *
- * Two surprising rules of cron are kept.  Day of month and weekday must
- * both match if one of them begins with a star, else either is enough.  And a job whose minute
- * and hour both begin without one is of fixed time, which matters when clocks change.
+ * Two surprising rules of cron are kept.  Day of month and weekday must both match if one of
+ * them begins with a star, else either is enough.  And a job whose minute and hour both begin
+ * without one is of fixed time, which matters when clocks change.
  *
  * There are also `every 10 minutes`, counted from a fixed point, and `after 10 minutes`,
  * counted from the end of the last run.

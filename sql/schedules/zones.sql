@@ -1,10 +1,9 @@
 /*
  * schedules/zones.sql -- from the wall clock of a zone to instants, exact where clocks change.
  *
- * `at time zone` knows the wall time of any instant, and is used for that.  In the other
- * direction it has to guess twice a year: a skipped wall time has no instant, one that occurs
- * twice has two, and its guesses are not cron's.  So these functions find the change itself, by
- * bisection, and compare the wall time with it.
+ * `at time zone` knows the wall time of any instant.  In the other direction it has to guess
+ * twice a year: a skipped wall time has no instant, one that occurs twice has two, and its
+ * guesses are not cron's.  So these functions find the change itself, by bisection.
  *
  * Since 1970 no clock was moved by more than a day, and none twice within a week.
  */
@@ -53,9 +52,9 @@ begin
 end $$;
 
 /* Only names of the IANA database, which have rules for all time.  Postgres also takes
- * abbreviations, which are fixed offsets and come first, and texts such as FOO+3, which mean
- * something else than they seem to; those two have no slash, or a digit.  Nor those that count
- * leap seconds, which no clock on a wall does.  Capitals as everywhere, also in Turkish. */
+ * abbreviations, which are fixed offsets, and texts such as FOO+3, which mean something else
+ * than they seem to; those two have no slash, or a digit.  Nor those that count leap seconds,
+ * which no clock on a wall does. */
 create or replace function rota._check_time_zone(time_zone text)
     returns void language plpgsql stable as $$
 begin
