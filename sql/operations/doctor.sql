@@ -311,8 +311,7 @@ begin
         select l.queue, rota._next_lane(array[l.queue], l.lane, null) from lanes as l
         where l.lane is not null
     )
-    -- By hand it may be put before all others.
-    select l.queue, d.id, d.job_type, coalesce(nullif(d.due_since, '-infinity'), d.created_at)
+    select l.queue, d.id, d.job_type, coalesce(d.due_since, d.created_at)
     from (select f.queue, f.lane from lanes as f where f.lane > -32769 limit 200) as l
     cross join lateral (
         select j.id, j.job_type, j.created_at, rota._due_since(j.run_at, j.status,

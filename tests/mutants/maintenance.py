@@ -2144,12 +2144,12 @@ MAINTENANCE = (
     ),
     mutant(
         "doctor-stopped-by-a-hand",
-        "A run_at that was written by hand keeps doctor() from telling of missing workers.",
-        "sql/operations/test_doctor.py",
+        "A run_at that was written by hand keeps all from queue_stats and half of doctor().",
+        "sql/operations/test_doctor.py sql/operations/test_views.py",
         sql(
-            "operations/doctor",
-            "coalesce(nullif(d.due_since, '-infinity'), d.created_at)",
-            "d.due_since",
+            "maintenance/depths",
+            "then updated_at end), '-infinity')",
+            "then updated_at end), null)",
         ),
     ),
     mutant(

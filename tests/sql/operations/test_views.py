@@ -71,6 +71,17 @@ def test_job_runs_has_every_job_once(db):
     ]
 
 
+def test_queue_stats_can_be_read_with_a_job_that_a_hand_has_put_before_all_others(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    first, _ = enqueue(db), enqueue(db, delay="0")
+    db.execute("update rota.jobs set run_at = '-infinity' where id = %s", (first,))
+    clock.advance("1 min")
+
+    (stats,) = rows(db, "select * from rota.queue_stats")
+
+    assert (stats.ready, stats.oldest_ready_age) == (2, timedelta(minutes=1))
+
+
 def test_queue_stats_counts_each_state_of_each_queue(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     end(db, "dead", queue="q")
