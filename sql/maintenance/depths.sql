@@ -58,14 +58,14 @@ comment on function rota.job_counts is
 
 /* Since when a job is due: from its run_at on, or since the jobs that it depends on have ended.
  * Behind others of its ordering key it is late from its run_at on.  Null for one that was put
- * before all others by hand. */
+ * before all others, or off for ever, by hand. */
 create or replace function rota._due_since(
     run_at timestamptz, status text, ordering_key text, if_parent_dead text,
     updated_at timestamptz
 ) returns timestamptz language sql immutable as $$
-select nullif(greatest(run_at, case
+select nullif(nullif(greatest(run_at, case
     when if_parent_dead is not null and ordering_key is null and status = 'queued'
-        then updated_at end), '-infinity')
+        then updated_at end), '-infinity'), 'infinity')
 $$;
 
 /* Whether a table is too large to be read for an answer. */

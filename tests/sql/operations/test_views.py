@@ -71,15 +71,17 @@ def test_job_runs_has_every_job_once(db):
     ]
 
 
-def test_queue_stats_can_be_read_with_a_job_that_a_hand_has_put_before_all_others(db, clock):
+def test_queue_stats_can_be_read_with_jobs_that_a_hand_has_put_at_the_ends_of_time(db, clock):
     clock.set("2026-01-01 00:00+00")
-    first, _ = enqueue(db), enqueue(db, delay="0")
-    db.execute("update rota.jobs set run_at = '-infinity' where id = %s", (first,))
+    for moment in ("-infinity", "infinity"):
+        db.execute("update rota.jobs set run_at = %s where id = %s", (moment, enqueue(db)))
+    enqueue(db, delay="0")
     clock.advance("1 min")
 
     (stats,) = rows(db, "select * from rota.queue_stats")
 
     assert (stats.ready, stats.oldest_ready_age) == (2, timedelta(minutes=1))
+    assert (stats.scheduled, stats.next_run_at) == (1, None)
 
 
 def test_queue_stats_counts_each_state_of_each_queue(db, clock):
