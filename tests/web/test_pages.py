@@ -187,7 +187,37 @@ def test_numbers_lead_to_as_many_jobs(
         assert counts == {"failed": "1", "dead": "1"}
         (row,) = re.findall(r">numbers</a>.*?</tr>", told(http, "/"), flags=re.S)
         (link,) = re.findall(r'<a href="(/jobs\?[^"]*)">1</a>', row)
-        assert told(http, unescape(link)).count('<th scope="row">') == 1
+        (tab,) = re.findall(r'href="([^"]*)">dead <b>1</b>', page)
+        for address in (link, tab):
+            listed = told(http, unescape(address))
+            assert listed.count('<th scope="row">') == 1
+            assert ">dead <b>1</b></a>" in listed
+        (off,) = re.findall(r'href="([^"]*)" aria-current="true">dead', listed)
+        assert off == "/jobs?queue=numbers"
+
+
+def test_what_counts_no_more_than_some_says_so(db: psycopg.Connection[Any], dsn: str) -> None:
+    """Neither all that died in a day nor all that runs is read for a number."""
+    db.execute("""
+        insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,
+            status, run_at, attempts, lease_token, created_at, updated_at, finished_at)
+        select n, 'q', 'x', '{}', 0, 1, 'dead', now(), 1, n, now(), now(), now()
+        from generate_series(1, 10001) as n
+    """)
+    db.execute("""
+        insert into rota.jobs (id, queue, job_type, payload, priority, max_attempts, status,
+            run_at, attempts, lease_token, limit_key, locked_by, locked_until, started_at)
+        overriding system value
+        select n, 'q', 'x', '{}', 0, 1, 'running', now(), 1, n, 'k', 'w',
+            now() + interval '1 hour', now()
+        from generate_series(20001, 21001) as n
+    """)
+
+    with serving(rota.web.app(dsn)) as address, httpx.Client(base_url=address) as http:
+        assert "<strong>≥ 10\N{NARROW NO-BREAK SPACE}000</strong>" in told(http, "/")
+        assert "Only 1000 of the running jobs" in told(http, "/waiting")
+        db.execute("delete from rota.jobs where id < 20101")
+        assert "Only 1000" not in told(http, "/waiting")
 
 
 def test_what_is_typed_becomes_an_address(http: httpx.Client, scene: Scene) -> None:

@@ -99,10 +99,12 @@ class Filter:
         return found
 
     def toggled(self, status: str) -> str:
-        """Return the address with one more status, or one less."""
+        """Return the address with one more status, or one less; dead without discarded jobs."""
         have = list(self.values.get("status", ()))
-        have = [s for s in have if s != status] if status in have else [*have, status]
-        return Filter({**self.values, "status": have}).address()
+        is_less = status in have
+        have = [s for s in have if s != status] if is_less else [*have, status]
+        more = {"discarded": [] if is_less else ["no"]} if status == "dead" else {}
+        return Filter({**self.values, "status": have, **more}).address()
 
     def replaced(self, name: str, value: str) -> Filter:
         """Return this with one value of a filter instead of those that it has."""

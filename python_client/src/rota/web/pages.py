@@ -241,7 +241,8 @@ async def _are_few(site: Site, values: dict[str, Any]) -> bool:
 
 async def _counts(site: Site, wanted: Filter) -> dict[str, int]:
     """Return how many jobs there are of each status that is counted anyway."""
-    if set(wanted.values) - {"queue", "status"}:
+    are_discarded = wanted.get("discarded") not in ("", "no")
+    if are_discarded or set(wanted.values) - {"queue", "status", "discarded"}:
         return {}
     found = await site.ask(queries.COUNTS, {"queue": wanted.get("queue") or None})
     return {row["status"]: row["jobs"] for row in found.rows}

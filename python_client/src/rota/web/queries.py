@@ -281,11 +281,13 @@ SHARES: LiteralString = """
 
 # Who has how much of each queue now, by the key that shares it.
 USE_BY_KEY: LiteralString = """
-    select k.queue, k.limit_key, k.running, k.oldest_started_at, l.weight
+    select k.queue, k.limit_key, k.running, k.oldest_started_at, k.out_of, l.weight
     from (
-        select i.queue, r.limit_key, count(*) as running, min(i.started_at) as oldest_started_at
+        select i.queue, r.limit_key, count(*) as running,
+            min(i.started_at) as oldest_started_at, max(i.out_of) as out_of
         from (
-            select n.id, n.queue, n.started_at from rota.running_jobs as n limit 1000
+            select n.id, n.queue, n.started_at, count(*) over () as out_of
+            from (select id, queue, started_at from rota.running_jobs limit 1000) as n
         ) as i
         cross join lateral (
             select j.limit_key from rota.job_runs as j where j.id = i.id limit 1
