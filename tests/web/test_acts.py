@@ -325,6 +325,19 @@ def test_no_undo_is_offered_where_there_is_none(http: httpx.Client, db_of_page: 
     assert "Cannot be undone: the jobs had too many values" in newest
 
 
+def test_an_act_of_more_than_can_be_undone_at_once_says_so(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    """Its last steps may leave no row: what is too much stays too much."""
+    first, _ = (enqueue(db_of_page, "large", delay="1 day") for _ in range(2))
+    (path,) = re.findall(r"/undo[^\"]*", act(http, f"/all/cancel?id={first}").text)
+    rows = ",".join([path.partition("=")[2], *map(str, range(1_000_001, 1_000_501))])
+    for after_id in (1 << 50, 0):
+        answer = act(http, "/all/cancel?type=large", audit=rows, after_id=str(after_id))
+        assert "/undo" not in answer.text
+        assert "Undo it in the audit" in answer.text
+
+
 def test_jobs_that_had_different_values_get_each_its_own_again(
     http: httpx.Client, db_of_page: Db
 ) -> None:

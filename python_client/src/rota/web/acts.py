@@ -546,6 +546,7 @@ async def act_on_all(request: Request, site: Site, pairs: Pairs) -> tuple[Respon
         is_sent=request.method == "POST",
         is_over=is_over,
         undo=await _undo(site, progress.rows) if is_over else None,
+        is_much=is_over and len(progress.rows) > MAX_ROWS,
         sql=_bulk_sql(name, asked, arguments, is_one="id" in wanted.values),
         counts_on=_counts_on(wanted, values, progress) if problem is None else None,
     )
