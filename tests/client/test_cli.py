@@ -913,6 +913,14 @@ def test_json_that_is_too_deep_is_said_in_one_line(
         assert len(said) < 200
 
 
+def test_a_time_limit_of_less_than_a_second_is_not_shown_as_none(
+    run: Callable[..., str], db: psycopg.Connection[Any]
+) -> None:
+    db.execute("select rota.enqueue('a', time_limit => '300 ms')")
+
+    assert re.search(r"^time_limit +300 ms$", run("job", "1"), re.M)
+
+
 def test_a_number_that_python_does_not_read_hides_nothing(
     run: Callable[..., str], db: psycopg.Connection[Any]
 ) -> None:

@@ -469,7 +469,11 @@ def text_of(value: Any) -> str:
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="seconds")
     if isinstance(value, timedelta):
-        return str(timedelta(seconds=round(value.total_seconds())))
+        seconds = value.total_seconds()
+        is_short = 0 < seconds < 1
+        return (
+            f"{seconds * 1000:.0f} ms" if is_short else str(timedelta(seconds=round(seconds)))
+        )
     if isinstance(value, dict | list):
         return json.dumps(value, default=_plain)
     return str(value)
