@@ -695,6 +695,13 @@ def test_used_wrongly(run: Callable[..., str]) -> None:
         (["move", "1", "--to", "a b"], "--to must be 1 to 63 of the characters"),
         (["pause", "mail", "--for", "long"], "--for: invalid input syntax for type interval"),
         (["pause", "mail", "--until", "1"], "--until: invalid input syntax for type timestamp"),
+        (["pause", "mail", "--until=-infinity"], "--until: timestamp too small"),
+        (["pause", "mail", "--for", "1000000 years"], "--for: timestamp out of range"),
+        (["audit", "--since", "1000000 years"], "--since: timestamp out of range"),
+        (
+            ["jobs", "--older-than", "1 day", "--newer-than", "1000000 years"],
+            "--older-than or --newer-than: timestamp out of range",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

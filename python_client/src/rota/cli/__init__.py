@@ -186,6 +186,7 @@ def _naming_option(error: Exception, arguments: argparse.Namespace) -> UsageErro
     if argument.startswith("arguments.") and getattr(arguments, "to", None) is not None:
         return UsageError(f"--to {rest}")
     name = argument.rpartition(".")[2]
+    times: list[str] = []
     for action in arguments.parser._actions:
         option = max(action.option_strings, key=len, default=action.metavar or action.dest)
         value = getattr(arguments, action.dest, None)
@@ -193,7 +194,11 @@ def _naming_option(error: Exception, arguments: argparse.Namespace) -> UsageErro
             return UsageError(f"{option} {rest}")
         if isinstance(value, str) and f'"{value}"' in message:
             return UsageError(f"{option}: {message}")
-    return UsageError(message)
+        if action.metavar in ("AGE", "INTERVAL", "TIME") and value is not None:
+            times.append(option)
+    # The time that is none has been computed, from one of these.
+    is_time = argument == "timestamp" and times
+    return UsageError(f"{' or '.join(times)}: {message}" if is_time else message)
 
 
 def _holder(arguments: argparse.Namespace) -> str:
