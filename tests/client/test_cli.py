@@ -879,6 +879,9 @@ def test_lists_keep_their_columns_where_letters_are_two_columns_wide(
     for columns in (40, 80):
         monkeypatch.setenv("COLUMNS", str(columns))
         assert columns - 2 < max(map(wide, run("jobs").splitlines())) <= columns
+        said = [line for line in run("explain", "1").splitlines() if "select" not in line]
+        assert columns - 2 < max(map(wide, said)) <= columns
+        assert "".join(said).replace(" ", "").count("\u4f4f\u6240\u304c\u306a\u3044") >= 20
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])

@@ -396,6 +396,15 @@ def shortened(line: str, most: int | None = None) -> str:
     return f"{line}…"
 
 
+def wrapped(text: str, room: int) -> list[str]:
+    """Return the lines of a text, each of at most so many columns of the screen."""
+    # For textwrap each character is one column: a wide one gets another before it, which may
+    # stay behind at the end of the line.
+    wide = "".join("\0" * (columns(c) - 1) + c for c in text)
+    lines = textwrap.wrap(wide, room - (wide != text), break_on_hyphens=False)
+    return [line.replace("\0", "") for line in lines]
+
+
 def columns(text: str) -> int:
     """Return how many columns a terminal takes for a text."""
     if text.isascii():
@@ -443,8 +452,7 @@ def print_findings(findings: Sequence[tuple[str, str, str | None]]) -> None:
     """Print a word, what it is about and the SQL that helps, as paragraphs under each other."""
     margin = max((len(word) for word, _, _ in findings), default=0) + 2
     for word, text, remedy in findings:
-        lines = textwrap.wrap(text, max(width() - margin, 20), break_on_hyphens=False)
-        for number, line in enumerate(lines):
+        for number, line in enumerate(wrapped(text, max(width() - margin, 20))):
             print(f"{'' if number else word:<{margin}}{line}")
         if remedy:  # whole, so that it can be pasted
             print(f"{'':<{margin}}{remedy}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import select
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -33,6 +32,7 @@ from .output import (
     shortened,
     table_lines,
     width,
+    wrapped,
 )
 
 CRITICAL = 2
@@ -293,15 +293,13 @@ def _go_on(arguments: argparse.Namespace) -> None:
                         try:
                             lines = screen(ask(connection), connection.info.dbname)
                         except psycopg.errors.LockNotAvailable:
-                            lines = textwrap.wrap(lock_holder(connection), width())
+                            lines = wrapped(lock_holder(connection), width())
                         is_over = show(lines)
                         has_shown = True
             except psycopg.OperationalError as error:
                 if not has_shown:
                     raise
-                is_over = show(
-                    textwrap.wrap(f"the database is lost: {one_line(error)}", width())
-                )
+                is_over = show(wrapped(f"the database is lost: {one_line(error)}", width()))
 
 
 def ask(connection: Connection[Any]) -> dict[str, list[dict[str, Any]]]:
@@ -326,7 +324,7 @@ def screen(parts: dict[str, list[dict[str, Any]]], database: str) -> list[str]:
     lines = [
         f"rota in {database}, {parts['now'][0]['now']:%Y-%m-%d %H:%M:%S %Z}"
         f"{', ' * bool(old)}{old}",
-        *textwrap.wrap(summary, width()),
+        *wrapped(summary, width()),
         "",
     ]
     shown: list[list[dict[str, Any]]] = [
