@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum, IntEnum
 from fractions import Fraction
@@ -629,6 +629,24 @@ class Colour(Enum):
     RED = "red"
 
 
+@dataclass
+class Parcel:
+    ref: UUID | str
+
+
+class Wrapped(TypedDict):
+    paper: NotRequired[str | date]
+
+
+class Samples(list[int]):
+    """Compared like an array: neither equal nor not."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+    __hash__ = None
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "is_exact"),
     [
@@ -643,6 +661,20 @@ class Colour(Enum):
         (TypeAliasType("Id", UUID | str) | None, str(UUID(int=1)), False),
         (set[int] | list[int], [1], False),
         (UUID | None, str(UUID(int=1)), True),
+        (list[UUID | str], [str(UUID(int=1)), UUID(int=1)], False),
+        (list[UUID | str], ["one", UUID(int=1)], True),
+        (list[UUID], [str(UUID(int=1))], True),
+        (set[UUID | str], {str(UUID(int=1))}, False),
+        (dict[str, Decimal | str], {"a": "1.10"}, False),
+        (Mapping[UUID | str, int], {str(UUID(int=1)): 1}, False),
+        (tuple[int, time | Decimal], (1, Decimal(12)), False),
+        (tuple[Decimal | str, ...] | None, (Decimal(1), "1"), False),
+        (Parcel | None, Parcel(str(UUID(int=1))), False),
+        (list[Parcel], [Parcel(UUID(int=1))], True),
+        (list[Wrapped], [{"paper": "2026-01-02"}], False),
+        (list[Wrapped], [{}], True),
+        (Sequence[int], Samples([1]), True),
+        (Wrapped | dict[str, UUID], {"a": str(UUID(int=1))}, True),
     ],
 )
 def test_what_would_arrive_as_another_member_of_a_union_is_refused(

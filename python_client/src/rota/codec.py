@@ -6,13 +6,14 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import MISSING, InitVar, fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import partial, reduce
-from itertools import combinations
+from itertools import chain, combinations, repeat
 from operator import or_
 from types import NoneType, UnionType
 from typing import (
@@ -165,12 +166,46 @@ class Codec:
         }
 
 
-def choices_of(kind: Any) -> set[Any]:
+def misread(kind: Any, sent: Any, arrived: Any) -> tuple[Any, Any] | None:
+    """Return what of a value arrives as another member of its union, and as what."""
+    with suppress(Exception):  # arrays say neither yes nor no
+        if sent == arrived:
+            return None
+    kind = _bare(kind)
+    if get_origin(kind) in (Union, UnionType):
+        if type(sent) in _choices_of(kind) - {type(arrived)}:
+            return sent, arrived
+        pairs = [(part, sent, arrived) for part in get_args(kind)]
+    else:
+        both = zip(_inside(kind, sent), _inside(kind, arrived), strict=False)
+        pairs = [(part, one, other) for (part, one), (_, other) in both]
+    return next(filter(None, (misread(*pair) for pair in pairs)), None)
+
+
+def _choices_of(kind: Any) -> set[Any]:
     """Return the classes between which a union chooses, or the only one."""
     kind = _bare(kind)
     if get_origin(kind) in (Union, UnionType):
-        return set().union(*map(choices_of, get_args(kind)))
+        return set().union(*map(_choices_of, get_args(kind)))
     return {get_origin(kind) or kind}
+
+
+def _inside(kind: Any, value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the parts of a value, each with its type."""
+    plain, inner, has_fields = get_origin(kind) or kind, get_args(kind), is_dataclass(kind)
+    if has_fields and isinstance(value, plain):
+        value = {part.name: getattr(value, part.name) for part in fields(plain) if part.init}
+    if isinstance(value, Mapping) and (has_fields or is_typeddict(plain)):
+        hints = hints_of(plain, plain.__name__)
+        return [(hints.get(name), part) for name, part in value.items()]
+    if isinstance(value, Mapping):
+        return chain.from_iterable(zip(inner, item, strict=False) for item in value.items())
+    if isinstance(value, Set):
+        value = sorted(value, key=str)
+    if not inner or isinstance(value, str) or not isinstance(value, Sequence):
+        return ()
+    is_of_places = plain is tuple and inner[-1] is not Ellipsis
+    return zip(inner if is_of_places else repeat(inner[0]), value, strict=False)
 
 
 def hints_of(owner: Any, name: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from .client.adapters import AsyncCaller, Caller, is_async
 from .client.async_client import AsyncClient
 from .client.sync_client import Client
 from .client.values import check_name, check_range
-from .codec import Codec, choices_of, decode, decode_object, hints_of
+from .codec import Codec, decode, decode_object, hints_of, misread
 from .exceptions import InvalidArgumentError, JobCancelled, RetryIn, RotaError, Snooze, only_of
 from .job import AsyncJob, BaseJob, Job
 from .rows import EnqueuedJob
@@ -303,8 +303,6 @@ class Task(Generic[Call, P, R]):
                 for p in parameters
             ]
         )
-        choices = {p.name: choices_of(hints[p.name]) for p in parameters}
-        self._choices = {name: kinds for name, kinds in choices.items() if len(kinds) > 1}
         self._required = {p.name for p in parameters if p.default is p.empty}
 
     def _check_template(self, option: str, text: str) -> str:
@@ -342,9 +340,10 @@ class Task(Generic[Call, P, R]):
 
     def _check_arrives(self, sent: Mapping[str, Any], arrived: Mapping[str, Any]) -> None:
         """Raise InvalidArgumentError for what arrives as another member of a union."""
-        for name in self._choices.keys() & sent.keys():
-            value, other = sent[name], arrived[name]
-            if type(value) in self._choices[name] - {type(other)} and value != other:
+        for name, value in sent.items():
+            kind = self._signature.parameters[name].annotation
+            if (found := misread(kind, value, arrived[name])) is not None:
+                value, other = found
                 raise InvalidArgumentError(
                     f"payload.{name}: {value!r:.80} would arrive as {other!r:.80}, for nothing "
                     "in JSON tells one from the other: put it into a dataclass with a field "
