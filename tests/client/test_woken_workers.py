@@ -222,9 +222,14 @@ def test_a_full_worker_has_the_next_notified(
     client: Client, db: Db, background: Background
 ) -> None:
     starts = Starts(seconds=1.0)
-    for _ in range(4):
-        background(starts.registry, poll_interval=NEVER, concurrency=1)
+    workers = [
+        background(starts.registry, poll_interval=NEVER, concurrency=1).worker for _ in range(4)
+    ]
     wait_for_idle(db, 4)
+    # Until the database has told them of nothing sooner, they look for jobs by themselves.
+    pollers = [worker._fetcher._poller for worker in workers]
+    rest = 1.5 * NEVER
+    wait_until(lambda: all(p.claim_at > time.monotonic() + rest for p in pollers), "their rest")
 
     began_at = time.monotonic()
     with db.transaction():
