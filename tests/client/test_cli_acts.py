@@ -437,6 +437,22 @@ def test_a_retry_of_one_job_with_a_change(run: Run, client: Client) -> None:
     assert client.claim_jobs("w")[0].payload == {"cents": 9}
 
 
+def test_a_retry_of_a_key_tells_that_other_databases_were_not_asked(
+    run: Run, client: Client, db: Db, unnumbered: None
+) -> None:
+    """Another job may have it there, if a front sends keys to several databases."""
+    keyed = str(die(client, idempotency_key="k"))
+    assert run("retry", keyed) == f"job {keyed} is queued\n"
+    client.cancel_job(int(keyed))
+    db.execute("select rota.set_database_number(7)")
+
+    assert run("retry", keyed) == (
+        f"job {keyed} is queued; its key may be live in another database: none was asked\n"
+    )
+    other = str(die(client, queue="other"))
+    assert run("retry", other) == f"job {other} is queued\n"
+
+
 @pytest.mark.slow
 def test_a_shell_can_complete_the_commands() -> None:
     pytest.importorskip("shtab")

@@ -456,12 +456,25 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
             status = "to run again"
         else:
             status = client.retry_job(job_id, force=arguments.force)
+        is_half_checked = arguments.act == "retry" and _may_be_elsewhere(connection, job_id)
     more = f", and {_jobs(dependants)} cancelled because of it" if dependants else ""
     if status == "running":
         more = ": its worker is told now, or by its next heartbeat"
+    if is_half_checked:
+        more += "; its key may be live in another database: none was asked"
     said = {"job_id": job_id, "status": status, "dependants": dependants}
     tell(arguments, said, f"job {job_id} is {status}{more}")
     return 0
+
+
+def _may_be_elsewhere(connection: psycopg.Connection[Any], job_id: int) -> bool:
+    """Whether the key of a job may be live in a database that only a front would ask."""
+    query = """
+        select from rota.job_runs
+        where id = %s and idempotency_key is not null and rota.database_number() is not null
+        """
+    is_front = _views(connection, job_id) != sql.Identifier("rota")
+    return not is_front and connection.execute(query, [job_id]).fetchone() is not None
 
 
 def _arguments(arguments: argparse.Namespace) -> dict[str, Any]:
