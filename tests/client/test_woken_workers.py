@@ -494,7 +494,7 @@ def test_worker_polls_while_its_listener_hangs_and_is_woken_again_after(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(notifier, "CHECK_INTERVAL", 0.2)
-    monkeypatch.setattr(notifier, "PATIENCE", 0.5)
+    monkeypatch.setattr(notifier, "ANSWER_TIMEOUT", 0.5)
     caplog.set_level(logging.INFO, logger="rota")
     starts = Starts()
     worker = BackgroundWorker(proxy[1], starts.registry, poll_interval=0.3)

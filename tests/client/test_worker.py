@@ -804,7 +804,7 @@ def test_a_worker_leaves_though_the_database_takes_no_leave_of_it(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("rota.worker.maintenance.LEAVE_TIMEOUT", 0.2)
+    monkeypatch.setattr("rota.worker.maintenance.DEREGISTER_TIMEOUT", 0.2)
     registry = Registry()
     registry.add("a", lambda job: None)
     worker = background(registry)

@@ -264,7 +264,7 @@ def test_a_worker_warns_once_of_due_jobs_that_no_worker_takes(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rota.worker.maintenance.LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr("rota.worker.maintenance.UNTAKEN_INTERVAL", 0.05)
     registry = Registry()
     registry.add("mail", lambda job: None)
     ago = datetime.now(UTC) - timedelta(minutes=1)

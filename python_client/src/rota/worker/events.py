@@ -37,7 +37,7 @@ from ..registry import EndFunction, is_async
 
 logger = logging.getLogger("rota")
 
-ANSWERS = (JobCancelled, LeaseLostError, asyncio.CancelledError)
+STOP_ERRORS = (JobCancelled, LeaseLostError, asyncio.CancelledError)
 """What a handler raises that was told to end, by `check` or a cancellation."""
 MAX_TEXT = 100_000
 """Longer error texts are cut before they are sent; SQL cuts them again to what it keeps."""
@@ -143,9 +143,9 @@ def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
         # A snooze of a subclass that does not call the constructor has no delay, and fails.
         if isinstance(error, Snooze) and (delay := _delay(error)) is not None:
             return Outcome("snoozed", delay=delay)
-        if isinstance(error, ANSWERS) and job.is_lost:
+        if isinstance(error, STOP_ERRORS) and job.is_lost:
             return Outcome("lost")
-        if isinstance(error, ANSWERS) and not job.is_cancel_requested:
+        if isinstance(error, STOP_ERRORS) and not job.is_cancel_requested:
             if job.is_overdue:
                 return Outcome(
                     "failed",

@@ -27,7 +27,7 @@ from .executor import Executor
 from .maintenance import IDLE_REPORT_INTERVAL, REPORT_INTERVAL, Presence, Ticker
 from .notifier import EARLIEST, Notifier, Place
 
-PATIENCE = 5
+MAX_FAILURES = 5
 """Failed claims or heartbeats in a row after which a loop that is to end by itself gives up."""
 ACTIVE_INTERVAL = (0.002, 0.01)
 """Seconds between two looks of the active poller: the more jobs come, the longer."""
@@ -114,7 +114,7 @@ class Fetcher:
             was_idle = executor.is_idle
             if was_idle and not may_claim:
                 return
-            if was_idle and drain and executor.heartbeat.failures >= PATIENCE:
+            if was_idle and drain and executor.heartbeat.failures >= MAX_FAILURES:
                 raise psycopg.OperationalError("heartbeats fail, so no lease can be kept")
             if was_idle and drain and not self._retry.failures:
                 self._poller.claim_at = 0.0  # whether more is due is asked at once
@@ -159,7 +159,7 @@ class Fetcher:
             claims = await self._connection.call(lambda client: self._claim(client, wanted))
         except psycopg.Error as error:
             pause = self._retry.fail(error)
-            if self._retry.failures >= PATIENCE and not is_patient:
+            if self._retry.failures >= MAX_FAILURES and not is_patient:
                 raise
             self._poller.claim_at = time.monotonic() + pause
             return False

@@ -23,9 +23,9 @@ logger = logging.getLogger("rota")
 
 REPORT_INTERVAL = 30.0
 IDLE_REPORT_INTERVAL = 300.0
-LOOK_INTERVAL = 300.0
+UNTAKEN_INTERVAL = 300.0
 """Seconds between two looks for jobs of these queues that no live worker takes."""
-LEAVE_TIMEOUT = 3.0
+DEREGISTER_TIMEOUT = 3.0
 HURRY_INTERVAL = 0.1
 OUTAGE_PAUSE = 10.0
 """Seconds after an outage until a tick.  It takes back the jobs of workers that are silent, so
@@ -133,7 +133,7 @@ class Presence:
 
     async def look_for_untaken(self) -> None:
         """Warn of jobs that wait for a worker that nobody has started, of each type once."""
-        self.look_at = time.monotonic() + LOOK_INTERVAL
+        self.look_at = time.monotonic() + UNTAKEN_INTERVAL
         found = await self._connection.call(lambda client: client.untaken_jobs(self._queues))
         for jobs in found:
             if (jobs.queue, jobs.job_type) not in self._untaken:
@@ -148,5 +148,5 @@ class Presence:
         """Say that the worker is not there any more."""
         if self._is_known:
             await self._connection.call(
-                lambda client: client.deregister_worker(self._worker), LEAVE_TIMEOUT
+                lambda client: client.deregister_worker(self._worker), DEREGISTER_TIMEOUT
             )

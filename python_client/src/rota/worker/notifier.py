@@ -48,11 +48,11 @@ logger = logging.getLogger("rota")
 
 CHECK_INTERVAL = 10.0
 """Seconds after which a silent connection is asked whether it is still there."""
-PATIENCE = 5.0
+ANSWER_TIMEOUT = 5.0
 """Seconds that an answer may take."""
 SILENCE = 1.0
 """Seconds without an answer after which the worker ticks as if it were asked to."""
-PROBE_PATIENCE = 1.0
+PROBE_TIMEOUT = 1.0
 PROBE_INTERVAL = 300.0
 """Seconds until it is tried again whether messages arrive."""
 TIMER_ERROR = 0.001
@@ -140,7 +140,7 @@ class Notifier:
             error: Exception | None = None
             session: AsyncConnection[Any] | None = None
             try:
-                async with time_limit(PATIENCE):
+                async with time_limit(ANSWER_TIMEOUT):
                     session = await self._connection.open()
                 session.add_notify_handler(self._receive)
                 if await self._receives(session):
@@ -169,13 +169,13 @@ class Notifier:
         channel = sql.Identifier(self._probe)
         self._is_probed.clear()
         self._channels = set()
-        async with time_limit(PATIENCE):
+        async with time_limit(ANSWER_TIMEOUT):
             await session.execute(sql.SQL("listen {}").format(channel))
         await self._other.call(
             lambda client: client.connection.execute(sql.SQL("notify {}").format(channel))
         )
-        await receive(session, self._receive, self._is_probed, PROBE_PATIENCE)
-        async with time_limit(PATIENCE):
+        await receive(session, self._receive, self._is_probed, PROBE_TIMEOUT)
+        async with time_limit(ANSWER_TIMEOUT):
             await session.execute(sql.SQL("unlisten {}").format(channel))
         return self._is_probed.is_set()
 
@@ -190,7 +190,7 @@ class Notifier:
             self._asked.clear()
             silence = asyncio.get_running_loop().call_later(SILENCE, self._tick_unasked)
             try:
-                async with time_limit(PATIENCE):
+                async with time_limit(ANSWER_TIMEOUT):
                     if must_move:
                         await self._move(session, self.wanted, claimed=self._claimed)
                     elif time.monotonic() >= self._look_at - TIMER_ERROR:
@@ -283,7 +283,7 @@ class Notifier:
         """Let another be notified: what this one heard of may not be claimed any more."""
         if self.place is not Place.AWAY or self.others_heard:
             with suppress(psycopg.Error):
-                async with time_limit(PROBE_PATIENCE):
+                async with time_limit(PROBE_TIMEOUT):
                     await AsyncClient(session).stop_waiting()
 
     async def _close(self) -> None:
