@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from functools import partial
 from math import inf
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from ..client.async_client import AsyncClient
 from ..client.connecting import connect_async, one_line
 from ..client.statement import read_quickly
 from ..exceptions import IsolationLevelError
+from .process import call_in_loop
 
 logger = logging.getLogger("rota")
 
@@ -196,13 +198,8 @@ class Retry:
 
     async def wait(self, error: BaseException, at_most: float = inf) -> None:
         """Log a failure like `fail`, and wait in a loop until it is time for the next try."""
-        loop, back = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(back.set)
-
-        with self._state.waking(wake):
+        back = asyncio.Event()
+        with self._state.waking(partial(call_in_loop, asyncio.get_running_loop(), back.set)):
             await wait_for(back, min(self.fail(error), at_most))
 
     def wait_in_thread(self, error: BaseException, at_most: float = inf) -> None:

@@ -288,7 +288,7 @@ class Ends:
                 try:
                     if is_async(function):
                         error = await loop.create_task(
-                            _call_in_loop(function, job, end), context=Context()
+                            _call_async(function, job, end), context=Context()
                         )
                     else:
                         error = await loop.run_in_executor(
@@ -319,9 +319,7 @@ class Ends:
         )  # fmt: skip
 
 
-async def _call_in_loop(
-    function: EndFunction, job: BaseJob, end: JobEnd
-) -> BaseException | None:
+async def _call_async(function: EndFunction, job: BaseJob, end: JobEnd) -> BaseException | None:
     """Await an async function; return what it raises, unless this task is cancelled."""
     try:
         await function(job, end)

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sized
-from contextlib import suppress
 from contextvars import Context
 from queue import SimpleQueue
 from typing import Any, cast
@@ -29,7 +28,7 @@ from .completer import Completer
 from .connection import Connection, wait_for
 from .events import Ends, Outcome, log_job, outcome_of, run_async, run_sync
 from .heartbeat import Heartbeat
-from .process import LAST_WORDS
+from .process import LAST_WORDS, call_in_loop
 
 logger = logging.getLogger("rota")
 
@@ -106,7 +105,7 @@ class Executor:
         """How many threads have a job."""
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._ended: deque[tuple[Job, Outcome]] = deque()
-        self._is_told = False
+        self._will_take_ends = False
 
     @property
     def is_idle(self) -> bool:
@@ -289,10 +288,9 @@ class Executor:
             following = self._follow(job)
             self.busy_threads -= following is None
         self._ended.append((job, outcome))
-        if not self._is_told:  # one call for all that end before the loop gets to it
-            self._is_told = True
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._take_ends)
+        if not self._will_take_ends:  # one call for all that end before the loop takes them
+            self._will_take_ends = True
+            call_in_loop(loop, self._take_ends)
         return following
 
     def _follow(self, ended: Job) -> Job | None:
@@ -309,7 +307,7 @@ class Executor:
         return None
 
     def _take_ends(self) -> None:
-        self._is_told = False  # first: an end that comes from now on is told again
+        self._will_take_ends = False  # first: an end that comes from now on needs another call
         while self._ended:
             self._end(*self._ended.popleft())
 

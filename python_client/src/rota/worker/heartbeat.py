@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -29,6 +28,7 @@ from .connection import (
     wait_for,
 )
 from .lending import Watch
+from .process import call_in_loop
 
 logger = logging.getLogger("rota")
 
@@ -178,8 +178,7 @@ class Heartbeat(threading.Thread):
 
     def _call_wake(self) -> None:
         if self._loop is not None:
-            with suppress(RuntimeError):  # the thread has ended
-                self._loop.call_soon_threadsafe(self._wake.set)
+            call_in_loop(self._loop, self._wake.set)
 
     async def _beat(self, jobs: list[BaseJob]) -> None:
         sent_at = time.monotonic()

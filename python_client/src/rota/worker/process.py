@@ -50,6 +50,12 @@ def is_in_loop() -> bool:
     return True
 
 
+def call_in_loop(loop: AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Have a function called by the thread of a loop, unless that is closed."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
+
+
 def run_in_loop(main: Coroutine[Any, Any, None]) -> bool:
     """Run *main* as `asyncio.run` does; return whether all that it began has ended, too.
 

@@ -15,7 +15,7 @@ import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
 from functools import partial
 from math import inf
@@ -39,6 +39,7 @@ from .maintenance import Presence
 from .notifier import Notifier
 from .process import (
     LAST_WORDS,
+    call_in_loop,
     is_in_loop,
     notify_service,
     peak_memory,
@@ -437,8 +438,7 @@ class Worker:
         if self._loop is None:
             function()  # nobody waits for it yet
         else:
-            with suppress(RuntimeError):  # it is closed
-                self._loop.call_soon_threadsafe(function)
+            call_in_loop(self._loop, function)
 
 
 def run_together(
