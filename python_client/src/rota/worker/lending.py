@@ -330,10 +330,11 @@ class Watch:
 
 def _reason(job: BaseJob) -> Exception | None:
     """Return what ends a job, also while its end is under way."""
-    if job.is_lost or job.seconds_left < 0:
+    if job.is_lease_gone or job.seconds_left < 0:
         return LeaseLostError(f"the lease of job {job.job_id} is lost")
     if job.is_overdue:
-        return TimeLimitExceeded(f"job {job.job_id} has taken longer than {job.time_limit}")
+        text = f"job {job.job_id} has exceeded its time limit of {job.time_limit}"
+        return TimeLimitExceeded(text)
     return None
 
 
