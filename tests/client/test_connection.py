@@ -235,7 +235,7 @@ async def _backend(client: AsyncClient) -> int:
 def test_a_connection_is_closed_when_the_last_who_uses_it_has_closed_it(
     dsn: str, db: psycopg.Connection[Any]
 ) -> None:
-    """worker lends it -- borrower calls -- worker leaves -- borrower has its answer."""
+    """worker shares it -- other calls -- worker leaves -- other has its answer."""
     query = "select state from pg_stat_activity where application_name = 'shared'"
 
     def states() -> list[str]:
@@ -244,7 +244,7 @@ def test_a_connection_is_closed_when_the_last_who_uses_it_has_closed_it(
     async def play() -> tuple[int, int]:
         connection = Connection(dsn, "shared", ConnectionState())
         first = await connection.call(_backend)
-        connection.lend()
+        connection.share()
         db.execute("select pg_advisory_lock(7)")
         call = asyncio.create_task(
             connection.call(lambda c: c.connection.execute("select pg_advisory_lock_shared(7)"))

@@ -381,7 +381,7 @@ class Mover(Lane):
 class Scout:
     """Says where jobs of one database are to be carried to, and has them carried.
 
-    *lent* are the connections of a worker of the same process, if there is one.
+    *shared* are the connections of a worker of the same process, if there is one.
     """
 
     def __init__(
@@ -391,18 +391,18 @@ class Scout:
         databases: Sequence[Database],
         poll_interval: float,
         tick_interval: float | None,
-        lent: tuple[Connection, Notifier] | None,
+        shared: tuple[Connection, Notifier] | None,
     ) -> None:
         self._worker, self._source = worker, source
         self._databases, self._poll_interval = databases, poll_interval
-        self._is_lent = lent is not None
-        if lent is None:
+        self._is_shared = shared is not None
+        if shared is None:
             connection = Connection(source.conninfo, "rota scout", source.state)
             listening = Connection(source.conninfo, "rota notifier", source.state)
             notifier = Notifier(listening, connection, [], list, poll_interval)
             notifier.on_maintenance = self._hurry_ticker
         else:
-            connection, notifier = lent
+            connection, notifier = shared
         self._connection, self._notifier = connection, notifier
         self._notifier.on_other = self._hear
         # The list changes when the others tell their numbers.
@@ -421,8 +421,8 @@ class Scout:
         self._patient_until = time.monotonic() + PATIENCE
         moves_at = -inf
         notifying: list[asyncio.Task[None]] = []
-        if self._is_lent:
-            self._connection.lend()
+        if self._is_shared:
+            self._connection.share()
         else:
             notifying.append(asyncio.create_task(self._notifier.run()))
         try:
@@ -483,7 +483,7 @@ class Scout:
             # Of a move that begins, and of another database's number, nothing notifies it; and
             # an idle worker's notifier alone asks now and then for what came while it changed.
             knows_all = len(self.carriers) == len(self._databases) - 1
-            is_told = not self._is_lent or notifier.place is Place.IDLE
+            is_told = not self._is_shared or notifier.place is Place.IDLE
             if knows_all and is_told and not self._has_moves:
                 pause *= QUIET_FACTOR
         until_tick = max(0.0, self._ticker.due_at - time.monotonic())
@@ -565,8 +565,8 @@ class Scout:
 class Forwarder:
     """Carries jobs between all of these databases.
 
-    It ticks as well, every *tick_interval* seconds, where no worker of the process does.  The
-    workers of the process, one for each database, have *lent* their connections.
+    It ticks as well, every *tick_interval* seconds, where no worker of the process does.
+    *shared* are connections of the workers of the process, one for each database.
     """
 
     def __init__(
@@ -575,7 +575,7 @@ class Forwarder:
         *,
         poll_interval: float = 1.0,
         tick_interval: float | None = None,
-        lent: Sequence[tuple[Connection, Notifier]] | None = None,
+        shared: Sequence[tuple[Connection, Notifier]] | None = None,
     ) -> None:
         worker = f"forward:{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
         databases = [Database(conninfo) for conninfo in conninfos]
@@ -586,7 +586,7 @@ class Forwarder:
                 databases,
                 poll_interval,
                 tick_interval,
-                lent[number] if lent else None,
+                shared[number] if shared else None,
             )
             for number, each in enumerate(databases)
         ]
@@ -611,7 +611,7 @@ class Forwarder:
 
     @asynccontextmanager
     async def run_beside(self, worker: Worker) -> AsyncIterator[None]:
-        """Carry within the block until *worker* stops, whose connections may be lent."""
+        """Carry within the block until *worker* stops, whose connections may be shared."""
         running = asyncio.create_task(self._run_beside(worker))
         try:
             yield

@@ -79,8 +79,8 @@ def work(arguments: argparse.Namespace) -> int:
             metrics.instrument(registry, workers)
     databases = _databases(arguments)
     if len(databases) > 1 and not (arguments.drain or arguments.once or arguments.no_forward):
-        lent = [worker.idle_connections for worker in workers[: len(databases)]]
-        forwarder = Forwarder(databases, poll_interval=arguments.poll_interval, lent=lent)
+        shared = [worker.idle_connections for worker in workers[: len(databases)]]
+        forwarder = Forwarder(databases, poll_interval=arguments.poll_interval, shared=shared)
         beside.append(forwarder.run_beside(workers[0]))
     # What was imported stays, and the collector need not go through it again and again.
     gc.collect()

@@ -297,7 +297,7 @@ class Connection:
         self._unanswered = 0
         self._asked_at = inf
         """When the call that is under way has begun."""
-        self._lent = 0
+        self._others = 0
         self._must_begin = False
 
     @property
@@ -377,14 +377,14 @@ class Connection:
             self._is_open = True
         return self._connection
 
-    def lend(self) -> None:
-        """Keep it open until it was closed once more, by the other who uses it."""
-        self._lent += 1
+    def share(self) -> None:
+        """Let another use it, too: it stays open until both have closed it."""
+        self._others += 1
 
     async def close(self) -> None:
         """Close the connection, if there is one and no other uses it."""
-        if self._lent:
-            self._lent -= 1
+        if self._others:
+            self._others -= 1
         else:
             await self._close()
 
