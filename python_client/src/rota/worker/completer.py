@@ -45,7 +45,7 @@ from .heartbeat import Heartbeat
 logger = logging.getLogger("rota")
 
 MAX_SIZE = 16_000_000
-"""So many characters of results and errors may wait to be reported."""
+"""Characters of results and errors that may wait to be reported."""
 LAST_REPORT = 2.0
 """Seconds that the last reports of a worker that leaves may take."""
 LEAVING_PAUSE = 0.01
@@ -53,8 +53,8 @@ LEAVING_PAUSE = 0.01
 RELEASE_PAUSE = 0.1
 """Seconds until a locked job is given back again, maybe by a worker that leaves."""
 MAX_SILENT = 10
-"""So often the row of a job may be locked before that is told: a handler may have left its own
-transaction open."""
+"""How often the row of a job may be locked before the log says so: a handler may have left its
+own transaction open."""
 UNTRANSLATABLE = "22P05"
 """A text has characters that the encoding of the database lacks."""
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
@@ -71,7 +71,7 @@ NOT_COMMITTED = Outcome(
     "wrote is lost, so the attempt fails",
     error_type="rota.NotCommitted",
 )
-"""What a handler comes to that returns without its transaction."""
+"""The outcome of a handler that returns and has not committed the transaction of its end."""
 
 
 @dataclass(eq=False, slots=True)
@@ -188,7 +188,7 @@ class Completer:
         self._add(report)
 
     async def close(self) -> None:
-        """Report what can be reported soon; the rest is left to the end of its lease."""
+        """Report what can be reported in a short time; the leases of other jobs will expire."""
         deadline = time.monotonic() + LAST_REPORT
         while self._reports and time.monotonic() < deadline:
             await asyncio.sleep(LEAVING_PAUSE)
@@ -203,7 +203,7 @@ class Completer:
         await self._connection.close()
 
     def give_back(self, jobs: Iterable[BaseJob]) -> None:
-        """Report that jobs are for others, which did not start here or do not end."""
+        """Release jobs that did not start here, or do not end, for other workers."""
         for job in jobs:
             report = _Report(job, 0.0, Outcome("released"), is_given_back=True)
             self._reports[job] = report
@@ -238,7 +238,7 @@ class Completer:
                 except PASSING as error:
                     self._pending = part + self._pending
                     if is_lost(error):
-                        self._on_rest()  # of a full server, it may hold the last places
+                        self._on_rest()  # closes idle ones: the server may be full
                     await self._retry.wait(error)
                     continue
                 except Exception:  # no lease may be kept for a job that nobody ends
@@ -291,7 +291,7 @@ class Completer:
             endings = join_endings([report.ending() for report in part])
             return await self._connection.call(lambda client: client.end_jobs(endings))
         except (psycopg.Error, RotaError, ValueError, RecursionError) as error:
-            # One ending may take longer than statement_timeout, each time and for all.
+            # One ending may exceed statement_timeout each time, and all that go with it.
             if isinstance(error, PASSING) and not isinstance(error, QueryCanceled):
                 raise
             if len(part) > 1:
@@ -313,7 +313,7 @@ class Completer:
         if row.answer == "refused" and self._try_otherwise(report, row):
             return False
         if row.answer == "lost" and job.is_in_doubt and report.outcome.kind != "succeeded":
-            # A success is told apart what ended the job: its own transaction, or another lease.
+            # Only a success is answered by what ended it: its transaction, or another lease.
             report.outcome = Outcome("succeeded")
             self._add(report)
             return False
@@ -358,7 +358,7 @@ class Completer:
             return True
         if report.retry is None:
             report.retry = Retry(None, self._connection.state)
-            # Nothing keeps its lease from now on, so another worker may try some time.
+            # Its lease is not extended any more, so another worker can try later.
             self._heartbeat.remove([job])
             text = "job %s: its end was refused, retrying until its lease expires: %s"
             logger.warning(text, job.job_id, row.message)
@@ -370,7 +370,7 @@ class Completer:
 
 
 def _ascii_of(text: str) -> str:
-    """Write the characters that another encoding may lack as Python does."""
+    """Escape the characters that another encoding may lack."""
     return text.encode("ascii", "backslashreplace").decode()
 
 

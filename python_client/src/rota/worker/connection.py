@@ -36,11 +36,11 @@ T = TypeVar("T")
 CALL_TIMEOUT = 30.0
 """Seconds that a call may take."""
 OVERDUE_AFTER = 5.0
-"""Seconds after which the answer to a call is overdue, and no readiness is claimed any more."""
+"""Seconds after which the answer to a call is overdue, and the worker is not ready."""
 SHORTEST_LIMIT = 1.0
 """Seconds that a call for a job may take, however short its lease is."""
 MAX_JOBS = 1000
-"""So many jobs go with one call."""
+"""Jobs that one call takes at most."""
 BUSY_PAUSE = 0.5
 """Seconds until a call is repeated for a job whose row another session has locked."""
 REASON_INTERVAL = 10.0
@@ -370,7 +370,7 @@ class Connection:
             row = await (await self._connection.execute(QUESTION)).fetchone()
             if is_own(self._connection, row):
                 self._connection.prepare_threshold = 2
-                # A limit for sessions that somebody forgot; this one waits for jobs.
+                # That limit is for forgotten sessions; this one waits for jobs.
                 await self._connection.execute(OWN + b"set idle_session_timeout = 0")
             # Claims and ticks are refused where the database's default is another level.
             self._must_begin = row is not None and row[1] != "read committed"

@@ -42,7 +42,7 @@ STOP_ERRORS = (JobCancelled, LeaseLostError, asyncio.CancelledError)
 MAX_TEXT = 100_000
 """Longer error texts are cut before they are sent; SQL cuts them again to what it keeps."""
 MAX_PENDING = 2000
-"""So many ends may wait for their functions before no more jobs are started."""
+"""Ends that may wait for their functions; with more, no job is started."""
 LONG = 60.0
 """Seconds after which a function that has not returned is named in the log."""
 _LEVELS = {"failed": logging.WARNING, "lost": logging.WARNING, "dead": logging.ERROR}
@@ -100,7 +100,7 @@ def _refusal(job: BaseJob) -> Outcome | None:
 def _returned(job: BaseJob, result: object) -> Outcome:
     """Return what a returned value means; one that shows that nothing has run is an error."""
     if result is None:
-        return SUCCEEDED  # without the half microsecond that all the questions take
+        return SUCCEEDED  # the usual case, without half a microsecond of questions
     if isinstance(result, BaseException):
         return outcome_of(job, result)
     if inspect.isawaitable(result):
@@ -116,11 +116,11 @@ def _returned(job: BaseJob, result: object) -> Outcome:
 
 
 def failure(error: BaseException, *, fatal: bool = False) -> Outcome:
-    """Describe an exception; never raise, though it may be built so that asking it does."""
+    """Describe an exception; never raise, even if its own methods do."""
     try:
         name = _name(type(error))
         is_asked_for = isinstance(error, RetryIn | JobCancelled)
-        if isinstance(error, RetryIn):  # maybe of a middleware, in place of what was given up
+        if isinstance(error, RetryIn):  # by a middleware, instead of what was given up
             fatal = False
         return Outcome(
             "failed",
@@ -183,7 +183,7 @@ def _stack(error: BaseException) -> str:
 
 
 def _guard(handle: Callable[[logging.LogRecord], None]) -> Callable[[logging.LogRecord], None]:
-    """Let what a handler of the log raises end no worker, and tell it as `logging` does."""
+    """Let no error of a log handler end a worker, but print it as `logging` does."""
 
     def guarded(record: logging.LogRecord) -> None:
         try:

@@ -33,14 +33,14 @@ from .process import LAST_WORDS, call_in_loop
 logger = logging.getLogger("rota")
 
 CUT_PAUSE = 0.05
-"""Seconds that a handler has to end by itself when what it uses of the database is cut off."""
+"""Seconds that a handler has to end by itself after its connections were shut down."""
 MAX_BATCH = 1000
 MAX_ENDED = 100
-"""So many plain handlers may end unheard before their threads wait for the loop."""
+"""Ends of plain handlers that the loop has not taken, before their threads wait for it."""
 AHEAD = 0.05
-"""Seconds for which there shall be work at hand, beside what starts during four claims."""
+"""Seconds of work that is claimed in advance, beside what starts during four claims."""
 LONGEST_CLAIM = 0.05
-"""Seconds that a claim is taken to last at most."""
+"""Seconds that a claim is assumed to take at most."""
 WINDOW = 0.05
 """Seconds after which the rate is looked at again."""
 PAUSE = 0.005
@@ -77,7 +77,7 @@ class Executor:
         self._registry = registry
         self.ends = Ends(registry.end_functions)
         self.hung = 0
-        """How many handlers go on though their jobs are lost by their time limits."""
+        """How many handlers continue after their time limits and their leases."""
         self._completer = Completer(
             connection,
             heartbeat,
@@ -188,7 +188,7 @@ class Executor:
         await wait_for(self.at_rest, LAST_WORDS)
         left = dict(self._running)
         self._running.clear()  # how they end is of no interest any more
-        # What they have not committed is for those who run them next.
+        # What they have not committed is rolled back: the jobs run again elsewhere.
         self.heartbeat.watch.cut(left)
         for task in left.values():
             if task is not None:
@@ -204,7 +204,7 @@ class Executor:
         return bool(self._held)
 
     def _go_on(self) -> None:
-        """Look once at what the jobs that end in this turn of the loop have left free."""
+        """Look once for all jobs that end in this turn of the loop whether others can start."""
         if not self._will_look:
             self._will_look = True
             asyncio.get_running_loop().call_soon(self._look)
@@ -255,7 +255,7 @@ class Executor:
         self._end(job, outcome)
 
     def _hand_over(self, job: Job) -> None:
-        """Let a thread run a job, and those that follow it."""
+        """Let a thread run a job, and then the next ones."""
         if self.busy_threads == self._threads:
             target, loop = self._work, asyncio.get_running_loop()
             try:
@@ -376,7 +376,7 @@ class Places:
         return turn - now
 
     def tell(self) -> None:
-        """Let those look for whom there was no room, once in a turn of the loop."""
+        """Tell the databases that had no room to look again, once in a turn of the loop."""
         if len(self.shares) > 1 and not self._will_tell:
             self._will_tell = True
             asyncio.get_running_loop().call_soon(self._look)

@@ -44,7 +44,7 @@ QUIET = 0.03
 HUNGRY_FOR = 0.25
 """Seconds for which a claim under way keeps places free for the jobs that it may find."""
 FULL_CLAIM = 200
-"""So many jobs may be all that a claim gives, though more are due and wanted."""
+"""Jobs that one claim may return at most, though more are due and wanted."""
 LOOK_AGAIN = 0.1
 """Seconds after the last notification until it asks when to claim."""
 SHORTEST_WAIT = (0.01, 1.0)

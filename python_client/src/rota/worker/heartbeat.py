@@ -34,7 +34,7 @@ logger = logging.getLogger("rota")
 
 BEATS_PER_LEASE = 3
 BEGIN_AGAIN = 0.1
-"""Seconds until the thread begins again after an error that it cannot explain."""
+"""Seconds until the thread begins again after an unexpected error."""
 LOOK_AGAIN = 1.0
 """Seconds between two looks at a job whose time is over and that is still in hand."""
 
@@ -68,7 +68,7 @@ class Heartbeat(threading.Thread):
 
     @property
     def failures(self) -> int:
-        """How often in a row they failed: the leases of more jobs might not be kept either."""
+        """How many heartbeats in a row have failed: leases of more jobs might expire, too."""
         return self._retry.failures
 
     def add(self, jobs: Iterable[BaseJob]) -> None:
@@ -104,7 +104,7 @@ class Heartbeat(threading.Thread):
             try:
                 with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                     runner.run(self._run())
-            except Exception:  # such as a want of memory: no lease may end by it
+            except Exception:  # such as MemoryError: no lease may expire because of it
                 logger.exception("heartbeats failed, beginning again")
                 time.sleep(BEGIN_AGAIN)
 
@@ -114,7 +114,7 @@ class Heartbeat(threading.Thread):
         try:
             while not self._is_stopping:
                 self._wake.clear()
-                self._wakes_at = inf  # what is to be heeded from here on is looked at again
+                self._wakes_at = inf  # an earlier time that comes from here on wakes it again
                 with self._lock:
                     due = dict(self._due)
                 wakes_at = min([self.watch.look(), *map(self._look, due)])
@@ -147,7 +147,7 @@ class Heartbeat(threading.Thread):
                     await self._beat(part)
                 else:
                     await self._connection.call(AsyncClient.version, CALL_TIMEOUT)
-            except Exception as error:  # whatever it is, the other leases shall not run out
+            except Exception as error:  # whatever it is, the other leases must be extended
                 failure = failure or error
         self._beaten_at = time.monotonic()
         if failure is None:
@@ -203,7 +203,7 @@ class Heartbeat(threading.Thread):
                     continue  # it has ended meanwhile
                 if self._due[job] == was_due:  # else it was asked for meanwhile
                     self._due[job] = sent_at + pause
-            # The next look tells of what is stored here.
+            # The next look acts on what is stored here.
             if beat.is_lost:
                 if not job.may_be_finished:  # else it is gone because it has just been finished
                     job.is_lease_gone = True

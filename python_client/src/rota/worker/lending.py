@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from ..job import BaseJob
 
 CALLS = 10
-"""So many calls of handlers, such as of effects and of progress, are under way at a time."""
+"""Calls of handlers, such as for effects and progress, that may be under way at a time."""
 MAX_IDLE_TIME = 60.0
 """Seconds after which an idle connection is not lent out any more."""
 PREPARE_AFTER = 5
-"""So often a statement is sent before it is prepared, where the session is ours alone."""
+"""How often a statement is sent before it is prepared, where the session is ours alone."""
 PREPARED_MAX = 100
-"""So many statements are kept prepared, as by default."""
+"""How many statements are kept prepared: the default of psycopg."""
 
 # As discard all, but for the plans of our functions, which would cost more than the rest.
 _RESET = (
@@ -63,9 +63,8 @@ _RESET = (
     b" discard sequences; "
 )
 _RESET_SHARED = _RESET + b"deallocate all; select pg_catalog.pg_advisory_unlock_all()"
-# Where psycopg prepares statements they stay, and one that a handler has prepared by itself is
-# told of: only the end of the session is sure to take it away.  To ask costs the half if that
-# is prepared, too.
+# Statements that psycopg has prepared stay.  If a handler has prepared one by itself, the
+# session is closed: nothing else is sure to remove it.  Asking costs half if it is prepared.
 _PREPARE_RESET = b"""
     prepare rota_reset as
     select pg_catalog.pg_advisory_unlock_all(), exists (
@@ -165,7 +164,7 @@ class Lent(Generic[C]):
             pgconn.notice_handler, pgconn.notify_handler = handlers
             self.expect()
             if pgconn.transaction_status == TransactionStatus.ACTIVE:
-                # What has it open also has the lock, for which a rollback would wait.
+                # What is still open holds the lock, and a rollback would wait for it.
                 if isinstance(ours, AsyncConnection):
                     ours.lock = asyncio.Lock()
                 else:
@@ -248,7 +247,7 @@ class Lent(Generic[C]):
         if self.error is None:
             self.error = error
             if isinstance(error, LeaseLostError):
-                self.job.is_lease_gone = True  # a later heartbeat gives it back to no one
+                self.job.is_lease_gone = True  # no later heartbeat brings it back
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -286,7 +285,7 @@ def limit_of(job: BaseJob, seconds: float | None = None) -> float:
 
 
 class Watch:
-    """What jobs have been lent; *heed* is told when to `look` whose time is over."""
+    """Watches what jobs have been lent; *heed* is told when to `look` whose time is over."""
 
     def __init__(self) -> None:
         self.heed: Callable[[float], None] = lambda moment: None

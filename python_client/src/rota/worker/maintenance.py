@@ -77,7 +77,7 @@ class Ticker:
         return report
 
     def hurry(self) -> None:
-        """Tick at once, but in a row of such wishes only every tenth of a second."""
+        """Tick at once, but no more than ten times a second."""
         if self._due_at < inf:
             self._due_at = min(self._due_at, self._ticked_at + HURRY_INTERVAL)
 

@@ -60,7 +60,7 @@ TIMER_ERROR = 0.001
 EARLIEST = 0.9
 """Of an interval, the part before which it is not asked again whether anything is due."""
 MAX_QUEUES = 100
-"""Of more queues wait_for_jobs() notifies nobody."""
+"""wait_for_jobs() waits for so many queues, the first of those that are given."""
 FORWARD = "rota.forward"
 """The type of the jobs that travel."""
 MAINTENANCE = "rota_maintenance_"

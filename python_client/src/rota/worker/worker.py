@@ -139,7 +139,7 @@ class Worker:
         self._together: Sequence[Worker] = [self]
         """The workers of its process, which leaves only when all of them do."""
         self._is_told = asyncio.Event()
-        """Somebody wants it to stop; one that retires has its grace period from here on."""
+        """Set by `stop`: a worker that retires has its grace period from then on."""
         # One of several is named in the log.
         self._state = state = ConnectionState(name_of(conninfo) if self._is_patient else "")
         self._connection = Connection(conninfo, "rota fetcher", state)
@@ -305,7 +305,7 @@ class Worker:
                 if not retry.failures:
                     text = "%s cannot be used, trying again: %s"
                     logger.warning(text, self._state.database, one_line(error))
-                # Who waits for all to be ready waits for those only that are there.
+                # Readiness of all does not wait for a database that is away.
                 self._ready.set()
                 await retry.wait(error)
 
@@ -502,7 +502,7 @@ async def _tell_ready(workers: Sequence[Worker], tasks: Sequence[asyncio.Task[No
 
 
 async def _try(action: Awaitable[None], otherwise: str = "the database is away") -> None:
-    """Do what may take long, but not for long: leaving matters more."""
+    """Do one step of leaving, but wait no longer for it than `LEAVE_TIMEOUT`."""
     try:
         await asyncio.wait_for(action, timeout=LEAVE_TIMEOUT)
     except (TimeoutError, psycopg.Error, RotaError) as error:
