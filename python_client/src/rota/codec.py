@@ -169,7 +169,7 @@ class Codec:
 def misread(kind: Any, sent: Any, arrived: Any) -> tuple[Any, Any] | None:
     """Return what of a value arrives as another member of its union, and as what."""
     with suppress(Exception):  # arrays say neither yes nor no
-        if sent == arrived:
+        if sent is arrived or sent == arrived:
             return None
     kind = _bare(kind)
     if get_origin(kind) in (Union, UnionType):
