@@ -167,6 +167,8 @@ class BaseJob:
         """When the lease was last given, on the monotonic clock."""
         self.began_at = claimed_at
         """When its handler started, once it has."""
+        self.over_since = inf
+        """When its lease or its time was found to be over while its handler ran."""
         self._transaction = threading.Lock()
         self._context = context
 

@@ -17,9 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sized
 from contextvars import Context
+from math import inf
 from queue import SimpleQueue
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 from ..job import AsyncJob, BaseJob, Job, JobContext
 from ..registry import Registry
@@ -97,7 +97,6 @@ class Executor:
         self.at_rest = asyncio.Event()
         """All running jobs have ended."""
         self.at_rest.set()
-        self._cut: WeakKeyDictionary[BaseJob, float] = WeakKeyDictionary()
         self._will_look = False
         self._lock = threading.Lock()
         self._threads = 0
@@ -161,13 +160,13 @@ class Executor:
         if job not in self._running:
             return
         now = time.monotonic()
-        if job in self._cut:
-            if job.is_lost and job.is_overdue and now - self._cut[job] >= LAST_WORDS:
+        if job.over_since < inf:
+            if job.is_lost and job.is_overdue and now - job.over_since >= LAST_WORDS:
                 self._give_up_hung(job)
             return
         task = self._running[job]
         if job.is_lost or job.is_overdue:
-            self._cut[job] = now
+            job.over_since = now
             if task is not None:
                 if job.is_lost:
                     job.is_lease_gone = True  # a heartbeat that comes through is too late
