@@ -192,6 +192,9 @@ def test_numbers_lead_to_as_many_jobs(
             listed = told(http, unescape(address))
             assert listed.count('<th scope="row">') == 1
             assert ">dead <b>1</b></a>" in listed
+        both = told(http, "/jobs?queue=numbers&status=dead")
+        assert both.count('<th scope="row">') == 2
+        assert 'aria-current="true">dead</a>' in both
         (off,) = re.findall(r'href="([^"]*)" aria-current="true">dead', listed)
         assert off == "/jobs?queue=numbers"
 

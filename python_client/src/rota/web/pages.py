@@ -241,11 +241,14 @@ async def _are_few(site: Site, values: dict[str, Any]) -> bool:
 
 async def _counts(site: Site, wanted: Filter) -> dict[str, int]:
     """Return how many jobs there are of each status that is counted anyway."""
-    are_discarded = wanted.get("discarded") not in ("", "no")
-    if are_discarded or set(wanted.values) - {"queue", "status", "discarded"}:
+    discarded = wanted.get("discarded")
+    if discarded not in ("", "no") or set(wanted.values) - {"queue", "status", "discarded"}:
         return {}
     found = await site.ask(queries.COUNTS, {"queue": wanted.get("queue") or None})
-    return {row["status"]: row["jobs"] for row in found.rows}
+    counts = {row["status"]: row["jobs"] for row in found.rows}
+    if not discarded and "dead" in wanted.values.get("status", ()):
+        counts.pop("dead", None)  # it leaves out the discarded ones, which are listed
+    return counts
 
 
 def _sides(values: dict[str, Any]) -> list[str]:
