@@ -454,7 +454,9 @@ declare
         where k.name in ('queue', 'priority', 'run_at', 'max_attempts')), 'status');
     c_statuses constant text[] := rota._act_statuses(act, arguments);
     c_counted_until constant timestamptz := rota._counted_until();
-    v_is_open boolean;
+    -- Before it is asked who waits: what is over by now is seen then.
+    c_is_open constant boolean := act = 'purge'
+        and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}';
 begin
     if filter is null then
         v_holders := array(
@@ -476,9 +478,6 @@ begin
                 || jsonb_build_object('ids', v_ids), act, 0, cardinality(v_ids)) as m
         );
     end if;
-    -- Before it is asked who waits: what is over by now is seen then.
-    v_is_open := act = 'purge'
-        and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}';
     with known as (
         select l.*, min(l.id) over (partition by l.key, l.key_scope) as first_of_key
         from (
@@ -522,7 +521,7 @@ begin
                 when act = 'purge'
                   and current_setting('transaction_isolation') <> 'read committed'
                     then 'other jobs may wait for it: purge it in read committed'
-                when v_is_open
+                when c_is_open
                   and (k.status <> 'succeeded' or k.ended_at >= c_counted_until)
                     then 'an open transaction may let jobs wait for it: try again'
             end as reason

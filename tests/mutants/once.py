@@ -2466,7 +2466,7 @@ any(array['access producer', enqueue.queue])
         "sql/operations/test_acts.py",
         sql(
             "operations/acts",
-            "when v_is_open and",
+            "when c_is_open and",
             "when false and",
         ),
     ),
@@ -2476,7 +2476,7 @@ any(array['access producer', enqueue.queue])
         "races/test_waiting.py",
         sql(
             "operations/acts",
-            "when v_is_open and",
+            "when c_is_open and",
             "when act = 'purge'"
             " and rota._open_writers(array['rota.dependencies'::regclass]) <> '{}' and",
         ),
