@@ -211,24 +211,24 @@ def test_a_heartbeat_that_hangs_keeps_no_shorter_lease_from_its_own() -> None:
     heartbeat.join(30)
 
 
-def test_a_moment_to_heed_that_comes_during_a_look_is_not_lost() -> None:
+def test_a_time_to_look_by_that_comes_during_a_look_is_not_lost() -> None:
     looks: list[float] = []
-    is_heeded = threading.Event()
+    has_looked = threading.Event()
 
-    class Heeding(Watch):
+    class Looking(Watch):
         def look(self) -> float:
             looks.append(time.monotonic())
             if len(looks) == 1:
-                self.heed(looks[0] + 0.1)
+                self.look_by(looks[0] + 0.1)
             elif looks[-1] >= looks[0] + 0.1:
-                is_heeded.set()
+                has_looked.set()
             return looks[0] + 0.1 if len(looks) == 2 else looks[-1] + 60
 
     connection: Any = _Connection(list)
-    heartbeat = Heartbeat(connection, lambda job: None, Heeding())
+    heartbeat = Heartbeat(connection, lambda job: None, Looking())
     heartbeat.start()
 
-    assert is_heeded.wait(30)
+    assert has_looked.wait(30)
     heartbeat.stop()
     heartbeat.join(30)
 

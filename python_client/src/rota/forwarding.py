@@ -404,7 +404,7 @@ class Scout:
         else:
             connection, notifier = shared
         self._connection, self._notifier = connection, notifier
-        self._notifier.on_other = self._hear
+        self._notifier.on_other = self._on_other
         # The list changes when the others tell their numbers.
         self._queues: list[str] = []
         self._wake = asyncio.Event()
@@ -479,7 +479,7 @@ class Scout:
         pause, notifier = self._poll_interval, self._notifier
         if notifier.place is Place.ACTIVE:
             pause = min(pause, ACTIVE_INTERVAL)
-        elif notifier.others_heard.issuperset(self._queues):
+        elif notifier.notified_others.issuperset(self._queues):
             # Of a move that begins, and of another database's number, nothing notifies it; and
             # an idle worker's notifier alone asks now and then for what came while it changed.
             knows_all = len(self.carriers) == len(self._databases) - 1
@@ -550,7 +550,7 @@ class Scout:
             each.problem = problem
             each.ask_at = min(each.ask_at, time.monotonic() + ASK_INTERVAL)
 
-    def _hear(self, has_come: bool) -> None:
+    def _on_other(self, has_come: bool) -> None:
         """Let those carry at once who have their connections, and look who else has to."""
         for carrier in self.carriers.values() if has_come else ():
             if carrier.is_open and not carrier.is_held:

@@ -267,7 +267,7 @@ class Ends:
                 self._telling = asyncio.create_task(self._tell(), context=Context())
 
     async def close(self) -> None:
-        """Wait until the functions know of all; if that is given up, they hear of no more."""
+        """Wait until the functions know of all; if that is cancelled, they get no more."""
         try:
             if self._telling is not None:
                 # A function may swallow a cancellation, and the wait would go on.

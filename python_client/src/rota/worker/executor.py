@@ -108,7 +108,7 @@ class Executor:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no job in hand."""
+        """Whether it holds no job."""
         return not (self._held or self._running) and self._completer.is_idle
 
     @property
@@ -125,14 +125,14 @@ class Executor:
     def wanted(self) -> int:
         """How many more jobs to claim: none while they would run again elsewhere.
 
-        That is while the database hears neither of heartbeats nor of ends.
+        That is while neither heartbeats nor ends reach the database.
         """
         if self.is_behind or self.heartbeat.failures:
             return 0
         return self._prefetch.wanted(self._places, len(self._held))
 
     def accept(self, claims: Iterable[ClaimedJob], claimed_at: float) -> None:
-        """Take claimed jobs in hand."""
+        """Hold these claimed jobs, and start those for which there is a place."""
         self._prefetch.claim_time = time.monotonic() - claimed_at
         jobs: list[BaseJob] = []
         for claim in claims:

@@ -138,9 +138,9 @@ class Fetcher:
         presence = self._presence
         presence.interval = IDLE_REPORT_INTERVAL if executor.is_idle else REPORT_INTERVAL
         if time.monotonic() >= self._tick_at:
-            # A tick takes jobs for stale whose ends the database has not heard of yet.
+            # For a tick a job is stale whose end has not reached the database.
             if executor.is_behind:
-                self._ticker.put_off()
+                self._ticker.defer()
             else:
                 self._must_tick = False
                 await self._ticker.tick()

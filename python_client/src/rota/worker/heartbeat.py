@@ -36,15 +36,15 @@ BEATS_PER_LEASE = 3
 BEGIN_AGAIN = 0.1
 """Seconds until the thread begins again after an unexpected error."""
 LOOK_AGAIN = 1.0
-"""Seconds between two looks at a job whose time is over and that is still in hand."""
+"""Seconds between two looks at a job whose time is over and that the worker still holds."""
 
 
 class Heartbeat(threading.Thread):
     """Heartbeat every third of a lease; tell *on_change* which jobs are not wanted any more.
 
-    That is told again and again while such a job is in hand.  What it uses of the database when
-    its lease or time is over is cut off by the *watch*.  After failures it goes on to try also
-    without a job, and calls `on_recovery` when it comes through.
+    That is told again and again while the worker holds such a job.  The *watch* cuts off what
+    it uses of the database when its lease or time is over.  After failures heartbeats go on
+    also without a job, and `on_recovery` is called when one comes through.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Heartbeat(threading.Thread):
         self._on_change = on_change
         self.on_recovery: Callable[[], None] = lambda: None
         self.watch = watch
-        watch.heed = self._heed
+        watch.look_by = self._look_by
         self._retry = Retry("heartbeat", connection.state)
         self._lock = threading.Lock()
         self._due: dict[BaseJob, float] = {}
@@ -77,15 +77,15 @@ class Heartbeat(threading.Thread):
             for job in jobs:
                 due = self._due[job] = job.confirmed_at + _interval(job)
                 # Without a time limit nothing is over before a heartbeat is due.
-                self._heed(due if job.time_limit is None else min(due, job.over_at))
+                self._look_by(due if job.time_limit is None else min(due, job.over_at))
 
     def ask(self, job_ids: frozenset[int]) -> None:
-        """Beat at once for those that are in hand: somebody may not want them any more."""
+        """Send the heartbeats of these jobs at once: they may not be wanted any more."""
         with self._lock:
             for job in self._due:
                 if job.job_id in job_ids:
                     self._due[job] = time.monotonic()
-                    self._heed(self._due[job])
+                    self._look_by(self._due[job])
 
     def remove(self, jobs: Iterable[BaseJob]) -> None:
         """Let go of jobs."""
@@ -166,7 +166,7 @@ class Heartbeat(threading.Thread):
         over_at, now = job.over_at, time.monotonic()
         return over_at if over_at > now else now + LOOK_AGAIN
 
-    def _heed(self, moment: float) -> None:
+    def _look_by(self, moment: float) -> None:
         """Look again at that time at the latest."""
         if moment < self._wakes_at:
             self._wakes_at = moment

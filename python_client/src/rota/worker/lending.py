@@ -181,7 +181,7 @@ class Lent(Generic[C]):
         if self._watch is not None:
             self.limit = limit_of(self.job, seconds)
             self.until = time.monotonic() + self.limit
-            self._watch.heed(self.until)
+            self._watch.look_by(self.until)
 
     def prepare(self) -> Generator[Wait, Ready | int, bool]:
         """Ask a new session whether it is ours alone, and an old one whether it is reset.
@@ -285,10 +285,10 @@ def limit_of(job: BaseJob, seconds: float | None = None) -> float:
 
 
 class Watch:
-    """Watches what jobs have been lent; *heed* is told when to `look` whose time is over."""
+    """Watches what jobs have been lent; *look_by* is told when to `look` whose time is over."""
 
     def __init__(self) -> None:
-        self.heed: Callable[[float], None] = lambda moment: None
+        self.look_by: Callable[[float], None] = lambda moment: None
         self._lock = threading.Lock()
         self._lent: set[Lent[Any]] = set()
 

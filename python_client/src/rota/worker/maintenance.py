@@ -81,8 +81,8 @@ class Ticker:
         if self._due_at < inf:
             self._due_at = min(self._due_at, self._ticked_at + HURRY_INTERVAL)
 
-    def put_off(self) -> None:
-        """Do not tick now, but a tenth of a second later."""
+    def defer(self) -> None:
+        """Tick no sooner than in a tenth of a second."""
         self._due_at = time.monotonic() + HURRY_INTERVAL
 
 

@@ -13,9 +13,10 @@ it is active: then the forwarder looks by itself.  It calls *on_other* with true
 have come, and with false when the forwarder has to look, because some may be there or the
 notifier does not wait for them any more.
 
-From when it has first been idle it also hears of running jobs that an operator cancels or takes
-away, and calls *on_running* with their ids.  It listens for that only where it listens anyway:
-PostgreSQL wakes each session that listens to anything at each notification, for 30 us of CPU.
+From when it has first been idle it is also notified of running jobs that an operator cancels
+or takes away, and calls *on_running* with their ids.  It listens to that only where it listens
+anyway: PostgreSQL wakes each session that listens to anything at each notification, for 30 us
+of CPU.
 
 Behind a pooler in transaction mode no notification would arrive and the locks would stay with
 a connection of others.  So first of all it sends itself a message by way of another
@@ -105,8 +106,8 @@ class Notifier:
         self._claimed = True
         self._look_at = inf
         self._others: list[str] = []
-        self.others_heard: frozenset[str] = frozenset()
-        """The queues of jobs that travel of which it hears now."""
+        self.notified_others: frozenset[str] = frozenset()
+        """The queues of jobs for other databases of which it is notified now."""
         self.on_other: Callable[[bool], None] = lambda has_come: None
         self.on_notify: Callable[[], None] = lambda: None
         self.on_maintenance: Callable[[], None] = lambda: None
@@ -218,7 +219,7 @@ class Notifier:
         elif place is Place.ACTIVE:
             others = []  # what an active one claims by itself is of its own queues
         if not (own or others):
-            self._hear_of(frozenset())
+            self._set_notified(frozenset())
             return
         waiting = await client.wait_for_jobs(
             [*own, *others],
@@ -242,7 +243,7 @@ class Notifier:
         if changes:
             await session.execute(sql.SQL("; ").join(changes))
         seconds = waiting.look_again_in.total_seconds()
-        self._hear_of(frozenset([*own, *others][:MAX_QUEUES]) & frozenset(others))
+        self._set_notified(frozenset([*own, *others][:MAX_QUEUES]) & frozenset(others))
         if others and seconds <= 0.0:
             self.on_other(False)
         if place is Place.AWAY:
@@ -259,10 +260,10 @@ class Notifier:
                 self._look_at = time.monotonic() + max(seconds, EARLIEST * self._poll_interval)
             self.on_answer(seconds)
 
-    def _hear_of(self, others: frozenset[str]) -> None:
-        hears_less = not others.issuperset(self.others_heard.intersection(self._others))
-        self.others_heard = others
-        if hears_less:
+    def _set_notified(self, others: frozenset[str]) -> None:
+        is_less = not others.issuperset(self.notified_others.intersection(self._others))
+        self.notified_others = others
+        if is_less:
             self.on_other(False)
 
     def _receive(self, notify: Notify) -> None:
@@ -276,12 +277,12 @@ class Notifier:
             self.on_maintenance()
         else:
             self.on_notify()
-            if self._others:  # it may come before the answer that says that it is heard of
+            if self._others:  # it may come before the answer to wait_for_jobs()
                 self.on_other(True)
 
     async def _stop_waiting(self, session: AsyncConnection[Any]) -> None:
-        """Let another be notified: what this one heard of may not be claimed any more."""
-        if self.place is not Place.AWAY or self.others_heard:
+        """Let another be notified: jobs of which this one was notified may not be claimed."""
+        if self.place is not Place.AWAY or self.notified_others:
             with suppress(psycopg.Error):
                 async with time_limit(PROBE_TIMEOUT):
                     await AsyncClient(session).stop_waiting()
@@ -290,7 +291,7 @@ class Notifier:
         self.is_on = False
         self._look_at = inf
         self.place = Place.AWAY
-        self._hear_of(frozenset())
+        self._set_notified(frozenset())
         await self._connection.close()
 
     def _log_on(self) -> None:

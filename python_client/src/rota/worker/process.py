@@ -1,4 +1,4 @@
-"""The process of a worker: its event loop, its signals, its memory, and what systemd hears."""
+"""The process of a worker: its event loop, its signals, its memory, and messages to systemd."""
 
 from __future__ import annotations
 
