@@ -768,10 +768,10 @@ def test_what_comes_while_a_claim_is_under_way_brings_another_claim(event: str) 
         "answer": lambda: listener.on_answer(0.0),
         "change": lambda: listener.on_change(),
     }[event]()
-    poller.end(0, is_full=False)
+    poller.record(0, is_full=False)
 
     assert poller.is_due()
-    poller.end(0, is_full=False)
+    poller.record(0, is_full=False)
     assert not poller.is_due()
 
 
@@ -789,7 +789,7 @@ def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPat
     waits = []
     for seconds in (5.0, 0.001, 0.001, 0.001):
         assert poller.is_due()
-        poller.end(0, is_full=False)
+        poller.record(0, is_full=False)
         listener.on_answer(seconds)
         waits.append(round(poller.claim_at - now, 3))
         now = poller.claim_at
@@ -817,7 +817,7 @@ def test_a_worker_looks_by_itself_only_while_jobs_come_often(
             if jobs:
                 listener.on_notify()
             assert poller.is_due() or listener.place is not Place.IDLE or not jobs
-            poller.end(min(jobs, 1), is_full=False)
+            poller.record(min(jobs, 1), is_full=False)
         places.append(listener.place.value)
 
     assert places == ["idle", "active", "idle", "active", "idle"]

@@ -389,7 +389,7 @@ WORKER = (
         "client/test_woken_workers.py",
         client(
             "worker/fetcher",
-            "        if seconds <= 0.0:\n            self.come()\n        elif",
+            "        if seconds <= 0.0:\n            self.hurry()\n        elif",
             "        if",
         ),
     ),

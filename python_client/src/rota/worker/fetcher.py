@@ -76,7 +76,7 @@ class Fetcher:
         self._wake = asyncio.Event()
         self.wake = self._wake.set
         self._poller = Poller(notifier, poll_interval, self.wake)
-        self.hurry = self._poller.come
+        self.hurry = self._poller.hurry
         notifier.on_maintenance = self._hurry_tick
         self._retry = Retry("claim", connection.state)
         self._retry_of_reports = Retry("reporting the worker", connection.state)
@@ -168,7 +168,7 @@ class Fetcher:
         self._retry.succeed()
         self._has_found = bool(claims)
         executor.accept(claims, sent_at)
-        self._poller.end(len(claims), is_full=len(claims) >= min(wanted, FULL_CLAIM))
+        self._poller.record(len(claims), is_full=len(claims) >= min(wanted, FULL_CLAIM))
         return True
 
 
@@ -188,7 +188,7 @@ class Poller:
         self._wake = wake
         notifier.on_notify = self._notify
         notifier.on_answer = self._expect
-        notifier.on_change = self.come
+        notifier.on_change = self.hurry
         self._is_notified = self._was_notified = False
         self._is_expected = self._was_expected = False
         self._looked_at, self._shortest_wait = -inf, SHORTEST_WAIT[0]
@@ -224,7 +224,7 @@ class Poller:
             self.claim_at = 0.0  # as soon as there is a free place
             self._notifier.go(Place.AWAY)
 
-    def end(self, found: int, *, is_full: bool) -> None:
+    def record(self, found: int, *, is_full: bool) -> None:
         """Record what the claim has found; *is_full* is whether there may be more."""
         now = time.monotonic()
         self._count(found, now)
@@ -280,12 +280,12 @@ class Poller:
         if self.is_waiting:
             self._is_notified = True
             self._shortest_wait = SHORTEST_WAIT[0]
-            self.come()
+            self.hurry()
 
     def _expect(self, seconds: float) -> None:
         now = time.monotonic()
         if seconds <= 0.0:
-            self.come()
+            self.hurry()
         elif self._notifier.place is Place.ACTIVE:
             self.claim_at = min(self.claim_at, now + seconds)
         elif 0.0 < self.claim_at < inf:
@@ -296,7 +296,7 @@ class Poller:
                 self.claim_at = now + seconds + self._poll_interval
         self._wake()
 
-    def come(self) -> None:
+    def hurry(self) -> None:
         """Claim as soon as there is a free place."""
         self.claim_at = 0.0
         self._wake()
