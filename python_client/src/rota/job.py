@@ -430,12 +430,10 @@ class Job(BaseJob):
         """
         names = self._names(scope, key)
         choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
-        calls = self._context.calls
+        call = self._context.calls.call
         error: BaseException | None = None
-        earlier: EffectResult | None = None
-        is_due = calls.call(self, lambda client: client.record_effect(**names, **choice))
-        if not is_due:
-            earlier = calls.call(self, lambda client: client.effect_result(scope, key))
+        is_due = call(self, lambda client: client.record_effect(**names, **choice))
+        earlier = None if is_due else call(self, lambda c: c.effect_result(scope, key))
         effect, retry = self._begin_effect(names, is_due, earlier)
         try:
             yield effect
@@ -446,7 +444,7 @@ class Job(BaseJob):
             settle = self._settlement(effect, error, withdraw_on)
             while settle is not None:
                 try:
-                    calls.call(self, settle)
+                    call(self, settle)
                     break
                 except PASSING as passing:
                     retry.wait_in_thread(passing, self._longest_pause(passing))
@@ -506,12 +504,10 @@ class AsyncJob(BaseJob):
         """Cause an effect outside of the database once, like `Job.effect`."""
         names = self._names(scope, key)
         choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
-        calls = self._context.calls
+        call = self._context.calls.call_async
         error: BaseException | None = None
-        earlier: EffectResult | None = None
-        is_due = await calls.call_async(self, lambda c: c.record_effect(**names, **choice))
-        if not is_due:
-            earlier = await calls.call_async(self, lambda c: c.effect_result(scope, key))
+        is_due = await call(self, lambda client: client.record_effect(**names, **choice))
+        earlier = None if is_due else await call(self, lambda c: c.effect_result(scope, key))
         effect, retry = self._begin_effect(names, is_due, earlier)
         try:
             yield effect
@@ -522,7 +518,7 @@ class AsyncJob(BaseJob):
             settle = self._settlement(effect, error, withdraw_on)
             while settle is not None:
                 try:
-                    await calls.call_async(self, settle)
+                    await call(self, settle)
                     break
                 except PASSING as passing:
                     await retry.wait(passing, self._longest_pause(passing))
