@@ -50,10 +50,12 @@ create or replace function rota._is_full_scan_due(
         and full_scan_at <= extract(epoch from moment + max_pause) * 1000000) is not true
 $$;
 
-/* A time as the number that a scan remembers; null is the first time of all. */
+/* A time as the number that a scan remembers; null is the first time of all, and stands for one
+ * that only a hand has written, such as -infinity, too. */
 create or replace function rota._micros(moment timestamptz)
     returns bigint language sql stable as $$
-select (extract(epoch from moment) * 1000000)::bigint
+select case when moment between 'epoch' and '9999-12-31'
+    then (extract(epoch from moment) * 1000000)::bigint end
 $$;
 
 create or replace function rota._from_micros(micros bigint)

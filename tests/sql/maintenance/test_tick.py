@@ -22,6 +22,7 @@ from sql.helpers import (
     run,
     running,
     scalar,
+    settle,
     value,
 )
 from sql.maintenance.test_retention import AHEAD, end, partitions
@@ -533,3 +534,27 @@ def test_ticker_health_counts_the_schedules_that_an_error_has_disabled(db):
     one(db, "tick")
 
     assert rows(db, "select schedules_broken from rota.ticker_health") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "locked_until = '-infinity' where status = 'running'",
+        "expires_at = '-infinity' where hold is null and status = 'queued'",
+        "run_at = '-infinity' where hold = 'time'",
+    ],
+)
+def test_a_time_before_all_others_stops_no_tick(db, clock, change):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db, queue="other", job_type="good")
+    running(db)
+    enqueue(db)
+    call(db, "set_queue", queue="aged", ageing="1 hour")
+    enqueue(db, queue="aged", delay="1 hour")
+    found = db.execute(f"update rota.jobs set {change} and job_type = 'x'")
+    assert found.rowcount == 1
+    clock.advance("2 minutes")
+
+    settle(db)
+
+    assert run(db, job.job_id).status == "failed"
