@@ -197,7 +197,9 @@ begin
         locked_until = v_now + greatest('1 ms', least('30 days',
             coalesce(j.lease, v_lease, (v_settings -> j.queue ->> 0)::interval, '1 minute'),
             coalesce(j.time_limit, (v_settings -> j.queue ->> 1)::interval) + '30 s')),
-        overdue_at = v_now + coalesce(j.time_limit, (v_settings -> j.queue ->> 1)::interval),
+        overdue_at = v_now + nullif(greatest('0', least('31 days',
+            coalesce(j.time_limit, (v_settings -> j.queue ->> 1)::interval, '31 days'))),
+            '31 days'),
         held_limits = (v_held_limits ->> j.id::text)::text[], opened_for = null,
         progress_percent = null, progress_message = null, started_at = v_now,
         updated_at = v_now

@@ -6,6 +6,12 @@ from mutants.mutant import mutant, sql
 
 CLAIMS = (
     mutant(
+        "time-limit-by-hand-stops-claims",
+        "A time limit of millions of years in one row keeps all others from being claimed.",
+        "sql/jobs/test_claim.py",
+        sql("jobs/claim", "nullif(greatest('0', least('31 days',", "nullif(greatest(least("),
+    ),
+    mutant(
         "lowered-limit-looked-at-later-and-later",
         "A limit that was lowered below what runs lets in seconds after enough have ended.",
         "sql/waiting/test_limits.py",

@@ -472,6 +472,8 @@ def test_claim_jobs_runs_no_further_attempt_through_retry_in(db, clock):
         "lease_token = 9223372036854775807",
         "lease = '178000000 years'",
         "lease = '-178000000 years'",
+        "time_limit = '178000000 years'",
+        "time_limit = '-178000000 years'",
         "run_at = '-infinity'",
         "run_at = '4713-01-01 BC'",
     ],
