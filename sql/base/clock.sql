@@ -17,3 +17,11 @@ $$;
 
 comment on function rota.now is
     'The wall clock of the database, the only clock that rota reads.';
+
+/* How long it is from one time to another; null where a hand has written one to which no clock
+ * comes, such as infinity: nothing can be subtracted from it. */
+create or replace function rota._elapsed(since timestamptz, until timestamptz)
+    returns interval language sql stable as $$
+select case when since between '1900-01-01' and '9999-12-31'
+    and until between '1900-01-01' and '9999-12-31' then until - since end
+$$;

@@ -92,9 +92,10 @@ begin
                 select d.parent_id from rota.dependencies as d where d.job_id = f.id
                 order by d.parent_id desc limit 1
             ) is not null as has_parents,
+            case when f.locked_by is not null then
+                rota._elapsed(greatest(f.run_at, f.created_at), f.started_at) end as waited,
             case when f.locked_by is not null
-                then f.started_at - greatest(f.run_at, f.created_at) end as waited,
-            case when f.locked_by is not null then f.finished_at - f.started_at end as ran
+                then rota._elapsed(f.started_at, f.finished_at) end as ran
     ),
     uncounted as (
         insert into rota.restored_ends (queue, job_type, status, waited, ran, finished_at,

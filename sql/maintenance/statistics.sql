@@ -27,24 +27,25 @@
  */
 
 /* Each end of a job, of an attempt that failed, and of a stage; part is what the index of its
- * table by time begins with, the queue or the pipeline.  An infinite time, as written by hand,
- * must not keep the others from being counted. */
+ * table by time begins with, the queue or the pipeline. */
 create or replace view rota._ends as
 select f.id as job_id, f.queue as part, f.queue, f.job_type, f.status as outcome,
     f.finished_at as ended_at, f.ended_by,
-    case when f.locked_by is not null and isfinite(f.run_at)
-        then f.started_at - greatest(f.run_at, f.created_at) end as waited,
-    case when f.locked_by is not null then f.finished_at - f.started_at end as ran
+    case when f.locked_by is not null
+        then rota._elapsed(greatest(f.run_at, f.created_at), f.started_at) end as waited,
+    case when f.locked_by is not null
+        then rota._elapsed(f.started_at, f.finished_at) end as ran
 from rota.finished_jobs as f where f.pipeline is null
 union all
 select e.job_id, '', e.queue, e.job_type, 'failed', e.failed_at, e.ended_by,
-    case when isfinite(e.run_at) then e.started_at - e.run_at end, e.failed_at - e.started_at
+    rota._elapsed(e.run_at, e.started_at), rota._elapsed(e.started_at, e.failed_at)
 from rota.job_errors as e
 union all
 -- Of several attempts the latest has not waited since the job came to its stage.
 select s.job_id, s.pipeline, s.queue, s.job_type, s.status, s.finished_at, s.ended_by,
-    case when s.worker is not null and s.attempts = 1 then s.started_at - s.queued_at end,
-    case when s.worker is not null then s.finished_at - s.started_at end
+    case when s.worker is not null and s.attempts = 1
+        then rota._elapsed(s.queued_at, s.started_at) end,
+    case when s.worker is not null then rota._elapsed(s.started_at, s.finished_at) end
 from rota.stage_runs as s;
 
 /* Count what ended; returns how many rows, and whether more can be counted at once. */
@@ -234,7 +235,9 @@ declare
     v_added rota.job_stats[];
 begin
     with ends as (
-        select u.queue, u.job_type, u.outcome, u.ended_at, u.ended_by,
+        -- As long as they may be: what a hand has written has to go into the index.
+        select left(u.queue, 63) as queue, left(u.job_type, 63) as job_type, u.outcome,
+            u.ended_at, u.ended_by,
             -- The clock may have been set back meanwhile.
             case when u.waited < '0' then '0' else u.waited end as waited,
             case when u.ran < '0' then '0' else u.ran end as ran

@@ -995,7 +995,13 @@ MAINTENANCE = (
         "infinite-time-stops-the-count",
         "A time that was written by hand stops statistics and retention for ever.",
         "sql/maintenance/test_statistics.py",
-        sql("maintenance/statistics", " and isfinite(f.run_at)\n", "\n"),
+        sql("base/clock", "case when since between", "case when true or since between"),
+    ),
+    mutant(
+        "time-before-all-others-stops-the-tick",
+        "A lease or an expiry of -infinity, as written by hand, stops all maintenance.",
+        "sql/maintenance/test_tick.py",
+        sql("base/scan_start", "case when moment between", "case when true or moment between"),
     ),
     mutant(
         "key-purged-early",

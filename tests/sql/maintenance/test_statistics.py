@@ -299,10 +299,20 @@ def test_a_tick_in_an_old_snapshot_counts_nothing(db, clock):
 
 
 @pytest.mark.parametrize("how", ["finish_job", "fail_job"])
-def test_an_infinite_time_written_by_hand_stops_no_count(db, clock, how):
+@pytest.mark.parametrize(
+    "change",
+    [
+        "run_at = 'infinity'",
+        "created_at = 'infinity'",
+        "started_at = 'infinity'",
+        "started_at = '-infinity'",
+        "job_type = (select string_agg(md5(n::text), '') from generate_series(1, 999) as n)",
+    ],
+)
+def test_what_a_hand_wrote_into_one_row_stops_no_count(db, clock, how, change):
     clock.set("2026-01-01 00:00+00")
     jobs = [running(db), running(db)]
-    db.execute("update rota.jobs set run_at = 'infinity' where id = %s", [jobs[0].job_id])
+    db.execute(f"update rota.jobs set {change} where id = %s", [jobs[0].job_id])
     for job in jobs:
         value(db, how, **owner(job), **({"error": "x"} if how == "fail_job" else {}))
     clock.advance("1 minute")

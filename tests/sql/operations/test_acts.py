@@ -933,3 +933,14 @@ def test_the_ended_jobs_of_a_small_queue_are_found_without_those_of_others(db, i
     assert found.changed == (0 if is_dry_run else 4)
     fresh = act(db, "purge", {"queue": "q", "newer_than": "1 day"}, dry_run=True)
     assert (fresh.matched, fresh.next_after_id) == (0, None)
+
+
+@pytest.mark.parametrize("column", ["run_at", "started_at", "finished_at"])
+def test_a_retry_of_many_is_stopped_by_no_infinite_time(db, column):
+    ids = [dead(db) for _ in range(3)]
+    db.execute(f"update rota.finished_jobs set {column} = 'infinity' where id = %s", [ids[1]])
+
+    told = act(db, "retry", {"status": "dead"})
+
+    assert (told.changed, told.conflicts) == (3, [])
+    assert statuses(db, ids) == ["queued"] * 3

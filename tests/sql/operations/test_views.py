@@ -261,3 +261,18 @@ def test_error_groups_read_the_newest_failures_alone(db):
             read += node["Actual Rows"]
     # One more of each of fifteen weeks.
     assert 2000 <= read <= 2020
+
+
+@pytest.mark.parametrize("moment", ["infinity", "-infinity"])
+def test_an_infinite_time_hides_no_other_row(db, moment):
+    jobs = [running(db), running(db)]
+    for worker in ("v", "w"):
+        value(db, "report_worker", worker=worker, host="h", pid=1, version=None, queues=["q"])
+    db.execute(f"update rota.jobs set started_at = '{moment}' where id = %s", [jobs[0].job_id])
+    db.execute(f"update rota.workers set last_seen_at = '{moment}' where worker = 'v'")
+
+    found = rows(db, "select id from rota.running_jobs where running_for is not null")
+    workers = rows(db, "select worker from rota.worker_health where silent_for is not null")
+
+    assert found == [(jobs[1].job_id,)]
+    assert workers == [("w",)]
