@@ -1371,3 +1371,54 @@ def test_limits_tell_how_many_wait(run: Callable[..., str], client: Client) -> N
 
     assert (limit["limit_name"], limit["running"], limit["waiting"]) == ("type a", 1, 2)
     assert "type a  1/2      2" in run("limits")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["infinity", "-infinity", "4713-01-01 BC", "294276-12-31"])
+def test_what_python_cannot_hold_hides_no_row_beside_it(
+    ask: Callable[..., tuple[int, str]],
+    client: Client,
+    db: psycopg.Connection[Any],
+    moment: str,
+) -> None:
+    for name in ("odd", "good"):
+        waiting = client.enqueue(name, queue=name).job_id
+        client.enqueue(name, queue="busy")
+        client.claim_jobs(name, ["busy"])
+        client.report_worker(name, host="h", pid=1, version="9", queues=[name])
+        client.enqueue(name, queue="ended")
+        (job,) = client.claim_jobs(name, ["ended"])
+        client.record_effect("s", name, job.job_id, job.lease_token)
+        client.fail_job(job.job_id, job.lease_token, error=f"{name} error", fatal=True)
+        client.schedule_job(name, "@daily", name)
+        client.set_priority(waiting, 1)
+    db.execute(
+        f"""
+        update rota.jobs set run_at = '{moment}', created_at = '{moment}',
+            updated_at = '{moment}', started_at = '{moment}', time_limit = '2000000000 days'
+        where job_type = 'odd';
+        update rota.finished_jobs set run_at = '{moment}', created_at = '{moment}',
+            started_at = '{moment}' where job_type = 'odd';
+        update rota.workers set started_at = '{moment}', last_seen_at = '{moment}'
+        where worker = 'odd';
+        update rota.job_errors set started_at = '{moment}' where job_type = 'odd';
+        update rota.effects set recorded_at = '{moment}' where key = 'odd';
+        update rota.job_definitions set created_at = '{moment}', last_run_at = '-infinity'
+        where name = 'odd';
+        update rota.audit_log set acted_at = '{moment}' where id = 1;
+        """
+    )
+
+    for words in (
+        "jobs",
+        "errors",
+        "effects",
+        "schedule list",
+        "audit",
+        "status",
+        "top --once",
+    ):
+        for more in ([], ["--json"]):
+            code, printed = ask(*words.split(), *more)
+            assert code == 0 or words == "status"  # of which the doctor decides
+            assert "good" in printed or (words == "audit" and str(waiting) in printed)

@@ -1044,3 +1044,39 @@ def test_the_jobs_of_a_small_queue_are_found_without_those_of_others(
     for queue, rows in (("none", 0), ("large", 50)):
         found, pages = read(queue)
         assert (found, pages < 100) == (rows, True), (queue, pages)
+
+
+@pytest.mark.parametrize("moment", ["infinity", "-infinity", "4713-01-01 BC", "294276-12-31"])
+def test_what_python_cannot_hold_hides_no_row_beside_it(
+    db: psycopg.Connection[Any], dsn: str, moment: str
+) -> None:
+    for name in ("odd", "good"):
+        db.execute(f"select rota.enqueue('{name}'), rota.enqueue('{name}', queue => 'busy')")
+        db.execute(f"select rota.claim_jobs('{name}', '{{busy}}')")
+        db.execute(f"select rota.report_worker('{name}', 'h', 1, '9', '{{{name}}}')")
+        db.execute(f"select rota.enqueue('{name}', queue => 'ended')")
+        db.execute(
+            "select rota.fail_job(c.job_id, c.lease_token, c.job_type, fatal => true)"
+            f" from rota.claim_jobs('{name}', '{{ended}}') as c"
+        )
+        db.execute(f"select rota.schedule_job('{name}', '@daily', '{name}')")
+    db.execute(
+        f"""
+        update rota.jobs set run_at = '{moment}', created_at = '{moment}',
+            updated_at = '{moment}', started_at = '{moment}', time_limit = '2000000000 days'
+        where job_type = 'odd';
+        update rota.finished_jobs set run_at = '{moment}', created_at = '{moment}',
+            started_at = '{moment}' where job_type = 'odd';
+        update rota.workers set started_at = '{moment}', last_seen_at = '{moment}'
+        where worker = 'odd';
+        update rota.job_errors set started_at = '{moment}' where job_type = 'odd';
+        update rota.job_errors set failed_at = '{moment}' where job_type = 'odd';
+        """
+    )
+    page = rota.web.app(dsn, observer_role=None, operator_role=None)
+
+    with serving(page) as address, httpx.Client(base_url=address) as http:
+        for path in ("/jobs", "/jobs?status=running", "/errors", "/schedules", "/workers"):
+            shown = told(http, path)
+            assert 'role="alert"' not in shown
+            assert "good" in shown

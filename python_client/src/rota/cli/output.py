@@ -31,6 +31,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 
 from ..client.connecting import connect, named, one_line, spelled_for, words_of
+from ..client.statement import forgive
 from ..client.sync_client import Client
 from ..exceptions import (
     BadScheduleError,
@@ -206,6 +207,7 @@ def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
         connection.row_factory = dict_row
         connection.cursor_factory = BinaryCursor
         set_json_loads(_loads, connection)
+        forgive(connection.adapters)
         yield connection
 
 

@@ -187,7 +187,7 @@ def _due(row: dict[str, Any]) -> dict[str, Any]:
         "queue": row["queue"],
         "job_type": row["job_type"],
         "due": row["due"],
-        "oldest waits": span(row["oldest_waits"]),
+        "oldest waits": span(row["oldest_waits"] or timedelta()),
         "workers": row["workers_of_type"],
     }
 

@@ -18,14 +18,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final, TypeVar
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, adapters, sql
 from psycopg.abc import Buffer, Loader
+from psycopg.adapt import AdaptersMap, PyFormat, Transformer
 from psycopg.adapt import Loader as BaseLoader
-from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import Format
 from psycopg.rows import RowMaker, class_row
 from psycopg.types.json import Jsonb, JsonbBinaryLoader
@@ -182,7 +182,6 @@ Row = TypeVar("Row")
 AnyCursor = AsyncCursor[Any] | Cursor[Any]
 
 _JSONB = adapters.types["jsonb"].oid
-_TIMESTAMPTZ = adapters.types["timestamptz"].oid
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,45 +199,72 @@ def factory(row: type[Row]) -> Callable[[AnyCursor], RowMaker[Row]]:
 
 
 def read_forgiving(cursor: AnyCursor, make: RowMaker[Row]) -> list[Row]:
-    """Return all rows of the result of a cursor; let no value raise.
-
-    Unreadable JSON becomes an `Unreadable`, and a moment outside of Python's range the nearest
-    one inside.
-    """
+    """Return all rows of the result of a cursor; let no value raise."""
     result = cursor.pgresult
     assert result is not None  # noqa: S101 - for the type checker
-    for oid, instead in ((_JSONB, _unreadable), (_TIMESTAMPTZ, _nearest)):
-        loader = cursor.adapters.get_loader(oid, Format.BINARY)
-        assert loader is not None  # noqa: S101 - for the type checker
-        cursor.adapters.register_loader(oid, _forgiving(loader, instead))
+    forgive(cursor.adapters)
     transformer = Transformer(cursor)
     transformer.set_pgresult(result)
     return transformer.load_rows(0, result.ntuples, make)
 
 
+def forgive(known: AdaptersMap) -> None:
+    """Let values that Python cannot hold be read all the same.
+
+    Unreadable JSON becomes an `Unreadable`, a time or length outside of Python's range the
+    nearest one inside, and what is no UTF-8 in a text an escape.
+    """
+    for name, instead in _INSTEAD.items():
+        oid = adapters.types[name].oid
+        for form in (Format.BINARY, Format.TEXT):
+            loader = known.get_loader(oid, form)
+            assert loader is not None  # noqa: S101 - for the type checker
+            known.register_loader(oid, _forgiving(loader, form, instead))
+
+
 @cache
 def _forgiving(
-    loader: type[Loader], instead: Callable[[Buffer, Exception], Any]
+    loader: type[Loader], form: Format, instead: Callable[[bytes, Exception], Any]
 ) -> type[Loader]:
     class Forgiving(BaseLoader):
-        format = Format.BINARY
+        format = form
 
         def load(self, data: Buffer) -> Any:
             try:
                 return loader(self.oid, self.connection).load(data)
+            except NotImplementedError:  # a DateStyle or IntervalStyle that psycopg cannot read
+                raise
             except Exception as error:
-                return instead(data, error)
+                return instead(bytes(data), error)
 
     return Forgiving
 
 
-def _unreadable(_: Buffer, error: Exception) -> Unreadable:
+def _unreadable(_: bytes, error: Exception) -> Unreadable:
     return Unreadable(f"{type(error).__name__}: {error}")
 
 
-def _nearest(data: Buffer, _: Exception) -> datetime:
-    is_before = int.from_bytes(data, "big", signed=True) < 0  # microseconds since 2000
+def _escaped(data: bytes, _: Exception) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _nearest(data: bytes, _: Exception) -> datetime:
+    is_before = data[0] >= 0x80 or data[:1] == b"-" or data.endswith(b"BC")
     return (datetime.min if is_before else datetime.max).replace(tzinfo=UTC)
+
+
+def _longest(data: bytes, _: Exception) -> timedelta:
+    days, months = (int.from_bytes(data[n : n + 4], "big", signed=True) for n in (8, 12))
+    is_negative = data[:1] == b"-" or days + 30 * months < 0
+    return timedelta(days=-999_999_999 if is_negative else 999_999_999)
+
+
+_INSTEAD: dict[str, Callable[[bytes, Exception], Any]] = {
+    "jsonb": _unreadable,
+    "text": _escaped,
+    "timestamptz": _nearest,
+    "interval": _longest,
+}
 
 
 class _JsonLoader(JsonbBinaryLoader):

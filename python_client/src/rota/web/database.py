@@ -25,6 +25,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from ..client.connecting import named, settings, spelled_for
+from ..client.statement import forgive
 from ..worker.connection import is_readable, time_limit
 
 Row = dict[str, Any]
@@ -88,6 +89,7 @@ class Database:
             max_idle=600,
             reconnect_timeout=0,
             check=_check,
+            configure=_configure,
             open=False,
         )
 
@@ -201,6 +203,11 @@ class Database:
         elif name is not None and access not in self._missing:
             self._missing.add(access)
             logger.warning("the page has no role %s: it comes as it connects", name)
+
+
+async def _configure(connection: AsyncConnection[Row]) -> None:
+    """Let no value that was put down by hand hide the rows beside it."""
+    forgive(connection.adapters)
 
 
 async def _check(connection: AsyncConnection[Row]) -> None:

@@ -100,7 +100,8 @@ ERRORS: LiteralString = """
         select i.queue, i.job_type, i.error_type, left(i.message, 1004) as message,
             i.failed_at, i.job_id,
             width_bucket(
-                extract(epoch from %(since)s::interval - (rota.now() - i.failed_at)), 0,
+                extract(epoch from %(since)s::interval - (rota.now()
+                    - least(i.failed_at, rota.now()))), 0,
                 extract(epoch from %(since)s::interval), 24) as part
         from rota.job_errors as i
         where i.failed_at > rota.now() - %(since)s::interval
