@@ -132,7 +132,7 @@ create or replace function rota._examine_standby()
             'promotion may lose what is committed: alter system set '
             'synchronous_standby_names = ''''; select pg_reload_conf();', case
                 when w.has_standby then 'commits wait for a synchronous standby, the first for '
-                    || rota._span(rota.now() - w.since)
+                    || rota._ago(w.since)
                 else 'no standby is connected, and commits wait for a synchronous one' end,
             w.names),
         null
@@ -164,7 +164,7 @@ create or replace function rota._examine_locks()
             rota._session_words(l.pid),
             case when l.granted then 'has' else 'waits itself for' end, l.mode, l.relname,
             count(*), case count(*) when 1 then 'other waits' else 'others wait' end,
-            rota._span(rota.now() - min(w.waitstart))),
+            rota._ago(min(w.waitstart))),
         format('select pg_terminate_backend(%s);', l.pid)
     from locks as l
     join locks as w on w.relation = l.relation and w.pid <> l.pid and not w.granted
@@ -215,7 +215,7 @@ begin
             when l.status = 'failed' then format('its last run failed: %s', l.return_message)
             else format('it %s. If pg_stat_activity shows a superuser no pg_cron launcher, '
                 'restart the server; else see its log, and cron.max_running_jobs',
-                coalesce('last began ' || rota._span(rota.now() - l.start_time) || ' ago',
+                coalesce('last began ' || rota._ago(l.start_time) || ' ago',
                     'has logged no run'))
             end
         from cron.job as j left join lateral (
@@ -231,7 +231,7 @@ create or replace function rota._examine_leases()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'critical', format('%s without a sign of life and not taken back, though the '
             'first lease ended %s ago: job %s of %s', rota._jobs_words(count(*), 1000),
-            rota._span(rota.now() - min(s.locked_until)),
+            rota._ago(min(s.locked_until)),
             (array_agg(s.id order by s.locked_until))[1],
             (array_agg(s.locked_by order by s.locked_until))[1]),
         'select rota.sweep_stale_leases();'
@@ -385,7 +385,7 @@ create or replace function rota._examine_job_types()
     with types as materialized (
         select u.*, case when u.due_since < rota.now() - interval '5 minutes' then 'critical'
                 else 'warning' end as severity,
-            rota._span(rota.now() - u.due_since) as due_for,
+            rota._ago(u.due_since) as due_for,
             format('select * from rota.explain_job(%s);', u.job_id) as remedy
         from rota._untaken_jobs(rota._ready_queues()) as u where u.queue !~ '^forward:[0-9]+$'
     ), workers as (
@@ -420,13 +420,13 @@ create or replace function rota._examine_forwards()
             else 'warning' end,
         format('%s: %s waiting, the first for %s, such as job %s',
             rota._forwarder_words(t.queue), rota._jobs_words(t.due_jobs, 500),
-            rota._span(rota.now() - t.due_since), t.job_id),
+            rota._ago(t.due_since), t.job_id),
         format('select * from rota.explain_job(%s);', t.job_id)
     from untaken as t
     union all
     select 'warning', format('database %s has not taken job %s for %s: the log of the '
             'forwarder says why', substr(q.queue, 9), j.id,
-            rota._span(rota.now() - j.created_at)), null
+            rota._ago(j.created_at)), null
     from unnest(rota._ready_queues()) as q (queue)
     cross join lateral (
         select f.id, f.created_at
@@ -476,7 +476,7 @@ begin
     return query
     select 'warning', format('queue %s has been coming from database %s for %s, and refuses '
             'jobs with a key here until it has settled: continue the move there', m.queue,
-            m.database, rota._span(c_now - m.started_at)),
+            m.database, rota._ago(m.started_at)),
         format('select * from rota.queue_move_status(%L);', m.queue)
     from rota.queue_moves as m where m.direction = 'in' and m.state = 'moving'
     order by m.started_at limit 1000;
@@ -484,7 +484,7 @@ begin
     return query
     select 'warning', format('retries of queue %s wait for its retry budget: the first, job '
             '%s, has been due for %s, and %s may begin per minute', b.queue, j.id,
-            rota._span(c_now - j.run_at), round(s.per_minute::numeric, 1)),
+            rota._ago(j.run_at), round(s.per_minute::numeric, 1)),
         format('select rota.set_queue(%L, retry_budget => ''{"per_minute": %s, "percent": '
             '%s}'');', b.queue,
             least(2 * (q.retry_budget ->> 'per_minute')::numeric, 1000000),
@@ -520,7 +520,7 @@ begin
     )
     select 'warning', format('queue %s is late: job %s, the oldest of the first in line, has '
             'been due for %s. The first reason: %s', o.queue, o.id,
-            rota._span(c_now - o.due_since), e.explanation),
+            rota._ago(o.due_since), e.explanation),
         coalesce(e.remedy, format('select * from rota.explain_job(%s);', o.id))
     from late as o
     cross join lateral (
@@ -575,7 +575,7 @@ $$;
 create or replace function rota._examine_statistics()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('the statistics are %s behind, and retention keeps uncounted jobs '
-            'until a tick counts them', rota._span(rota.now() - p.counted_until)),
+            'until a tick counts them', rota._ago(p.counted_until)),
         'select * from rota.tick();'
     from rota.stats_progress as p
     where p.counted_until between 'epoch'::timestamptz + interval '1 day'
@@ -585,7 +585,7 @@ create or replace function rota._examine_statistics()
     select 'warning', format('a transaction has ended jobs, or let some wait for others, '
             '%s ago or later and is still open: that shows once it commits, and retention '
             'keeps the jobs that have ended since',
-            rota._span(rota.now() - min(l.since))),
+            rota._ago(min(l.since))),
         'select pid, usename, application_name, xact_start from pg_stat_activity '
         'where backend_xid = any(array(select xid from rota.late_xids)) order by xact_start;'
     from rota.late_xids as l where l.until is null
@@ -615,7 +615,7 @@ create or replace function rota._examine_dead_jobs()
             'with %s, the last %s ago, such as job %s%s',
             case g.jobs when 1 then '1 job' else g.jobs::text || ' jobs' end, g.job_type,
             g.queue, rota._error_words(g.error_type, coalesce(g.only_error, g.message)),
-            rota._span(rota.now() - g.last_at), g.job_id, case when g.error_type =
+            rota._ago(g.last_at), g.job_id, case when g.error_type =
                 'lease_expired' then '. It may have killed its workers, and would again: find '
                 'out before you retry it'
                 when g.jobs = 1 then '; ' || rota._key_words(g.job_id) end) end,
@@ -686,7 +686,7 @@ $$;
 create or replace function rota._examine_schedules()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     (select 'critical', format('schedule %s should have made a job %s ago%s', d.name,
-            rota._span(rota.now() - d.next_run_at),
+            rota._ago(d.next_run_at),
             case when t.last_tick_at > d.next_run_at then ''
                 else ', and no tick has run since. Start a worker or rota tick --loop' end),
         'select * from rota.tick();'
@@ -748,7 +748,7 @@ create or replace function rota._examine_schedules()
     order by d.next_run_at)
     union all
     (select 'warning', format('schedule %s was disabled %s ago by an error: %s%s', d.name,
-            rota._span(rota.now() - d.disabled_at), rota._one_line(d.last_error),
+            rota._ago(d.disabled_at), rota._one_line(d.last_error),
             '. Correct it with schedule_job() or rota schedule add ' || case
                 when w.error is not null then d.name end),
         case when w.error is null
@@ -877,7 +877,7 @@ create or replace function rota._examine_vacuum()
     )
     (select 'warning', format('table %s has %s dead rows and %s live ones, and was %s',
             t.name, t.dead, t.live, coalesce('vacuumed '
-                || rota._span(rota.now() - t.vacuumed_at) || ' ago', 'never vacuumed')),
+                || rota._ago(t.vacuumed_at) || ' ago', 'never vacuumed')),
         format('vacuum (analyze) %s;', t.name)
     from tables as t
     where t.dead > 50000 + t.live and t.vacuumed_at >= t.late is not true

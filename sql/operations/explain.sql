@@ -95,12 +95,12 @@ declare
 begin
     if job.expires_at <= c_now then
         return query select 'expired', format('it expired %s ago, and the next tick cancels it',
-                rota._span(c_now - job.expires_at)),
+                rota._ago(job.expires_at)),
             format('select rota.retry_job(%s);', job.id);
     elsif job.run_at > c_now and job.status = 'failed' then
         return query select 'retry', format(
                 'attempt %s of %s failed %s ago with %s; the next begins in %s, at %s%s',
-                job.attempts, job.max_attempts, rota._span(c_now - job.failed_at),
+                job.attempts, job.max_attempts, rota._ago(job.failed_at),
                 rota._error_words(job.error_type, job.last_error),
                 rota._span(c_run_at - c_now), rota._moment(c_run_at), c_too_late),
             format('select rota.retry_job(%s);', job.id);
@@ -112,7 +112,7 @@ begin
     elsif job.hold = 'time' then
         return query
         select 'needs_tick', format('it has been due for %s, and the next tick makes it ready',
-            rota._span(c_now - job.run_at)), 'select * from rota.tick();';
+            rota._ago(job.run_at)), 'select * from rota.tick();';
     end if;
     return query select case when p.job_type is not null then 'type_paused'
             when p.queue is not null then 'queue_paused' else 'all_paused' end,
@@ -151,7 +151,7 @@ begin
     select 'retry_budget', format('its retry has been due for %s, but the retry budget of '
             'queue %s is used up: it allows %s retries per minute (%s, and %s %% of first '
             'attempts), %s before it, so this one is ready in about %s, at %s',
-            rota._span(rota.now() - job.run_at), job.queue,
+            rota._ago(job.run_at), job.queue,
             round(v_state.per_minute::numeric, 1), c_budget ->> 'per_minute',
             c_budget ->> 'percent', rota._jobs_words(v_ahead, c_max_ahead), rota._span(v_wait),
             rota._moment(rota.now() + v_wait)),
@@ -159,7 +159,7 @@ begin
     where v_wait > interval '1 second';
     return query
     select 'needs_tick', format('its retry has been due for %s, and the next tick makes it '
-        'ready', rota._span(rota.now() - job.run_at)), 'select * from rota.tick();'
+        'ready', rota._ago(job.run_at)), 'select * from rota.tick();'
     where v_wait <= interval '1 second';
 end $$;
 
@@ -248,7 +248,7 @@ begin
             return query
             select 'limit_new', format('limit %s was set %s ago: nothing starts under it until '
                     'maintenance has counted the running jobs', v_bound.limit_name,
-                    rota._span(c_now - v_bound.updated_at)),
+                    rota._ago(v_bound.updated_at)),
                 'select * from rota.tick();';
         elsif v_free = 0 then
             v_running := array(
@@ -269,7 +269,7 @@ begin
                 return query
                 select 'needs_tick', format('limit %s was changed %s ago, to %s at once: '
                         'nothing starts under it until maintenance has issued the free places',
-                        v_bound.limit_name, rota._span(c_now - v_bound.updated_at),
+                        v_bound.limit_name, rota._ago(v_bound.updated_at),
                         v_bound.max_running),
                     'select * from rota.tick();'
                 -- Of a class a tick looks at the keys that have held jobs: a claim comes first.
@@ -436,7 +436,7 @@ begin
 
     v_gone := (
         select format('; %s did, last seen %s ago', w.worker,
-            rota._span(rota.now() - w.last_seen_at))
+            rota._ago(w.last_seen_at))
         from rota.workers as w
         where job.queue = any(w.queues)
           and (w.job_types is null or job.job_type = any(w.job_types))
@@ -533,13 +533,13 @@ create or replace function rota._explain_running(job rota.jobs)
 declare
     c_now constant timestamptz := rota.now();
     c_holder constant text := format('%s has had it for %s, in attempt %s of %s',
-        job.locked_by, rota._span(c_now - job.started_at), job.attempts, job.max_attempts);
+        job.locked_by, rota._ago(job.started_at), job.attempts, job.max_attempts);
     c_take_back constant text := format('select rota.retry_job(%s, force => true);', job.id);
 begin
     if job.locked_until < c_now then
         return query
         select 'lease_over', format('%s, but its lease expired %s ago: the next tick takes it '
-                'back', c_holder, rota._span(c_now - job.locked_until)),
+                'back', c_holder, rota._ago(job.locked_until)),
             'select rota.sweep_stale_leases();';
     elsif exists (
         select from rota._workers as w where w.worker = job.locked_by and not w.is_live
@@ -547,7 +547,7 @@ begin
         return query
         select 'worker_gone', format('%s, but that worker is no longer connected: without a '
                 'sign of life the job is taken back in %s, when its lease expires', c_holder,
-                rota._span(job.locked_until - c_now)), c_take_back;
+                rota._span(rota._elapsed(c_now, job.locked_until))), c_take_back;
     else
         return query select 'overdue', format('%s: %s', c_holder, o.words), c_take_back
         from (select rota._overdue_words(job.overdue_at, job.locked_until) as words) as o
@@ -558,10 +558,10 @@ begin
         where h.words is not null
         union all
         select 'running', format('%s; its last sign of life was %s ago, its lease '
-                'expires in %s%s', c_holder, rota._span(c_now - job.updated_at),
-                rota._span(job.locked_until - c_now),
+                'expires in %s%s', c_holder, rota._ago(job.updated_at),
+                rota._span(rota._elapsed(c_now, job.locked_until)),
                 coalesce('; its time limit expires in ' || case when job.overdue_at >= c_now
-                    then rota._span(job.overdue_at - c_now) end, '')
+                    then rota._span(rota._elapsed(c_now, job.overdue_at)) end, '')
                 || coalesce('; it is ' || job.progress_percent::text || ' % done', '')
                 || coalesce(': ' || rota._one_line(job.progress_message), '')),
             null::text;
@@ -569,7 +569,7 @@ begin
     return query
     select 'cancel_requested', format('its worker was asked %s ago to stop%s; the remedy does '
             'not wait for it: it takes the job from the worker, and cancels it',
-            rota._span(c_now - job.cancel_requested_at),
+            rota._ago(job.cancel_requested_at),
             coalesce(', because ' || rota._one_line(job.cancel_reason), '')),
         format('with taken as materialized (select rota.retry_job(%s, force => true)) '
             'select rota.cancel_job(%s%s) from taken;', job.id, job.id,
@@ -581,7 +581,7 @@ end $$;
 create or replace function rota._explain_ended(ended rota.finished_jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
-    c_ago constant text := rota._span(rota.now() - ended.finished_at) || ' ago';
+    c_ago constant text := rota._ago(ended.finished_at) || ' ago';
     -- Because of which it was cancelled, if so.  One that is live again needs no other call.
     c_parent_id constant bigint := (
         select d.parent_id from rota.dependencies as d
@@ -595,7 +595,7 @@ begin
     return query select ended.status, case ended.status
             when 'succeeded' then format('it succeeded %s in attempt %s of %s, after %s, by %s',
                 c_ago, ended.attempts, ended.max_attempts,
-                rota._span(ended.finished_at - ended.started_at), ended.locked_by)
+                rota._span(rota._elapsed(ended.started_at, ended.finished_at)), ended.locked_by)
             when 'dead' then format('it is dead: attempt %s of %s, %s, failed with %s%s',
                 ended.attempts, ended.max_attempts, c_ago,
                 rota._error_words(ended.error_type, ended.last_error),
@@ -611,8 +611,9 @@ begin
         end;
     return query
     select 'attempt', format('attempt %s by %s ended %s ago, after %s, with %s', e.attempt,
-            e.worker, rota._span(rota.now() - e.failed_at),
-            rota._span(e.failed_at - e.started_at), rota._error_words(e.error_type, e.message)),
+            e.worker, rota._ago(e.failed_at),
+            rota._span(rota._elapsed(e.started_at, e.failed_at)),
+            rota._error_words(e.error_type, e.message)),
         null::text
     from rota.job_errors as e where e.job_id = ended.id order by e.lease_token desc limit 50;
 end $$;

@@ -104,7 +104,8 @@ comment on view rota.queue_stats is
 
 create or replace view rota.running_jobs with (security_barrier = true) as
 select j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
-    case when isfinite(j.started_at) then rota.now() - j.started_at end as running_for,
+    -- From infinity, as written by hand, nothing can be subtracted.
+    rota.now() - least(greatest(j.started_at, 'epoch'), '9999-12-31') as running_for,
     j.locked_until, j.updated_at, j.progress_percent,
     j.progress_message, j.cancel_requested_at, j.cancel_reason
 from rota.jobs as j
@@ -333,7 +334,7 @@ comment on view rota.unknown_effects is
 create or replace view rota._workers as
 select w.worker, w.host, w.pid, w.version, w.queues, w.job_types, w.concurrency, w.started_at,
     w.last_seen_at,
-    case when isfinite(w.last_seen_at) then rota.now() - w.last_seen_at end as silent_for,
+    rota.now() - least(greatest(w.last_seen_at, 'epoch'), '9999-12-31') as silent_for,
     -- A worker that is idle reports every five minutes.
     w.last_seen_at > rota.now() - interval '6 minutes'
     and (w.backend_pid is null or pg_is_in_recovery()

@@ -20,6 +20,14 @@ create or replace function rota._span(duration interval)
     where u.number > 0 and u.is_shown;
 $$;
 
+/* How long ago a time is, also one that a hand has made infinite: from that nothing can be
+ * subtracted. */
+create or replace function rota._ago(moment timestamptz)
+    returns text language sql stable as $$
+    select rota._span(rota.now() - case moment when 'infinity' then '9999-12-31'
+        when '-infinity' then 'epoch' else moment end);
+$$;
+
 /* A time in the zone of the session, to the second. */
 create or replace function rota._moment(moment timestamptz)
     returns text language sql stable as $$
@@ -76,7 +84,7 @@ create or replace function rota._forwarder_words(queue text)
     select format('no live forwarder carries jobs to database %s; %s. Run rota forward, or '
         'rota worker, with this database and that one', substr(queue, 9), coalesce(
             (select format('%s did, last seen %s ago', w.worker,
-                rota._span(rota.now() - w.last_seen_at))
+                rota._ago(w.last_seen_at))
             from rota.workers as w where _forwarder_words.queue = any(w.queues)
             order by w.last_seen_at desc limit 1),
             (select format('forwarders are running, but know only the databases %s',
@@ -101,7 +109,7 @@ create or replace function rota._pause_words(pause rota.pauses)
             when 'move' then 'the move of its queue'
             else 'role ' || pause.paused_by
         end,
-        rota._span(rota.now() - pause.paused_at),
+        rota._ago(pause.paused_at),
         coalesce(', because ' || rota._one_line(pause.reason), ', without a reason'),
         coalesce(', for another ' || rota._span(case when isfinite(pause.until)
             then pause.until - rota.now() end), ''));
@@ -212,7 +220,7 @@ create or replace function rota._halt_words(ordering_keys text[])
 begin
     return query
     select h.ordering_key, format('ordering key %L has been halted for %s by job %s, which %s',
-            h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id, case
+            h.ordering_key, rota._ago(h.halted_since), h.job_id, case
                 when f.id is null
                     then 'retention has removed: the jobs behind it can only continue without '
                         'it'
@@ -262,8 +270,8 @@ $$;
 create or replace function rota._overdue_words(overdue_at timestamptz, locked_until timestamptz)
     returns text language sql stable as $$
     select format('its time limit expired %s ago, its worker has been told to stop it, and it '
-        'is taken back in %s at the latest', rota._span(n.now - overdue_at),
-        rota._span(greatest(locked_until - n.now, '0')))
+        'is taken back in %s at the latest', rota._ago(overdue_at),
+        rota._span(greatest(rota._elapsed(n.now, locked_until), '0')))
     from (select rota.now() as now) as n where overdue_at < n.now;
 $$;
 
@@ -275,9 +283,9 @@ create or replace function rota._hung_words(queue text, job_type text, started_a
     select format('it has run for %s, %s: its handler may hang', rota._span(r.runs_for),
         coalesce('and the longest of its type took ' || rota._span(l.longest),
             'and none of its type has ended lately'))
-    from (select rota.now() - _hung_words.started_at as runs_for) as r
+    from (select rota._elapsed(_hung_words.started_at, rota.now()) as runs_for) as r
     cross join lateral (
-        select max(f.finished_at - f.started_at) as longest
+        select max(rota._elapsed(f.started_at, f.finished_at)) as longest
         from (
             select e.job_type, e.started_at, e.finished_at from rota.finished_jobs as e
             where e.queue = _hung_words.queue and e.finished_at > rota.now() - interval '7 days'

@@ -233,6 +233,25 @@ def test_a_job_that_a_hand_has_put_before_all_others_stops_no_check(db):
     assert "the first for 20 s" in row.evidence
 
 
+@pytest.mark.parametrize("moment", ["infinity", "-infinity"])
+def test_times_that_a_hand_has_made_infinite_stop_no_check(db, moment):
+    call(db, "report_worker", **ME)
+    enqueue(db, ordering_key="o")
+    one(db, "fail_job", **owner(claim(db)[0]), error="e", fatal=True)
+    for job in (running(db), running(db, time_limit="1 min")):
+        db.execute("update rota.jobs set started_at = %s where id = %s", [moment, job.job_id])
+    call(db, "pause_all")
+    for change in (
+        *("rota.jobs set locked_until", "rota.jobs set overdue_at", "rota.jobs set created_at"),
+        *("rota.workers set last_seen_at", "rota.halted_keys set halted_since"),
+        *("rota.pauses set paused_at", "rota.finished_jobs set finished_at"),
+    ):
+        found = db.execute(f"update {change} = '{moment}'")
+        assert found.rowcount
+        told = [row.evidence for row in call(db, "doctor")]
+        assert not [text for text in told if "could not be examined" in text]
+
+
 def test_untaken_jobs_tells_of_the_queues_that_it_is_asked_for(db):
     call(db, "report_worker", **{**ME, "version": version(db), "job_types": ["mail"]})
     first = enqueue(db, "charge", run_at=ago(db, "20 s"))

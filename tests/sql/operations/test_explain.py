@@ -120,6 +120,30 @@ def test_a_job_that_a_hand_has_put_off_for_ever_is_explained(db):
     assert reasons(db, job_id) == ["next"]
 
 
+@pytest.mark.parametrize("moment", ["infinity", "-infinity"])
+def test_times_that_a_hand_has_made_infinite_are_explained(db, moment):
+    ids = [enqueue(db, queue="later"), running(db).job_id, running(db, queue="q").job_id]
+    for fatal in (True, False):
+        ids.append((job := running(db, queue="q")).job_id)
+        one(db, "fail_job", **owner(job), error="e", fatal=fatal)
+    for column in (
+        *("expires_at", "started_at", "updated_at", "locked_until", "overdue_at"),
+        *("cancel_requested_at", "failed_at"),
+    ):
+        db.execute(
+            f"update rota.jobs set {column} = '{moment}'"
+            f" where '{column}' <> 'locked_until' or status = 'running'"
+        )
+        for job_id in ids:
+            assert first(db, job_id).explanation
+    db.execute(f"update rota.finished_jobs set started_at = '{moment}'")
+    db.execute(f"update rota.finished_jobs set finished_at = '{moment}'")
+    db.execute(f"update rota.job_errors set started_at = '{moment}'")
+    db.execute(f"update rota.job_errors set failed_at = '{moment}'")
+
+    assert None not in [row.explanation for row in call(db, "explain_job", job_id=ids[3])]
+
+
 def test_a_job_that_expires_before_its_time_says_so(db, clock):
     clock.set("2026-01-01 00:00+00")
     db.execute("set timezone = 'UTC'")
