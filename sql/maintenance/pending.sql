@@ -49,8 +49,8 @@ begin
                 raise warning 'check of % % failed and will be tried again: %', v_check.kind,
                     v_check.subject, sqlerrm;
                 update rota.pending_checks as c
-                set due_at = rota.now() + interval '10 seconds', deferrals = c.deferrals + 1,
-                    updated_at = rota.now()
+                set due_at = rota.now() + interval '10 seconds',
+                    deferrals = least(c.deferrals, 1000) + 1, updated_at = rota.now()
                 where c.id = v_check.id;
             end;
         end loop;

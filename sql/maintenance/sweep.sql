@@ -163,7 +163,7 @@ begin
             when s.is_overdue
             -- In quotes, since fold_error() is to take the errors of all workers as one.
             then format('time limit: worker %L did not end the job within %s', s.locked_by,
-                s.overdue_at - s.started_at)
+                rota._elapsed(s.started_at, s.overdue_at))
             else format('lease expired: worker %L neither finished the job nor sent a '
                 'heartbeat before %s', s.locked_by, s.locked_until)
         end),

@@ -998,6 +998,12 @@ MAINTENANCE = (
         sql("base/clock", "case when since between", "case when true or since between"),
     ),
     mutant(
+        "check-that-failed-too-often-stops-all",
+        "One check whose count of failures a hand has set to the end stops all checks.",
+        "sql/waiting/test_pending.py",
+        sql("maintenance/pending", "least(c.deferrals, 1000) + 1", "c.deferrals + 1"),
+    ),
+    mutant(
         "time-before-all-others-stops-the-tick",
         "A lease or an expiry of -infinity, as written by hand, stops all maintenance.",
         "sql/maintenance/test_tick.py",

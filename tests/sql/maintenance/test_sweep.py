@@ -50,6 +50,17 @@ POISON = """
 """
 
 
+@pytest.mark.parametrize("column", ["overdue_at", "started_at"])
+def test_sweep_stale_leases_takes_back_a_job_with_an_infinite_time(db, clock, column):
+    clock.set("2026-01-01 00:00+00")
+    running(db, time_limit="10 s")
+    db.execute(f"update rota.jobs set {column} = '-infinity'")
+    clock.advance("2 minutes")
+
+    assert value(db, "sweep_stale_leases") == 1
+    assert scalar(db, "select error_type from rota.jobs") == "time_limit"
+
+
 def test_sweep_stale_leases_takes_back_a_job_that_is_over_its_time_limit(db, clock):
     began_at = clock.set("2026-01-01 00:00+00")
     backoff = {"kind": "fixed", "base_seconds": 300, "jitter": 0}

@@ -58,6 +58,16 @@ def test_a_tick_does_what_is_due(db, clock):
     assert pending(db) == []
 
 
+def test_a_check_that_has_failed_as_often_as_can_be_counted_stops_no_other(db):
+    leave(db, "job", "no number")
+    db.execute("update rota.pending_checks set deferrals = 2147483647")
+    leave(db, "order", "now")
+
+    call(db, "tick")
+
+    assert pending(db) == [("job", "no number")]
+
+
 def test_claims_never_look_at_checks(db):
     enqueue(db, ordering_key="k")
     enqueue(db, ordering_key="k")
