@@ -263,7 +263,7 @@ WORKER = (
         "client/test_poison.py",
         client(
             "client/statement",
-            '    return Unreadable(f"{type(error).__name__}: {error}")\n',
+            "    return Unreadable(_reason(data, error))\n",
             "    raise error\n",
         ),
     ),

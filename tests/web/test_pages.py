@@ -1071,12 +1071,22 @@ def test_what_python_cannot_hold_hides_no_row_beside_it(
         where worker = 'odd';
         update rota.job_errors set started_at = '{moment}' where job_type = 'odd';
         update rota.job_errors set failed_at = '{moment}' where job_type = 'odd';
+        update rota.audit_log set acted_at = '{moment}',
+            before = (repeat('[', 3000) || repeat(']', 3000))::jsonb
+        where after ->> 'name' = 'odd';
         """
     )
     page = rota.web.app(dsn, observer_role=None, operator_role=None)
 
     with serving(page) as address, httpx.Client(base_url=address) as http:
-        for path in ("/jobs", "/jobs?status=running", "/errors", "/schedules", "/workers"):
+        for path in (
+            "/jobs",
+            "/jobs?status=running",
+            "/errors",
+            "/schedules",
+            "/workers",
+            "/audit",
+        ):
             shown = told(http, path)
             assert 'role="alert"' not in shown
             assert "good" in shown

@@ -33,6 +33,8 @@ def pause(arguments: argparse.Namespace) -> None:
                 [arguments.until, arguments.length],
             )
         )
+        if until and not 1 < until.year < 9999:  # what was read as the nearest time
+            raise UsageError(f"--{'until' if arguments.until else 'for'}: time out of range")
         if arguments.job_type:
             client.pause_type(arguments.job_type, arguments.queue, arguments.reason, until)
         elif arguments.queue:

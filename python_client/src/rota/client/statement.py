@@ -202,19 +202,27 @@ def read_forgiving(cursor: AnyCursor, make: RowMaker[Row]) -> list[Row]:
     """Return all rows of the result of a cursor; let no value raise."""
     result = cursor.pgresult
     assert result is not None  # noqa: S101 - for the type checker
-    forgive(cursor.adapters)
+    forgive(cursor.adapters, _unreadable)
     transformer = Transformer(cursor)
     transformer.set_pgresult(result)
     return transformer.load_rows(0, result.ntuples, make)
 
 
-def forgive(known: AdaptersMap) -> None:
+def _reason(_: bytes, error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _unreadable(data: bytes, error: Exception) -> Unreadable:
+    return Unreadable(_reason(data, error))
+
+
+def forgive(known: AdaptersMap, of_json: Callable[[bytes, Exception], Any] = _reason) -> None:
     """Let values that Python cannot hold be read all the same.
 
-    Unreadable JSON becomes an `Unreadable`, a time or length outside of Python's range the
-    nearest one inside, and what is no UTF-8 in a text an escape.
+    Unreadable JSON becomes what *of_json* makes of it, a time or length outside of Python's
+    range the nearest one inside, and what is no UTF-8 in a text an escape.
     """
-    for name, instead in _INSTEAD.items():
+    for name, instead in {**_INSTEAD, "jsonb": of_json}.items():
         oid = adapters.types[name].oid
         for form in (Format.BINARY, Format.TEXT):
             loader = known.get_loader(oid, form)
@@ -240,10 +248,6 @@ def _forgiving(
     return Forgiving
 
 
-def _unreadable(_: bytes, error: Exception) -> Unreadable:
-    return Unreadable(f"{type(error).__name__}: {error}")
-
-
 def _escaped(data: bytes, _: Exception) -> str:
     return data.decode("utf-8", "backslashreplace")
 
@@ -260,7 +264,6 @@ def _longest(data: bytes, _: Exception) -> timedelta:
 
 
 _INSTEAD: dict[str, Callable[[bytes, Exception], Any]] = {
-    "jsonb": _unreadable,
     "text": _escaped,
     "timestamptz": _nearest,
     "interval": _longest,

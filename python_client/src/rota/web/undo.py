@@ -171,7 +171,10 @@ def _values(row: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def _parsed(text: str | None) -> dict[str, Any]:
-    found = json.loads(text) if text else {}
+    try:
+        found = json.loads(text) if text else {}
+    except (RecursionError, ValueError):  # too deep, or with a number of too many digits
+        return {}
     return found if isinstance(found, dict) else {}
 
 
