@@ -219,8 +219,8 @@ def _unreadable(data: bytes, error: Exception) -> Unreadable:
 def forgive(known: AdaptersMap, of_json: Callable[[bytes, Exception], Any] = _reason) -> None:
     """Let values that Python cannot hold be read all the same.
 
-    Unreadable JSON becomes what *of_json* makes of it, a time or length outside of Python's
-    range the nearest one inside, and what is no UTF-8 in a text an escape.
+    Unreadable JSON becomes what *of_json* makes of it, and a time or length outside of Python's
+    range the nearest one inside.
     """
     for name, instead in {**_INSTEAD, "jsonb": of_json}.items():
         oid = adapters.types[name].oid
@@ -248,10 +248,6 @@ def _forgiving(
     return Forgiving
 
 
-def _escaped(data: bytes, _: Exception) -> str:
-    return data.decode("utf-8", "backslashreplace")
-
-
 def _nearest(data: bytes, _: Exception) -> datetime:
     is_before = data[0] >= 0x80 or data[:1] == b"-" or data.endswith(b"BC")
     return (datetime.min if is_before else datetime.max).replace(tzinfo=UTC)
@@ -264,7 +260,6 @@ def _longest(data: bytes, _: Exception) -> timedelta:
 
 
 _INSTEAD: dict[str, Callable[[bytes, Exception], Any]] = {
-    "text": _escaped,
     "timestamptz": _nearest,
     "interval": _longest,
 }
