@@ -31,7 +31,6 @@ from support.pooler import pooled
 from support.server import Server
 from support.waiting import wait_until
 
-NUMBERS = (1, 2, 3, 4)
 _names = count(1)
 
 pytestmark = [pytest.mark.own_session, pytest.mark.plain_session]
@@ -56,29 +55,35 @@ def raises(sqlstate, pattern=""):
 
 
 class Front:
-    """Four databases with rota and a front of the first two."""
+    """Databases with rota, and a front of the first two."""
 
-    def __init__(self, server, admin, template, folder):
-        self._admin, self.folder = admin, folder
+    def __init__(self, server, admin, template, folder, name, source="template1"):
+        self._server, self._admin, self._template = server, admin, template
+        self.folder = folder
         self._open: list[psycopg.Connection] = []
-        name = f"front{next(_names)}"
-        self.names = [name, *(f"{name}_{number}" for number in NUMBERS)]
-        for each in self.names:
-            source = "template1" if each == name else template
-            admin.execute(
-                sql.SQL("create database {} template {} strategy file_copy").format(
-                    sql.Identifier(each), sql.Identifier(source)
-                )
+        self.names = {0: name}
+        self.shards: dict[int, psycopg.Connection] = {}
+        self.urls: dict[int, str] = {}
+        self.url = self._copy(source, name)
+        self.add(1, 2)
+        self.db = self.connect()
+
+    def _copy(self, source, name):
+        self._admin.execute(
+            sql.SQL("create database {} template {} strategy file_copy").format(
+                sql.Identifier(name), sql.Identifier(source)
             )
-        self.url = server.url(name)
-        self.urls = {number: server.url(f"{name}_{number}") for number in NUMBERS}
-        self.shards = {
-            number: psycopg.connect(url, autocommit=True) for number, url in self.urls.items()
-        }
-        for number, shard in self.shards.items():
+        )
+        return self._server.url(name)
+
+    def add(self, *numbers):
+        """Make databases with rota; make() lets the front have them."""
+        for number in numbers:
+            self.names[number] = f"{self.names[0]}_{number}"
+            self.urls[number] = self._copy(self._template, self.names[number])
+            shard = self.shards[number] = psycopg.connect(self.urls[number], autocommit=True)
             if value(shard, "database_number") != number:
                 value(shard, "set_database_number", number=number)
-        self.db = self.connect()
 
     def connect(self) -> psycopg.Connection:
         connection = psycopg.connect(self.url, autocommit=True)
@@ -93,6 +98,7 @@ class Front:
         ]
 
     def make(self, *numbers, **arguments):
+        self.add(*(number for number in numbers if number not in self.urls))
         statements = rows(
             self.shards[1], "select rota.front_statements(%s, %s)",
             json.dumps(self.databases(*numbers)), arguments.get("time_limit", "5 seconds"),
@@ -124,19 +130,35 @@ class Front:
             )
         ]  # fmt: skip
 
-    def close(self):
+    def leave(self):
         for connection in (*self._open, *self.shards.values()):
             connection.close()
-        for each in self.names:
+
+    def close(self):
+        self.leave()
+        for each in self.names.values():
             self._admin.execute(
                 sql.SQL("drop database {} with (force)").format(sql.Identifier(each))
             )
 
 
-@pytest.fixture
-def front(server, admin, template, tmp_path) -> Iterator[Front]:
-    made = Front(server, admin, template, tmp_path)
+@pytest.fixture(scope="module")
+def made_once(server, admin, template) -> Iterator[str]:
+    """The database of a front, to copy: to make one takes ten times as long."""
+    made = Front(server, admin, template, None, "front")
     made.make(1, 2)
+    made.leave()
+    admin.execute("create database front_made_once template front strategy file_copy")
+    made.close()
+    yield "front_made_once"
+    admin.execute("drop database front_made_once with (force)")
+
+
+@pytest.fixture
+def front(server, admin, template, made_once, tmp_path) -> Iterator[Front]:
+    made = Front(server, admin, template, tmp_path, "front", made_once)
+    admin.execute("alter database front set statement_timeout = 5000")  # is not copied
+    made.db = made.connect()
     yield made
     made.close()
 
@@ -144,7 +166,8 @@ def front(server, admin, template, tmp_path) -> Iterator[Front]:
 @pytest.fixture(scope="module")
 def shared(server, admin, template, tmp_path_factory) -> Iterator[Front]:
     """A front for tests that add jobs of their own keys, and change nothing of the front."""
-    made = Front(server, admin, template, tmp_path_factory.mktemp("front"))
+    folder = tmp_path_factory.mktemp("front")
+    made = Front(server, admin, template, folder, "front_shared")
     made.make(1, 2)
     yield made
     made.close()
@@ -472,9 +495,10 @@ def test_no_key_is_live_twice_while_databases_are_added(front):
                     "select rota.cancel_job(id) from rota.jobs where random() < 0.3 order by id"
                 )
 
+    front.add(3)
     with ThreadPoolExecutor(12) as pool:
         running = [pool.submit(produce, seed) for seed in range(6)]
-        running += [pool.submit(finish, number) for number in NUMBERS]
+        running += [pool.submit(finish, number) for number in front.urls]
         try:
             wait_until(lambda: len(seen) > 200)
             front.make(1, 2, 3)
@@ -811,6 +835,7 @@ def test_a_job_that_two_databases_say_is_in_the_other_one_is_refused(front):
 
 @pytest.mark.slow
 def test_a_role_is_the_same_role_at_the_shards(front, admin):
+    front.add(3)
     name = f"shop{next(_names)}"
     admin.execute(sql.SQL("create role {} login password 's'").format(sql.Identifier(name)))
     try:
@@ -1046,6 +1071,7 @@ def test_the_python_client_enqueues_through_a_front(shared):
 
 @pytest.mark.slow
 def test_the_command_makes_a_front_and_tells_of_it(front, tmp_path, capsys):
+    front.add(3, 4)
     file = tmp_path / "databases"
     file.write_text("\n".join(front.urls.values()))
     words = ["front", "make", "--front", front.url, "--databases", str(file)]
@@ -1056,7 +1082,7 @@ def test_the_command_makes_a_front_and_tells_of_it(front, tmp_path, capsys):
     assert "a front of 4 databases" in capsys.readouterr().out
     assert main(["front", "status", "--front", front.url, "--json"]) == 0
     shards = json.loads(capsys.readouterr().out)
-    assert [(row["database"], row["slots"]) for row in shards] == [(n, 256) for n in NUMBERS]
+    assert [(row["database"], row["slots"]) for row in shards] == [(n, 256) for n in front.urls]
     assert main([*words, "--role", "x=worker"]) == 2
     assert "ROLE=producer" in capsys.readouterr().err
     (tmp_path / "words").write_text("shop:secret\nann secret\n")
@@ -1140,6 +1166,7 @@ def test_a_front_is_not_made_again_over_what_others_have_built_on_it(front):
 def test_a_front_is_made_of_services_which_only_this_machine_knows(
     front, tmp_path, monkeypatch, capsys
 ):
+    front.add(3, 4)
     words = {number: conninfo_to_dict(url) for number, url in front.urls.items()}
     lines = [
         line for number, word in words.items()
