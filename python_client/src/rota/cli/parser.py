@@ -6,6 +6,7 @@ import argparse
 import importlib
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NoReturn
 
 from .._version import __version__
@@ -175,6 +176,7 @@ class Parser(argparse.ArgumentParser):
         raise Misuse(message, self.format_usage(), code)
 
 
+@cache  # to make it takes longer than many a command
 def make_parser() -> Parser:
     """Return the parser; what it parses has the function to call as *run*."""
     parser = Parser(prog="rota", description=DESCRIPTION)
