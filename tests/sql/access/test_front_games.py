@@ -15,6 +15,8 @@ import pytest
 
 from sql.access.test_front import Front
 from sql.access.test_front import _plproxy as _plproxy
+from sql.access.test_front import front as front
+from sql.access.test_front import made_once as made_once
 from sql.helpers import call, rows, scalar, value
 
 STEPS = 200
@@ -237,9 +239,7 @@ class Game:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_keys_lines_and_jobs_stay_whole(server, admin, template, tmp_path, seed):
-    front = Front(server, admin, template, tmp_path)
-    front.make(1, 2)
+def test_keys_lines_and_jobs_stay_whole(front, seed):
     game = Game(front, random.Random(seed))
     try:
         game.play()
@@ -247,5 +247,3 @@ def test_keys_lines_and_jobs_stay_whole(server, admin, template, tmp_path, seed)
     except (AssertionError, psycopg.Error) as error:
         error.add_note("\n".join(game.log))
         raise
-    finally:
-        front.close()
