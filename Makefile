@@ -87,7 +87,7 @@ fuzz-schedules: $(VENV)/.dev ## Compare schedules with cronsim a million times, 
 
 prove: $(VENV)/.dev ## Compare 100000 random histories with a model, and explore two million states of a lease: ARGS="--seed 1"
 	$(BIN)/python tests/model/prove.py $(ARGS)
-	$(PYTEST) -n $(WORKERS) -m long model mutants faults sql races contract fuzz client web
+	$(PYTEST) -n $(WORKERS) -m long model mutants faults sql races contract fuzz client web releases
 
 tickers: $(VENV)/.dev ## Tick in eight processes through gaps of days, and check each planned time
 	$(BIN)/python tests/model/tickers.py $(ARGS)

@@ -60,6 +60,7 @@ Connect = Callable[..., psycopg.Connection[Any]]
         ),
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_a_guard_that_is_missing_is_found(
     connect: Connect,
     game: str,

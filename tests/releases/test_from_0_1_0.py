@@ -450,6 +450,7 @@ def killed_behind(lines: str, sql_dir: Path, folder: Path) -> Path:
     return install
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lines", KILLS, ids=lambda lines: lines.split()[1])
 def test_an_upgrade_that_is_killed_leaves_0_1_0_as_it_was(
     lines: str, old: str, psql: Any, sql_dir: Path, server: Any, tmp_path: Path
@@ -463,6 +464,7 @@ def test_an_upgrade_that_is_killed_leaves_0_1_0_as_it_was(
     assert dump(server, old) == before
 
 
+@pytest.mark.long
 def test_an_upgrade_that_is_killed_behind_its_commit_is_ended_by_the_next_install(
     old: str, make: Callable[[Path | None], str], psql: Any, sql_dir: Path, server: Any,
     tmp_path: Path,
@@ -482,6 +484,7 @@ def test_an_upgrade_that_is_killed_behind_its_commit_is_ended_by_the_next_instal
         assert rows(db, STORY) == jobs
 
 
+@pytest.mark.long
 def test_an_uninstall_leaves_nothing_of_an_upgrade_that_was_killed_behind_its_commit(
     old: str, psql: Any, sql_dir: Path, tmp_path: Path
 ) -> None:
@@ -493,7 +496,7 @@ def test_an_uninstall_leaves_nothing_of_an_upgrade_that_was_killed_behind_its_co
         assert rows(db, "select nspname from pg_namespace where nspname ~ '^rota'") == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_upgrades_at_once_take_turns(old: str, sql_dir: Path) -> None:
     """The first drops the old schema while the next, which finds it too, begins."""
     live(old)
