@@ -51,12 +51,14 @@ begin
               or rota._first_blocked(j.ordering_key, 0) is not null
               or exists (
                 select from rota.halted_keys as h where h.ordering_key = j.ordering_key
-            ) or exists (
-                -- In transit: what follows in its line must not be there before it.
-                select from rota.moved_jobs as t
-                where t.new_job_id is null and (t.job ->> 'ordering_key' = j.ordering_key
-                    or t.job ->> 'idempotency_key' = j.idempotency_key
-                      and t.job ->> 'job_type' = j.scope)
+            )
+              -- In transit: what follows in its line must not be there before it.
+              or j.ordering_key in (
+                select t.job ->> 'ordering_key' from rota.moved_jobs as t
+                where t.new_job_id is null
+            ) or (j.idempotency_key, j.scope) in (
+                select t.job ->> 'idempotency_key', t.job ->> 'job_type'
+                from rota.moved_jobs as t where t.new_job_id is null
             )
         end
         order by j.place
@@ -64,9 +66,10 @@ begin
 end $$;
 
 comment on function rota.find_live_keys is
-    'Which of some jobs, given as to enqueue_many(), have an idempotency_key or ordering_key '
-    'that is live in this database or still counts here, or if moving, that may be anywhere '
-    'since their queue moves from here: their places, from 1; for a front; raises 22023.';
+    'Which of up to 20000 jobs, given as to enqueue_many(), have an idempotency_key or '
+    'ordering_key that is live in this database, in transit from it or still counts here, or '
+    'if moving, that may be anywhere since their queue moves from here: their places, from 1; '
+    'for a front; raises 22023.';
 
 create or replace function rota.front_statements(
     databases jsonb, time_limit interval default '5 seconds'
