@@ -28,6 +28,7 @@ from rota.cli.parser import make_parser
 from rota.cli.status import brief, figure
 from rota.testing import assert_enqueued
 from support.clock import Clock
+from support.odd_rows import MOMENTS, add_odd_and_good
 from support.waiting import wait_until
 
 
@@ -1375,41 +1376,11 @@ def test_limits_tell_how_many_wait(run: Callable[..., str], client: Client) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["infinity", "-infinity", "4713-01-01 BC", "294276-12-31"])
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_what_python_cannot_hold_hides_no_row_beside_it(
-    ask: Callable[..., tuple[int, str]],
-    client: Client,
-    db: psycopg.Connection[Any],
-    moment: str,
+    ask: Callable[..., tuple[int, str]], db: psycopg.Connection[Any], moment: str
 ) -> None:
-    for name in ("odd", "good"):
-        waiting = client.enqueue(name, queue=name).job_id
-        client.enqueue(name, queue="busy")
-        client.claim_jobs(name, ["busy"])
-        client.report_worker(name, host="h", pid=1, version="9", queues=[name])
-        client.enqueue(name, queue="ended")
-        (job,) = client.claim_jobs(name, ["ended"])
-        client.record_effect("s", name, job.job_id, job.lease_token)
-        client.fail_job(job.job_id, job.lease_token, error=f"{name} error", fatal=True)
-        client.schedule_job(name, "@daily", name)
-        client.set_priority(waiting, 1)
-    db.execute(
-        f"""
-        update rota.jobs set run_at = '{moment}', created_at = '{moment}',
-            updated_at = '{moment}', started_at = '{moment}', time_limit = '2000000000 days'
-        where job_type = 'odd';
-        update rota.finished_jobs set run_at = '{moment}', created_at = '{moment}',
-            started_at = '{moment}' where job_type = 'odd';
-        update rota.workers set started_at = '{moment}', last_seen_at = '{moment}'
-        where worker = 'odd';
-        update rota.job_errors set started_at = '{moment}' where job_type = 'odd';
-        update rota.effects set recorded_at = '{moment}' where key = 'odd';
-        update rota.job_definitions set created_at = '{moment}', last_run_at = '-infinity'
-        where name = 'odd';
-        update rota.audit_log set acted_at = '{moment}',
-            before = (repeat('[', 3000) || repeat(']', 3000))::jsonb where id = 1;
-        """
-    )
+    waiting = add_odd_and_good(db, moment)
 
     for words in (
         "jobs",

@@ -32,6 +32,7 @@ from rota.web.filters import BadFilterError, Filter, age, contained
 from rota.web.plots import TIMES, ended, times
 from rota.web.show import MASKED_KEYS, Json
 from rota.web.site import Answer, Site
+from support.odd_rows import MOMENTS, add_odd_and_good
 from support.waiting import wait_until
 from web.conftest import LOGIN, OBSERVER, OPERATOR, serving
 from web.sample_jobs import BIG, HOSTILE, Scene
@@ -1046,36 +1047,11 @@ def test_the_jobs_of_a_small_queue_are_found_without_those_of_others(
         assert (found, pages < 100) == (rows, True), (queue, pages)
 
 
-@pytest.mark.parametrize("moment", ["infinity", "-infinity", "4713-01-01 BC", "294276-12-31"])
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_what_python_cannot_hold_hides_no_row_beside_it(
     db: psycopg.Connection[Any], dsn: str, moment: str
 ) -> None:
-    for name in ("odd", "good"):
-        db.execute(f"select rota.enqueue('{name}'), rota.enqueue('{name}', queue => 'busy')")
-        db.execute(f"select rota.claim_jobs('{name}', '{{busy}}')")
-        db.execute(f"select rota.report_worker('{name}', 'h', 1, '9', '{{{name}}}')")
-        db.execute(f"select rota.enqueue('{name}', queue => 'ended')")
-        db.execute(
-            "select rota.fail_job(c.job_id, c.lease_token, c.job_type, fatal => true)"
-            f" from rota.claim_jobs('{name}', '{{ended}}') as c"
-        )
-        db.execute(f"select rota.schedule_job('{name}', '@daily', '{name}')")
-    db.execute(
-        f"""
-        update rota.jobs set run_at = '{moment}', created_at = '{moment}',
-            updated_at = '{moment}', started_at = '{moment}', time_limit = '2000000000 days'
-        where job_type = 'odd';
-        update rota.finished_jobs set run_at = '{moment}', created_at = '{moment}',
-            started_at = '{moment}' where job_type = 'odd';
-        update rota.workers set started_at = '{moment}', last_seen_at = '{moment}'
-        where worker = 'odd';
-        update rota.job_errors set started_at = '{moment}' where job_type = 'odd';
-        update rota.job_errors set failed_at = '{moment}' where job_type = 'odd';
-        update rota.audit_log set acted_at = '{moment}',
-            before = (repeat('[', 3000) || repeat(']', 3000))::jsonb
-        where after ->> 'name' = 'odd';
-        """
-    )
+    add_odd_and_good(db, moment)
     page = rota.web.app(dsn, observer_role=None, operator_role=None)
 
     with serving(page) as address, httpx.Client(base_url=address) as http:
