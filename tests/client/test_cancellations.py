@@ -16,7 +16,7 @@ from rota.worker.connection import Connection, ConnectionState
 from rota.worker.lending import Pool, Watch
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.own_session
+pytestmark = [pytest.mark.slow, pytest.mark.own_session]
 
 SESSIONS = (
     "select count(*) from pg_stat_activity"

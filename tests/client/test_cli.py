@@ -31,6 +31,8 @@ from support.clock import Clock
 from support.odd_rows import MOMENTS, add_odd_and_good
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _just_installed(db: psycopg.Connection[Any]) -> None:
@@ -54,7 +56,6 @@ def ask(
     return call
 
 
-@pytest.mark.slow
 def test_enqueue_and_job(run: Callable[..., str]) -> None:
     job_id = run(
         "enqueue", "send_mail", '{"user_id": 7}', "--delay", "1 hour", "--key", "k"
@@ -77,7 +78,6 @@ def test_enqueue_and_job(run: Callable[..., str]) -> None:
     assert run("enqueue", "other", *keys) == f"{other} (already exists)\n"
 
 
-@pytest.mark.slow
 def test_jobs_filters(run: Callable[..., str], client: Client) -> None:
     client.enqueue("a", queue="one")
     client.enqueue("b", queue="two")
@@ -95,7 +95,6 @@ def test_jobs_filters(run: Callable[..., str], client: Client) -> None:
     assert head.index("job_type") == line.index("b ")
 
 
-@pytest.mark.slow
 def test_retry_and_cancel(run: Callable[..., str], client: Client) -> None:
     job_id = str(client.enqueue("a").job_id)
 
@@ -114,7 +113,6 @@ def test_retry_and_cancel(run: Callable[..., str], client: Client) -> None:
     assert f"(To run it again: rota retry {job_id})" in run("cancel", job_id, code=1)
 
 
-@pytest.mark.slow
 def test_status_and_tick(run: Callable[..., str], client: Client) -> None:
     client.enqueue("a", queue="mail")
     client.report_worker("w1", "host", 1, "0.2.0", ["mail"])
@@ -131,7 +129,6 @@ def test_status_and_tick(run: Callable[..., str], client: Client) -> None:
     assert ticker["last_tick_by"] == "rota cli as postgres"
 
 
-@pytest.mark.slow
 def test_status_and_top_tell_what_ended(
     run: Callable[..., str],
     ask: Callable[..., tuple[int, str]],
@@ -173,7 +170,6 @@ def test_figures_of_top_have_no_exponent() -> None:
     assert [*map(figure, (0.5, 999.4, 999.5, 123456.7))] == ["0.5", "999", "1000", "123457"]
 
 
-@pytest.mark.slow
 def test_top_is_shown_until_q_is_pressed(dsn: str, db: psycopg.Connection[Any]) -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
@@ -236,7 +232,6 @@ def test_the_doctor_tells_once_who_has_locked_what_many_checks_read(
     assert shown.count(f"select pg_terminate_backend({pid});") == 1
 
 
-@pytest.mark.slow
 def test_status_says_that_nobody_ticks(
     ask: Callable[..., tuple[int, str]], clock: Clock
 ) -> None:
@@ -255,7 +250,6 @@ def test_status_says_that_nobody_ticks(
     assert max(map(len, late[1].splitlines())) <= 80
 
 
-@pytest.mark.slow
 def test_status_names_the_schedules_that_an_error_disabled(
     run: Callable[..., str], db: psycopg.Connection[Any]
 ) -> None:
@@ -276,7 +270,6 @@ def test_status_names_the_schedules_that_an_error_disabled(
     assert shown[1].endswith("  no such zone")
 
 
-@pytest.mark.slow
 def test_status_shows_who_paused_a_queue(run: Callable[..., str], client: Client) -> None:
     client.enqueue("a", queue="mail")
 
@@ -516,7 +509,6 @@ def test_times_are_read_in_whatever_style_the_database_writes_them(
     assert assert_enqueued(dsn, "a", status="failed")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("logging", ["", "logging.config.dictConfig({'version': 1})"])
 def test_worker_command(
     dsn: str, client: Client, db: psycopg.Connection[Any], tmp_path: Path, logging: str
@@ -545,7 +537,6 @@ def test_worker_command(
     assert db.execute("select result from rota.finished_jobs").fetchone() == ({"n": 1},)
 
 
-@pytest.mark.slow
 def test_a_worker_logs_an_await_that_a_handler_forgot(
     dsn: str, client: Client, tmp_path: Path
 ) -> None:
@@ -757,7 +748,6 @@ def test_verify_of_too_many_rows_could_not_ask(run: Callable[..., str]) -> None:
     assert "--max-rows must be" in run("verify", "--max-rows", "2000000000", code=3)
 
 
-@pytest.mark.slow
 def test_install_and_uninstall_answer_in_json(
     run: Callable[..., str], db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -772,7 +762,6 @@ def test_install_and_uninstall_answer_in_json(
     assert json.loads(run("uninstall", "--yes", "--json")) == said | {"version": None}
 
 
-@pytest.mark.slow
 def test_doctor_answers_a_monitor_in_json(
     ask: Callable[..., tuple[int, str]], client: Client
 ) -> None:
@@ -1206,7 +1195,6 @@ def test_explain_says_what_decides_and_what_helps(
     assert run("explain", "999999", code=1).startswith("rota: job 999999 not found (")
 
 
-@pytest.mark.slow
 def test_doctor_tells_the_worst_first_and_by_its_exit_code(
     ask: Callable[..., tuple[int, str]], client: Client, clock: Clock
 ) -> None:
@@ -1232,7 +1220,6 @@ def test_doctor_tells_the_worst_first_and_by_its_exit_code(
     assert (first["severity"], first["finding"]) == ("critical", "ticker")
 
 
-@pytest.mark.slow
 def test_doctor_of_a_sound_database_returns_0(
     ask: Callable[..., tuple[int, str]], client: Client
 ) -> None:
@@ -1246,7 +1233,6 @@ def test_doctor_of_a_sound_database_returns_0(
     assert (code, line[:37]) == (1, "WARNING queues: queue mail was paused")
 
 
-@pytest.mark.slow
 def test_doctor_that_cannot_ask_returns_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--check", "-d", "port=1"]) == 3
     assert capsys.readouterr().err.startswith("rota: ")
@@ -1271,7 +1257,6 @@ def test_verify_tells_which_promise_is_broken(
     assert sum(row["violations"] for row in json.loads(ask("verify", "--json")[1])) == 1
 
 
-@pytest.mark.slow
 def test_jobs_are_found_by_whatever_is_known_of_them(
     run: Callable[..., str], client: Client, db: psycopg.Connection[Any]
 ) -> None:
@@ -1375,7 +1360,6 @@ def test_limits_tell_how_many_wait(run: Callable[..., str], client: Client) -> N
     assert "type a  1/2      2" in run("limits")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_what_python_cannot_hold_hides_no_row_beside_it(
     ask: Callable[..., tuple[int, str]], db: psycopg.Connection[Any], moment: str

@@ -19,6 +19,8 @@ from rota import Client
 from rota.cli import main
 from rota.cli.jobs import STATUSES
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., str]
 Db = psycopg.Connection[Any]
 
@@ -56,7 +58,6 @@ def statuses(db: Db, ids: list[int]) -> list[str]:
     return [status for (status,) in rows]
 
 
-@pytest.mark.slow
 def test_retry_with_dependants_tells_how_many_come_back(run: Run, client: Client) -> None:
     job_id = die(client)
     client.enqueue("after", depends_on=[job_id])
@@ -71,7 +72,6 @@ def test_retry_with_dependants_tells_how_many_come_back(run: Run, client: Client
         assert "--with-dependants" in run("retry", "--with-dependants", *more, code=2)
 
 
-@pytest.mark.slow
 def test_retry_of_a_group_counts_asks_and_edits(run: Run, client: Client, db: Db) -> None:
     ids = [die(client) for _ in range(3)] + [die(client, "no route to host")]
     group = ["retry", "--type", "charge", "--error", "card 99 declined"]
@@ -131,7 +131,6 @@ def test_a_locked_job_is_told_with_its_holder(
     assert told.endswith(f" select pg_terminate_backend({other.info.backend_pid});\n")
 
 
-@pytest.mark.slow
 def test_the_other_acts(run: Run, client: Client, db: Db) -> None:
     dead, waiting = die(client), client.enqueue("report").job_id
 
@@ -158,7 +157,6 @@ def test_a_limit_holds_for_all_calls_together(run: Run, client: Client, db: Db) 
     assert statuses(db, ids) == ["cancelled"] * 3 + ["queued"] * 2
 
 
-@pytest.mark.slow
 def test_more_jobs_than_a_call_takes(run: Run, db: Db) -> None:
     db.execute("select rota.enqueue('a') from generate_series(1, 2100)")
 
@@ -194,7 +192,6 @@ def test_what_is_used_wrongly_is_exit_code_2(
         capsys.readouterr()
 
 
-@pytest.mark.slow
 def test_pause_and_resume_a_type_and_all(run: Run, client: Client) -> None:
     client.enqueue("mail")
     client.enqueue("report")
@@ -234,7 +231,6 @@ def test_pause_and_resume_a_type_and_all(run: Run, client: Client) -> None:
     assert [job.job_type for job in client.claim_jobs("w")] == ["mail"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "is_paused"), [("n\n", False), ("yes\n", True), ("\x04", False)]
 )
@@ -276,7 +272,6 @@ def test_a_dry_run_of_a_pause_tells_what_would_be_refused(run: Run, db: Db, verb
         assert "--for" in run("pause", "mail", "--for", "soon", "--dry-run", code=2)
 
 
-@pytest.mark.slow
 def test_what_is_listed_is_what_is_acted_on(run: Run, client: Client, db: Db) -> None:
     """By each word of the filter alone, and by several."""
     rest = {"ordering_key": "o", "limit_key": "l:1", "idempotency_key": "k"}
@@ -414,7 +409,6 @@ def test_audit_tells_of_an_act_in_many_steps_once(
     assert [row["jobs"] for row in json.loads(run("audit", "--json"))][:4] == [1, 1, 1000, 1000]
 
 
-@pytest.mark.slow
 def test_audit_tells_who_did_what(
     run: Run, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -453,7 +447,6 @@ def test_a_retry_of_a_key_tells_that_other_databases_were_not_asked(
     assert run("retry", other) == f"job {other} is queued\n"
 
 
-@pytest.mark.slow
 def test_a_shell_can_complete_the_commands() -> None:
     pytest.importorskip("shtab")
     done = subprocess.run(

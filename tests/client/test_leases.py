@@ -24,6 +24,8 @@ from rota.worker.lending import Pool, Watch
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 Drain = Callable[..., None]
 Background = Callable[..., BackgroundWorker]
 NONE = cast(Pool, None)
@@ -277,7 +279,6 @@ def test_a_worker_that_cannot_keep_a_lease_takes_no_more_jobs(
         background.stop(now=True)
 
 
-@pytest.mark.slow
 @pytest.mark.own_session
 def test_a_worker_for_cron_gives_up_where_it_cannot_keep_a_lease(
     client: Client, db: psycopg.Connection[Any], limited: str
@@ -298,7 +299,6 @@ def test_a_worker_for_cron_gives_up_where_it_cannot_keep_a_lease(
     assert db.execute(attempts).fetchone() == ([1, 0],)
 
 
-@pytest.mark.slow
 def test_a_lost_lease_reaches_the_handler_while_its_worker_has_nothing_else_to_do(
     client: Client, background: Background
 ) -> None:
@@ -322,7 +322,6 @@ def test_a_lost_lease_reaches_the_handler_while_its_worker_has_nothing_else_to_d
     assert ended.wait(30)
 
 
-@pytest.mark.slow
 def test_no_tick_comes_before_the_reports_after_an_outage(
     client: Client,
     db: psycopg.Connection[Any],
@@ -365,7 +364,6 @@ def test_no_tick_comes_before_the_reports_after_an_outage(
     assert len(ran) == 1
 
 
-@pytest.mark.slow
 def test_an_async_handler_ends_with_its_lease_while_all_calls_hang(
     client: Client, background: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:

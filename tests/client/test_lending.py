@@ -24,7 +24,7 @@ from rota.worker.lending import CALLS, Pool, Watch
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.own_session
+pytestmark = [pytest.mark.slow, pytest.mark.own_session]
 
 Drain = Callable[..., None]
 
@@ -72,7 +72,6 @@ def peak(dsn: str) -> Iterator[Peak]:
         yield watching
 
 
-@pytest.mark.slow
 def test_calls_of_handlers_take_turns_also_within_a_transaction(
     client: Client, db: psycopg.Connection[Any], drain: Drain, peak: Peak
 ) -> None:
@@ -109,7 +108,6 @@ def test_calls_of_handlers_take_turns_also_within_a_transaction(
     assert 2 < peak.most <= 4
 
 
-@pytest.mark.slow
 def test_idle_connections_of_the_other_kind_make_room(
     client: Client, db: psycopg.Connection[Any], drain: Drain, peak: Peak
 ) -> None:
@@ -134,7 +132,6 @@ def test_idle_connections_of_the_other_kind_make_room(
     assert 4 <= peak.most <= 8
 
 
-@pytest.mark.slow
 def test_many_places_share_few_connections_for_their_calls(
     client: Client, db: psycopg.Connection[Any], drain: Drain, peak: Peak
 ) -> None:
@@ -207,7 +204,6 @@ def test_who_waits_for_a_connection_in_vain_takes_none_from_others(dsn: str) -> 
     pool.close()
 
 
-@pytest.mark.slow
 def test_a_call_that_waits_for_its_turn_waits_no_longer_than_it_may(
     client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain
 ) -> None:

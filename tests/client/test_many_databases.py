@@ -33,6 +33,8 @@ from rota.worker.executor import Places, Share
 from rota.worker.worker import Worker
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[[str], str]
 JOBS = """\
 from rota import Registry
@@ -178,7 +180,6 @@ def run_together(
     asyncio.run(main())
 
 
-@pytest.mark.slow
 def test_a_long_backlog_leaves_the_others_their_floors(make, monkeypatch):
     """Of 6 places each of three has 2 as long as it has jobs, and then the long one has all.
 
@@ -223,7 +224,6 @@ def test_a_long_backlog_leaves_the_others_their_floors(make, monkeypatch):
     assert max(each[0] for each in seen) == 6
 
 
-@pytest.mark.slow
 def test_a_thread_leaves_its_place_to_another_database(make, monkeypatch):
     """Of two places one had all the others' jobs in hand when the second database got one."""
     monkeypatch.setattr("rota.worker.fetcher.HUNGRY_FOR", 60.0)
@@ -254,7 +254,6 @@ def test_a_thread_leaves_its_place_to_another_database(make, monkeypatch):
     assert begun[:3] == [0, 0, 1]
 
 
-@pytest.mark.slow
 def test_a_database_that_comes_later_is_worked_for_and_costs_the_others_nothing(make, server):
     there, away = make("many3"), server.url("many4")
     enqueue(there, 3, 5)
@@ -274,7 +273,6 @@ def test_a_database_that_comes_later_is_worked_for_and_costs_the_others_nothing(
     assert done[5:] == [4, 4]
 
 
-@pytest.mark.slow
 def test_the_log_says_which_of_the_databases_is_lost(make, admin, caplog):
     caplog.set_level(logging.INFO, "rota")
     urls = [make(name) for name in ("many7", "many8")]
@@ -309,7 +307,6 @@ def _two_with_jobs_for_both(make: Make, first: int) -> list[str]:
     return urls
 
 
-@pytest.mark.slow
 def test_rota_worker_works_for_all_of_a_file_and_carries_between_them(make, tmp_path):
     urls = _two_with_jobs_for_both(make, 5)
     file = tmp_path / "databases"
@@ -349,7 +346,6 @@ def test_rota_worker_works_for_all_of_a_file_and_carries_between_them(make, tmp_
     assert counts == [2, 2]
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_idle_has_two_connections_to_each_database(make, tmp_path, admin):
     """It is told of jobs that are to travel as quickly as of its own."""
     urls = [make(f"many{n}") for n in (11, 12)]
@@ -411,7 +407,6 @@ def test_a_worker_is_ready_while_it_reaches_one_of_its_databases(are_ready, code
     assert asyncio.run(ask()).split()[1] == str(code).encode()
 
 
-@pytest.mark.slow
 def test_a_worker_at_work_is_told_of_jobs_that_travel_by_its_one_notifier(make, tmp_path):
     urls = [make(f"many{n}") for n in (15, 16)]
     for number, url in enumerate(urls, 15):
@@ -491,7 +486,6 @@ def test_a_worker_with_nothing_more_to_do_has_two_connections_again(
         wait_until(lambda: open_names() == ["rota fetcher", "rota notifier"])
 
 
-@pytest.mark.slow
 def test_a_worker_that_only_polls_carries_too(make, tmp_path):
     urls = _two_with_jobs_for_both(make, 13)
     (tmp_path / "jobs.py").write_text(JOBS)
@@ -526,7 +520,6 @@ def finished(url: str) -> int:
     return int(row[0]) if row else 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -544,7 +537,6 @@ def test_rota_worker_refuses_what_cannot_be_meant(words, problem, tmp_path):
     assert problem in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["--drain", "--once"])
 def test_a_database_that_is_away_keeps_no_run_from_its_end(make, monkeypatch, capsys, how):
     registry = Registry()
@@ -567,7 +559,6 @@ def rota(*words: str, stdin: int | None = None) -> subprocess.CompletedProcess[s
     return subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
 def test_a_command_tells_of_each_database_and_fails_if_one_does(make, server):
     url = make("many7")
     enqueue(url, 7, 3)
@@ -582,7 +573,6 @@ def test_a_command_tells_of_each_database_and_fails_if_one_does(make, server):
     assert "1 of 2 databases" in done.stderr
 
 
-@pytest.mark.slow
 def test_databases_are_told_apart_by_their_services(capsys):
     words = [word for name in "ab" for word in ("--database", f"service=no_such_{name}")]
 
@@ -643,7 +633,6 @@ def named(*urls: str) -> list[str]:
     return [word for url in urls for word in ("--database", url)]
 
 
-@pytest.mark.slow
 def test_all_are_asked_at_once_and_told_in_their_order(make, frozen):
     url = make("many16")
     enqueue(url, 7, 1)
@@ -658,7 +647,6 @@ def test_all_are_asked_at_once_and_told_in_their_order(make, frozen):
     assert done.returncode == 1
 
 
-@pytest.mark.slow
 def test_a_move_asks_all_for_their_numbers_at_once(make, frozen, capsys):
     words = ["queue", "move", "q", "--to", "7", *named(*frozen, make("many35"))]
 
@@ -667,7 +655,6 @@ def test_a_move_asks_all_for_their_numbers_at_once(make, frozen, capsys):
     assert capsys.readouterr().err.count("closed the connection") == 2
 
 
-@pytest.mark.slow
 def test_json_names_those_without_an_answer(make, frozen):
     done = rota("schedule", "list", "--json", *named(make("many17"), *frozen))
 
@@ -678,7 +665,6 @@ def test_json_names_those_without_an_answer(make, frozen):
     assert all("closed the connection" in each["error"] for each in away)
 
 
-@pytest.mark.slow
 def test_an_act_reaches_all_first_and_leaves_out_those_that_are_away(make, frozen):
     url = make("many18")
     enqueue(url, 7, 2)
@@ -690,7 +676,6 @@ def test_an_act_reaches_all_first_and_leaves_out_those_that_are_away(make, froze
     assert waiting(url) == 0
 
 
-@pytest.mark.slow
 def test_the_doctor_tells_of_a_number_that_two_databases_have(make, capsys):
     urls = [make(name) for name in ("many27", "many28", "many29")]
     for url, number in zip(urls, (7, 8, 7), strict=True):
@@ -706,7 +691,6 @@ def test_the_doctor_tells_of_a_number_that_two_databases_have(make, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.slow
 def test_a_database_that_stops_in_an_answer_is_not_waited_for(make, monkeypatch, capsys):
     urls = [make("many23"), make("many24")]
     enqueue(urls[1], 7, 1)
@@ -723,7 +707,6 @@ def test_a_database_that_stops_in_an_answer_is_not_waited_for(make, monkeypatch,
     assert "incomplete: no answer from 1 of 2 databases" in errors
 
 
-@pytest.mark.slow
 def test_a_job_is_not_looked_for_where_a_session_has_all_locked(make, monkeypatch, capsys):
     urls = [make("many33"), make("many34")]
     monkeypatch.setattr(many, "LONGEST", 20.0)
@@ -737,7 +720,6 @@ def test_a_job_is_not_looked_for_where_a_session_has_all_locked(make, monkeypatc
     assert "application a migration" in said
 
 
-@pytest.mark.slow
 def test_a_database_that_does_not_tell_its_number_is_not_waited_for(make, monkeypatch, capsys):
     urls = [make("many31"), make("many32")]
     with psycopg.connect(urls[0], autocommit=True) as db:
@@ -756,7 +738,6 @@ def test_a_database_that_does_not_tell_its_number_is_not_waited_for(make, monkey
     assert code != 0
 
 
-@pytest.mark.slow
 def test_a_database_that_stops_in_an_act_keeps_no_other_from_it(make, monkeypatch, capsys):
     urls = [make("many25"), make("many26")]
     for url in urls:
@@ -785,7 +766,6 @@ def test_a_stream_that_is_collected_leaves_what_is_below_alone(kind):
     stream.close()  # from Python 3.13 on what the collector's call raises is told
 
 
-@pytest.mark.slow
 def test_an_act_whose_answer_was_lost_is_told_as_unknown(make):
     urls = [make("many19"), make("many20")]
     for url in urls:
@@ -816,7 +796,6 @@ def test_an_act_whose_answer_was_lost_is_told_as_unknown(make):
     assert "outcome unknown" in alone.stderr
 
 
-@pytest.mark.slow
 def test_a_command_for_one_database_refuses_several(make):
     url = make("many21")
 
@@ -856,7 +835,6 @@ def test_one_database_and_several_do_not_go_together(command, capsys):
     assert "-d names the only database" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_schedules_are_switched_and_removed_in_each_database(make):
     urls = [make(f"many{n}") for n in (30, 31)]
     for url in urls:
@@ -870,7 +848,6 @@ def test_schedules_are_switched_and_removed_in_each_database(make):
     assert [each["answer"]["outcome"] for each in json.loads(gone.stdout)] == ["removed"] * 2
 
 
-@pytest.mark.slow
 def test_a_question_is_seen_and_is_no_part_of_the_document(make):
     urls = [make(f"many{n}") for n in (32, 33)]
     for url in urls:
@@ -886,7 +863,6 @@ def test_a_question_is_seen_and_is_no_part_of_the_document(make):
         os.close(end)
 
 
-@pytest.mark.slow
 def test_an_act_by_id_does_not_wait_for_a_database_that_is_away(make, frozen):
     url = make("many22")
     with psycopg.connect(url) as db:
@@ -903,7 +879,6 @@ def test_an_act_by_id_does_not_wait_for_a_database_that_is_away(make, frozen):
     assert "is in none of the databases that answered" in unknown.stderr
 
 
-@pytest.mark.slow
 def test_an_act_by_id_finds_its_database_by_the_id(make):
     urls = [make(f"many{n}") for n in (9, 10)]
     for number, url in enumerate(urls, 9):

@@ -17,7 +17,10 @@ from support.pooler import find_pgbouncer, pooled
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed"),
+]
 
 
 @pytest.fixture
@@ -85,7 +88,6 @@ def test_a_command_runs_nothing_that_somebody_has_put_into_public(
     assert json.loads(capsys.readouterr().out)["last_hour"]
 
 
-@pytest.mark.slow
 def test_everything_works_behind_a_pooler(
     client: Client, db: psycopg.Connection[Any], pooler: str
 ) -> None:
@@ -112,7 +114,6 @@ def test_everything_works_behind_a_pooler(
     assert db.execute(done).fetchone() == (41,)
 
 
-@pytest.mark.slow
 def test_workers_that_share_two_sessions_and_their_hints_get_every_job_once(
     client: Client, db: psycopg.Connection[Any], pooler: str
 ) -> None:
@@ -190,7 +191,6 @@ def test_a_worker_goes_on_when_its_sessions_begin_otherwise(
         worker.stop(now=True)
 
 
-@pytest.mark.slow
 @pytest.mark.own_session
 def test_a_worker_that_gets_no_session_for_its_ends_says_what_it_needs(
     client: Client, dsn: str, caplog: pytest.LogCaptureFixture

@@ -20,6 +20,8 @@ from rota.worker.process import loop_factory, run_until_signal, told_of
 from support.started_workers import BackgroundWorker
 from support.waiting import DEADLINE, wait_until
 
+pytestmark = pytest.mark.slow
+
 both_loops = pytest.mark.parametrize(
     "make_loop", [loop_factory, lambda: asyncio.SelectorEventLoop], ids=["uvloop", "asyncio"]
 )
@@ -157,7 +159,6 @@ def test_handlers_that_use_all_threads_of_the_loop_hold_up_no_other_job(
         worker.stop()
 
 
-@pytest.mark.slow
 @both_loops
 def test_a_name_that_is_not_found_for_long_keeps_no_worker(
     client: rota.Client, dsn: str, monkeypatch: pytest.MonkeyPatch, make_loop: Any

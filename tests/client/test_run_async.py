@@ -19,6 +19,8 @@ import rota
 from rota import AsyncJob, Client, Job, Registry, RotaError, Worker
 from rota.worker.executor import Places
 
+pytestmark = pytest.mark.slow
+
 SESSIONS = (
     "select count(*) from pg_stat_activity"
     " where application_name like 'rota %' and datname = current_database()"

@@ -17,6 +17,8 @@ import rota
 from rota import AsyncJob, Client, Job, Registry
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., str]
 
 
@@ -166,7 +168,6 @@ def test_two_deployments_at_once_prune_the_same(
     assert [name for name, _, _ in there(db)] == ["one", "three"]
 
 
-@pytest.mark.slow
 def test_nothing_of_others_is_pruned_or_taken(
     deploy: Callable[..., str], run: Run, client: Client, db: psycopg.Connection[Any]
 ) -> None:
@@ -239,7 +240,6 @@ def test_all_are_put_in_or_none(
     assert there(db) == []
 
 
-@pytest.mark.slow
 def test_what_a_schedule_makes_is_run(
     deploy: Callable[..., str],
     client: Client,

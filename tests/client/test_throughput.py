@@ -21,6 +21,8 @@ from rota.worker.executor import AHEAD, MAX_BATCH, WINDOW, Prefetch
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 Drain = Callable[..., None]
 Background = Callable[..., BackgroundWorker]
 VALUE: ContextVar[str] = ContextVar("value", default="empty")
@@ -43,7 +45,6 @@ def _counts(db: psycopg.Connection[Any]) -> dict[str, int]:
     return dict(db.execute("select status, count(*) from rota.job_runs group by 1").fetchall())
 
 
-@pytest.mark.slow
 def test_worker_claims_more_at_once_while_jobs_end_quickly(
     client: Client, db: psycopg.Connection[Any], drain: Drain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +65,6 @@ def test_worker_claims_more_at_once_while_jobs_end_quickly(
     assert _counts(db) == {"succeeded": 3000}
 
 
-@pytest.mark.slow
 def test_worker_reports_many_ends_in_one_call(
     client: Client, drain: Drain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,6 @@ def test_worker_reports_many_ends_in_one_call(
     assert len(finishes) <= 100
 
 
-@pytest.mark.slow
 def test_worker_that_got_slow_gives_back_what_it_cannot_start(
     client: Client,
     db: psycopg.Connection[Any],
@@ -109,7 +108,6 @@ def test_worker_that_got_slow_gives_back_what_it_cannot_start(
     wait_until(lambda: _counts(db) == {"succeeded": 400})
 
 
-@pytest.mark.slow
 def test_a_worker_goes_on_at_once_where_the_database_gives_less_than_it_wants(
     background: Background, client: Client
 ) -> None:
@@ -146,7 +144,6 @@ def test_a_batch_of_the_users_choice_is_not_given_back(
     assert not releases
 
 
-@pytest.mark.slow
 def test_of_a_batch_what_has_a_time_limit_is_given_back(
     client: Client,
     db: psycopg.Connection[Any],
@@ -204,7 +201,6 @@ def test_jobs_run_while_a_finish_is_under_way(
     wait_until(lambda: _counts(db) == {"succeeded": 50})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [True, False])
 def test_no_job_begins_while_very_many_ends_are_not_reported(
     client: Client,
@@ -421,7 +417,6 @@ def test_prefetch_holds_a_batch_of_the_users_choice() -> None:
     assert Prefetch(None).wanted(5000, 0) == MAX_BATCH
 
 
-@pytest.mark.slow
 def test_a_lease_lost_while_the_job_waits_is_found_at_its_start(
     client: Client,
     db: psycopg.Connection[Any],
@@ -455,7 +450,6 @@ def _noting(ran: list[int]) -> Callable[[AsyncJob], Any]:
     return note
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [True, False])
 def test_stop_at_full_speed_leaves_no_job_behind(
     client: Client, db: psycopg.Connection[Any], background: Background, is_async: bool
@@ -476,7 +470,6 @@ def test_stop_at_full_speed_leaves_no_job_behind(
     assert sorted(job_id for (job_id,) in done) == sorted(ran)
 
 
-@pytest.mark.slow
 @pytest.mark.own_session
 def test_connections_that_break_at_full_speed_cost_no_job(
     client: Client, db: psycopg.Connection[Any], background: Background

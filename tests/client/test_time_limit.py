@@ -19,6 +19,8 @@ from support.clock import Clock
 from support.started_workers import WorkerProcess, lives
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 Drain = Callable[..., None]
 SOON = timedelta(milliseconds=300)
 ERRORS = "select error_type, message, stack from rota.job_errors"
@@ -55,7 +57,6 @@ def test_an_async_handler_is_cancelled_at_its_time_limit(
     assert ends[0].outcome == "failed"
 
 
-@pytest.mark.slow
 def test_a_job_that_waits_for_a_place_has_its_whole_time(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:
@@ -72,7 +73,6 @@ def test_a_job_that_waits_for_a_place_has_its_whole_time(
     assert ended == [("succeeded", 5)]
 
 
-@pytest.mark.slow
 def test_a_plain_handler_is_told_when_it_asks(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:
@@ -157,7 +157,6 @@ def test_the_last_attempt_that_takes_too_long_is_dead(
     assert db.execute(query).fetchall() == [("dead", "time_limit")]
 
 
-@pytest.mark.slow
 def test_a_process_is_killed_at_the_time_limit(
     client: Client, db: psycopg.Connection[Any], drain: Drain, tmp_path: Path
 ) -> None:
@@ -176,7 +175,6 @@ def test_a_process_is_killed_at_the_time_limit(
     wait_until(lambda: not lives(started_by_it), "the end of what it has started")
 
 
-@pytest.mark.slow
 def test_a_queue_can_set_the_limit_and_a_job_brings_headers(
     client: Client, drain: Drain
 ) -> None:
@@ -196,7 +194,6 @@ def test_a_queue_can_set_the_limit_and_a_job_brings_headers(
     assert seen == [(timedelta(hours=1), {"tenant": "7"}, True), (None, {}, False)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sleep", "async_stubborn"])
 def test_a_handler_that_hangs_loses_its_job_and_then_its_process(
     client: Client,

@@ -17,6 +17,8 @@ from rota import AsyncJob, Client, Job, Registry
 from rota.job import State
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 Drain = Callable[..., None]
 Status = Callable[[int], str]
 
@@ -56,7 +58,6 @@ def test_writes_and_finish_commit_together(
     assert rows == [("succeeded", {"from": "transaction"}), ("succeeded", None)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_lost_lease_rolls_the_writes_back(
     client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain, kind: str
@@ -165,7 +166,6 @@ def test_an_exception_after_it_changes_nothing(
     assert status(job_id) == "succeeded"
 
 
-@pytest.mark.slow
 def test_heartbeats_go_on_while_the_finish_waits(
     client: Client, db: psycopg.Connection[Any], status: Status, drain: Drain
 ) -> None:
@@ -243,7 +243,6 @@ def test_what_comes_after_the_transaction_is_told(
     assert isinstance(told[1].exc_info[1], ValueError)
 
 
-@pytest.mark.slow
 @pytest.mark.own_session
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_transactions_and_effects_use_connections_again(

@@ -24,6 +24,8 @@ from support.mutation import mutate
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 Drain = Callable[..., None]
 Status = Callable[[int], str]
 Background = Callable[..., BackgroundWorker]
@@ -461,7 +463,6 @@ def test_a_lost_reply_is_asked_for_again(
     assert calls == [calls[0]] * 2
 
 
-@pytest.mark.slow
 def test_heartbeats_keep_a_job_longer_than_its_lease(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:
@@ -478,7 +479,6 @@ def test_heartbeats_keep_a_job_longer_than_its_lease(
     assert _result(db, job_id) == 1
 
 
-@pytest.mark.slow
 def test_cancel_reaches_an_async_handler(
     client: Client, status: Status, background: Background
 ) -> None:
@@ -498,7 +498,6 @@ def test_cancel_reaches_an_async_handler(
     wait_until(lambda: status(job_id) == "cancelled")
 
 
-@pytest.mark.slow
 def test_cancel_reaches_a_thread_that_checks(
     client: Client, status: Status, background: Background
 ) -> None:
@@ -520,7 +519,6 @@ def test_cancel_reaches_a_thread_that_checks(
     wait_until(lambda: status(job_id) == "cancelled")
 
 
-@pytest.mark.slow
 def test_lost_lease_cancels_the_handler(
     client: Client,
     db: psycopg.Connection[Any],
@@ -552,7 +550,6 @@ def test_lost_lease_cancels_the_handler(
     assert "lost" in _events(caplog)
 
 
-@pytest.mark.slow
 def test_a_worker_that_has_an_old_and_a_new_lease_of_a_job_hears_of_each(
     client: Client, background: Background
 ) -> None:
@@ -631,7 +628,6 @@ def test_a_claim_that_comes_through_while_the_worker_leaves_is_undone(
     assert db.execute("select status, attempts from rota.jobs").fetchall() == [("queued", 0)]
 
 
-@pytest.mark.slow
 def test_worker_ticks_again_at_once_while_there_is_more(
     client: Client, db: psycopg.Connection[Any], background: Background
 ) -> None:
@@ -716,7 +712,6 @@ def test_stop_does_not_wait_for_a_tick(
     assert db.execute("select count(*) from rota.finished_jobs").fetchone() == (1,)
 
 
-@pytest.mark.slow
 def test_grace_period_ends_in_release(
     client: Client, db: psycopg.Connection[Any], background: Background
 ) -> None:
@@ -982,7 +977,6 @@ def test_progress_that_is_not_awaited_is_told(client: Client, drain: Drain) -> N
     assert len(told) == 1
 
 
-@pytest.mark.slow
 def test_a_report_under_way_at_the_end_of_the_grace_period_is_no_loss(
     client: Client,
     db: psycopg.Connection[Any],

@@ -23,6 +23,8 @@ from sql.helpers import (
     value,
 )
 
+pytestmark = pytest.mark.slow
+
 HOUR = timedelta(hours=1)
 EXPIRED = """
     insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at,
@@ -84,7 +86,6 @@ def test_a_claim_takes_the_expired_jobs_that_it_meets_out_of_the_lane(db, max_jo
     assert scalar(db, "select count(*) from rota.job_runs where error_type = 'expired'") == 450
 
 
-@pytest.mark.slow
 def test_a_claim_leaves_expired_jobs_to_others_when_it_has_met_a_hundred(db):
     db.execute(EXPIRED, [1, 5000])
     live = enqueue(db)

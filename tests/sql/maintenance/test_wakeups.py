@@ -29,7 +29,7 @@ from support.waiting import wait_until
 
 ANY = ""
 
-pytestmark = pytest.mark.own_session
+pytestmark = [pytest.mark.slow, pytest.mark.own_session]
 
 
 class WaitingWorker:
@@ -154,7 +154,6 @@ def test_wait_for_jobs_for_other_queues_leaves_those_of_before(db, connect):
     assert locks(worker.db) == 4
 
 
-@pytest.mark.slow
 def test_wait_for_jobs_has_sixteen_slots_and_one_for_all_others(db, connect):
     workers = [WaitingWorker(connect()) for _ in range(19)]
     told = []
@@ -387,7 +386,6 @@ def test_wait_for_jobs_looks_again_while_a_writer_of_before_is_under_way(db, con
     wait_until(lambda: worker.wait().look_again_in.total_seconds() > 2000)
 
 
-@pytest.mark.slow
 def test_only_the_first_of_a_queue_polls_as_often_as_it_was_told(connect):
     workers = [WaitingWorker(connect(), poll_interval="10 s") for _ in range(18)]
 
@@ -652,7 +650,6 @@ def test_enqueue_notifies_for_what_is_due(db, connect, arguments, is_notified):
     assert bool(worker.notified()) is is_notified
 
 
-@pytest.mark.slow
 def test_enqueue_many_notifies_as_many_as_there_are_due_jobs(db, connect):
     workers = [WaitingWorker(connect(), "a") for _ in range(5)] + [
         WaitingWorker(connect(), "b")
@@ -1154,7 +1151,6 @@ def test_enqueue_commits_though_somebody_has_filled_the_queue_of_messages(admin,
             connection.close()
 
 
-@pytest.mark.slow
 def test_claim_that_turned_many_away_has_somebody_look_again(db, connect):
     """Else what can start behind them would wait for the next poll."""
     for _ in range(105):

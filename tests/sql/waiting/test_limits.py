@@ -28,6 +28,8 @@ from sql.helpers import (
 )
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def limit(db, **arguments):
     value(db, "set_limit", **arguments)
@@ -446,7 +448,6 @@ def test_rate_lets_a_burst_start_after_a_rest(db, clock):
     assert found == [4, 0, 1, 2, 4]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("max_jobs", [1, 3, 100])
 def test_rate_is_never_exceeded_in_any_window(db, clock, max_jobs):
     start = clock.set("2026-01-12 10:00+00")
@@ -626,7 +627,6 @@ def test_claim_gives_the_keys_of_a_queue_their_turns(db):
     assert order == [key for turn in turns for key in turn]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("max_jobs", [1, 2, 7, 60])
 def test_claim_shares_by_weight(db, max_jobs):
     limit(db, limit_key="a", weight=3)
@@ -995,7 +995,6 @@ def test_set_limit_of_a_class_lets_in_a_key_that_was_held_before_its_commit(
     assert ids(take(db) + take(db)) == [job_id]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "subject",
     [{"queue": "default"}, {"job_type": "x"}, {"limit_key": "k"}, {"limit_key": "c:*"}],
@@ -1024,7 +1023,6 @@ def test_set_limit_holds_while_older_checks_come_first(db):
     assert take(db, max_jobs=1) == []
 
 
-@pytest.mark.slow
 def test_set_limit_and_a_claim_in_one_transaction_wait_for_those_who_do_not_know_yet(
     db, connect, clock
 ):
@@ -1192,7 +1190,6 @@ def test_a_slot_goes_to_the_type_that_has_a_worker_however_many_have_none(db, cl
     assert ids(take(db, job_types=["worked-at"])) == [last]
 
 
-@pytest.mark.slow
 def test_a_full_queue_costs_a_claim_of_others_nothing_under_a_held_snapshot(db, connect, clock):
     clock.set("2026-01-12 10:00+00")
     limit(db, queue="other", max_running=1)
@@ -1214,7 +1211,6 @@ def test_a_full_queue_costs_a_claim_of_others_nothing_under_a_held_snapshot(db, 
     assert job.queue == "default"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
 def test_a_session_that_finds_a_queue_full_walks_its_dead_slots_once(
     db, connect, clock, queues
@@ -1284,7 +1280,6 @@ def _stopped(db, connect):
     return stop
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("subject", [{"queue": "default"}, {"job_type": "x"}])
 def test_set_limit_counts_a_claim_that_had_its_snapshot_before(db, connect, clock, subject):
     clock.set("2026-01-12 10:00+00")

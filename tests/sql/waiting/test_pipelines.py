@@ -24,6 +24,8 @@ from sql.helpers import (
     value,
 )
 
+pytestmark = pytest.mark.slow
+
 ORDER = [
     {"stage": "check", "job_type": "check_order"},
     {"stage": "charge", "job_type": "charge_card"},
