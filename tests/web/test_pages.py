@@ -632,8 +632,9 @@ def test_what_ended_is_plotted_with_what_each_bar_stands_for() -> None:
     mark = {"started_at": now - timedelta(minutes=9), "workers": 4, "versions": "0.2.0"}
 
     plot = ended([too_old, row], "1h", now, [mark])
-    waits = times([row], TIMES[0], "1h", now, HOSTILE, [])
-    runs = times([row], TIMES[1], "1h", now, "ran", [mark])
+    total = {"wait_p50": timedelta(milliseconds=20), "wait_p95": timedelta(seconds=70)}
+    waits = times([row], total, TIMES[0], "1h", now, HOSTILE, [])
+    runs = times([row], {}, TIMES[1], "1h", now, "ran", [mark])
 
     assert plot.picture.count("11:55 UTC: 120 succeeded, 3 failed, 1 dead") == 1
     assert plot.picture.count("<rect") == 3
@@ -649,7 +650,8 @@ def test_what_ended_is_plotted_with_what_each_bar_stands_for() -> None:
     assert plot.rows == [(row["starts_at"], ["120", "3", "1"])]
     assert "median 1 s, 95th percentile 2 min" in waits.picture
     assert [values[54] for values in json.loads(waits.data)["values"]] == [1, 120]
-    assert [kind for kind, _ in runs.kinds] == ["half", "most", "deploy"]
+    assert waits.kinds == [("half", "20 ms"), ("most", "1 min 10 s")]
+    assert runs.kinds == [("half", ""), ("most", ""), ("deploy", "")]
     assert waits.scale == ("2 min", "1 min", "0")
     assert "<script>" not in waits.picture
     assert "<rect" not in runs.picture

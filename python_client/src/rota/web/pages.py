@@ -84,13 +84,15 @@ async def overview(request: Request, site: Site) -> Response:
         "job_types": [wanted.get("type")] if wanted.get("type") else None,
     }
     statistics = await site.ask(queries.STATISTICS, asked)
+    whole = await site.ask(queries.STATISTICS, asked | {"step": "total"})
     deploys = await site.ask(queries.DEPLOYS, asked)
     place = await site.place()
     found, now, marks = statistics.rows, place["now"], deploys.rows
+    total = whole.rows[0] if whole.rows else {}
     plots = [
         ended(found, since, now, marks),
-        times(found, TIMES[0], since, now, WORDS["plot_wait_title"], marks),
-        times(found, TIMES[1], since, now, WORDS["plot_run_title"], marks),
+        times(found, total, TIMES[0], since, now, WORDS["plot_wait_title"], marks),
+        times(found, total, TIMES[1], since, now, WORDS["plot_run_title"], marks),
     ]
     by_severity = {
         severity: [row for row in findings.rows if row["severity"] == severity]
@@ -115,6 +117,7 @@ async def overview(request: Request, site: Site) -> Response:
         running=running,
         plots=plots,
         statistics=statistics,
+        whole=whole,
         deploys=deploys,
         since=since,
         spans=list(STEPS),

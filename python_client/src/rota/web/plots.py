@@ -96,13 +96,17 @@ def ended(rows: Sequence[Row], since: str, now: datetime, marks: Sequence[Row]) 
 
 def times(
     rows: Sequence[Row],
+    total: Row,
     names: tuple[str, str],
     since: str,
     now: datetime,
     title: str,
     marks: Sequence[Row],
 ) -> Plot:
-    """Return how long half and nineteen of twenty waited or ran at most, by step of time."""
+    """Return how long half and nineteen of twenty waited or ran at most, by step of time.
+
+    *total* has the same of the whole time: steps do not add up to it.
+    """
     frame = _Frame(since, now)
     shown = [row for row in rows if frame.x(row["starts_at"]) is not None]
     longest = max((_seconds(row[names[1]]) for row in shown), default=0.0)
@@ -119,7 +123,6 @@ def times(
         if bars:
             parts.append(frame.titled(row["starts_at"], told, bars))
     parts.append(frame.marks(marks))
-    latest = next((row for row in reversed(shown) if row[names[1]] is not None), None)
     heads = [WORDS["legend_half"], WORDS["legend_most"]]
     return Plot(
         title=title,
@@ -129,7 +132,7 @@ def times(
         begin=frame.begin,
         length=since,
         kinds=[
-            (kind, span(latest[name]) if latest else "")
+            (kind, span(total.get(name)))
             for name, kind in zip(names, ("half", "most"), strict=True)
         ]
         + ([("deploy", "")] if marks else []),
