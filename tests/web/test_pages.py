@@ -457,7 +457,7 @@ def test_hidden_payloads_are_nowhere(make_page: Callable[..., Any], scene: Scene
 def test_a_job_tells_its_story(http: httpx.Client, scene: Scene) -> None:
     page = told(http, f"/jobs/{scene.jobs['dead']}")
 
-    story = ["enqueued", "attempt 1 failed on host-1:4711", "Traceback", "dead: no attempt"]
+    story = ["enqueued", "attempt 1 failed on host-1:4711", "Traceback", "dead after attempt 1"]
     places = [page.index(text) for text in story]
     assert places == sorted(places)
     assert f"select rota.retry_job({scene.jobs['dead']});" in page

@@ -360,7 +360,11 @@ def _happened(
         events.append(Event(job["cancel_requested_at"], "cancelled", text))
     if job["finished_at"]:
         events.append(
-            Event(job["finished_at"], job["status"], WORDS[f"happened_{job['status']}"])
+            Event(
+                job["finished_at"],
+                job["status"],
+                WORDS[f"happened_{job['status']}"].format(job["attempts"], job["max_attempts"]),
+            )
         )
     return sorted(events, key=lambda event: event.at)
 
