@@ -66,14 +66,17 @@ class Liar(Exception, metaclass=Nameless):
 
 
 class Endless(Mapping[str, int]):
+    def __init__(self, error: type[BaseException] = RuntimeError) -> None:
+        self.error = error
+
     def __getitem__(self, key: str) -> int:
-        raise RuntimeError("no items")
+        raise self.error("no items")
 
     def __len__(self) -> int:
         return 1
 
     def __iter__(self) -> Iterator[str]:
-        raise RuntimeError("no keys")
+        raise self.error("no keys")
 
 
 READS_ALL = sys.version_info >= (3, 14)
@@ -275,11 +278,12 @@ def test_a_result_that_changes_meanwhile_is_stored_as_it_was(
     assert rows == [("succeeded", {"a": 1})] * 3
 
 
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, KeyboardInterrupt])
 def test_a_result_that_cannot_be_listed_is_dropped(
-    client: Client, drain: Drain, status: Status
+    client: Client, drain: Drain, status: Status, error: type[BaseException]
 ) -> None:
     registry = Registry()
-    registry.add("odd", lambda job: Endless())
+    registry.add("odd", lambda job: Endless(error))
     job_id = client.enqueue("odd").job_id
 
     drain(registry)

@@ -285,7 +285,7 @@ def dump_result(value: Any, job_id: int) -> str | None:
         return None
     try:
         text = _dump(value)
-    except Exception as error:  # a mapping may raise whatever it likes
+    except BaseException as error:  # a mapping may raise whatever it likes
         told = text_of(error)
         logger.warning("job %s: its result is not JSON and is dropped: %s", job_id, told)
         return None

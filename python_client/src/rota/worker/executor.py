@@ -332,7 +332,7 @@ class Executor:
         self._prefetch.ended += 1
         try:
             self._completer.put(job, outcome)
-        except Exception:  # no lease may be kept for a job that nobody ends
+        except BaseException:  # no lease may be kept for a job that nobody ends
             logger.exception("job %s cannot be ended; its lease will expire", job.job_id)
             self.heartbeat.remove([job])
         self._go_on()
