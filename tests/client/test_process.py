@@ -61,7 +61,7 @@ def test_without_uvloop_it_is_the_one_of_asyncio(monkeypatch: pytest.MonkeyPatch
 
 
 @both_loops
-@pytest.mark.parametrize("how", ["exits", "stops"])
+@pytest.mark.parametrize("how", ["exits", "interrupts", "stops"])
 def test_a_task_of_a_handler_that_leaves_the_loop_ends_no_worker(
     client: rota.Client,
     db: psycopg.Connection[Any],
@@ -77,6 +77,8 @@ def test_a_task_of_a_handler_that_leaves_the_loop_ends_no_worker(
     async def leave() -> None:
         if how == "exits":
             sys.exit(7)
+        if how == "interrupts":
+            raise KeyboardInterrupt
         asyncio.get_running_loop().stop()
 
     @registry.handler("leaves")
@@ -94,8 +96,9 @@ def test_a_task_of_a_handler_that_leaves_the_loop_ends_no_worker(
     rota.Worker(dsn, registry, poll_interval=0.05).run(drain=True)
 
     ended = "select job_type, status, error_type from rota.finished_jobs order by 1"
+    error = {"exits": "SystemExit", "interrupts": "KeyboardInterrupt"}.get(how)
     assert db.execute(ended).fetchall() == [
-        ("leaves", "dead", "SystemExit") if how == "exits" else ("leaves", "succeeded", None),
+        ("leaves", "dead" if error else "succeeded", error),
         ("other", "succeeded", None),
     ]
 

@@ -90,7 +90,8 @@ def move(arguments: argparse.Namespace) -> int:
         move_id = client.begin_queue_move(arguments.queue, arguments.to)
     each = WaitingMove(move_id, arguments.queue, arguments.to)
     with suppress(KeyboardInterrupt):
-        run_in_loop(_carry(source, target, number, each, arguments))
+        carrying = _carry(source, target, number, each, arguments)
+        run_in_loop(carrying, ends_on=(KeyboardInterrupt,))
     status = _status(source, arguments.queue)
     code = _tell(arguments, status)
     left = status.waiting + status.running + status.in_transit if status else 0

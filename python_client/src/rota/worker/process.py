@@ -56,17 +56,20 @@ def call_in_loop(loop: AbstractEventLoop, function: Callable[[], object]) -> Non
         loop.call_soon_threadsafe(function)
 
 
-def run_in_loop(main: Coroutine[Any, Any, None]) -> bool:
+def run_in_loop(
+    main: Coroutine[Any, Any, None], *, ends_on: tuple[type[BaseException], ...] = ()
+) -> bool:
     """Run *main* as `asyncio.run` does; return whether all that it began has ended, too.
 
     That would wait without end for tasks that do not let themselves be cancelled, and for the
-    threads of `asyncio.to_thread`.
+    threads of `asyncio.to_thread`.  It goes on if a task or callback in its loop, as of a
+    handler, raises what leaves the loop, unless *main* is to end on that.
     """
     runner = asyncio.Runner(loop_factory=loop_factory())
     executor = ThreadPoolExecutor(thread_name_prefix="asyncio")
     runner.get_loop().set_default_executor(executor)
     try:
-        _run_to_end(main, runner.get_loop())
+        _run_to_end(main, runner.get_loop(), ends_on)
     finally:
         has_ended = _end_tasks(runner.get_loop()) and _end_threads(executor)
         if has_ended:
@@ -74,16 +77,22 @@ def run_in_loop(main: Coroutine[Any, Any, None]) -> bool:
     return has_ended
 
 
-def _run_to_end(main: Coroutine[Any, Any, None], loop: AbstractEventLoop) -> None:
-    """Run *main*, also while something else in its loop, as of a handler, ends that."""
+def _run_to_end(
+    main: Coroutine[Any, Any, None],
+    loop: AbstractEventLoop,
+    ends_on: tuple[type[BaseException], ...],
+) -> None:
     running = loop.create_task(main)
     loop.create_task(_tell_alive())  # kept by its timer, and ended by _end_tasks
     while not running.done():
         try:
             loop.run_until_complete(running)
-        except SystemExit:  # it leaves the loop at once, which can go on
+        except ends_on:
+            raise
+        except (SystemExit, KeyboardInterrupt) as error:  # the loop can go on
             if not running.done():
-                logger.exception("a task or callback of the event loop has called sys.exit()")
+                text = "a task or callback of the event loop has raised %s"
+                logger.exception(text, type(error).__name__)
         except RuntimeError:
             if not running.done():
                 logger.error("a task or callback has stopped the event loop, which goes on")
@@ -165,7 +174,7 @@ def run_until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]])
         await main(stopping)
 
     with stop_on_signals(stop):
-        run_in_loop(run())
+        run_in_loop(run(), ends_on=(KeyboardInterrupt,))
 
 
 def notify_service(message: str) -> None:
