@@ -7,6 +7,7 @@ import smtplib
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,72 @@ def test_completion_is_repeated_until_the_database_answers(
 
     assert calls == ["completed", "already_completed"]
     assert _results(db) == [None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_an_effect_whose_record_had_no_answer_is_due_in_the_next_run(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    kind: str,
+    is_stored: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The block has not begun, so it is known that nothing was sent."""
+    sync, in_loop = Client.record_effect, rota.AsyncClient.record_effect
+    answers = [False]
+
+    def cut(self: Client, *args: Any, **kwargs: Any) -> bool:
+        is_due = sync(self, *args, **kwargs) if is_stored or not answers else True
+        if answers and not answers.pop():
+            raise psycopg.OperationalError("cut")
+        return is_due
+
+    async def cut_async(self: rota.AsyncClient, *args: Any, **kwargs: Any) -> bool:
+        is_due = await in_loop(self, *args, **kwargs) if is_stored or not answers else True
+        if answers and not answers.pop():
+            raise psycopg.OperationalError("cut")
+        return is_due
+
+    monkeypatch.setattr(Client, "record_effect", cut)
+    monkeypatch.setattr(rota.AsyncClient, "record_effect", cut_async)
+    sent = []
+    client.enqueue(kind, backoff=NOW)
+    drain(_registry(lambda job, effect: effect.is_due and sent.append(job.attempt)))
+
+    assert sent == [2]
+    assert _ledger(db) == [("k", True, None)]
+
+
+def test_an_unknown_effect_stays_unknown_though_its_next_record_had_no_answer(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One attempt asks twice: its first block may have caused it."""
+    sync, asked = Client.record_effect, []
+
+    def cut(self: Client, *args: Any, **kwargs: Any) -> bool:
+        is_due = sync(self, *args, **kwargs)
+        asked.append(is_due)
+        if len(asked) == 2:
+            raise psycopg.OperationalError("cut")
+        return is_due
+
+    monkeypatch.setattr(Client, "record_effect", cut)
+    registry = Registry()
+
+    @registry.handler("asks_twice")
+    def asks_twice(job: Job) -> None:
+        with suppress(KeyError), job.effect("mail", "k"):
+            raise KeyError
+        with job.effect("mail", "k"):
+            pass
+
+    client.enqueue("asks_twice", max_attempts=1)
+    drain(registry)
+
+    assert asked == [True, False]
+    assert _ledger(db) == [("k", False, None)]
 
 
 def test_client_returns_none_for_an_effect_that_nobody_recorded(client: Client) -> None:

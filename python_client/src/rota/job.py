@@ -6,8 +6,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -22,7 +22,13 @@ from .client.connecting import one_line, spelled_for
 from .client.statement import UNSET, Unset
 from .client.sync_client import Client
 from .client.values import storable
-from .exceptions import JobCancelled, JobFinishedError, LeaseLostError, TimeLimitExceeded
+from .exceptions import (
+    EffectNotHeldError,
+    JobCancelled,
+    JobFinishedError,
+    LeaseLostError,
+    TimeLimitExceeded,
+)
 from .rows import ClaimedJob, EffectResult
 from .worker.connection import PASSING, ConnectionState, Retry, is_lost
 from .worker.lending import Pool
@@ -163,6 +169,7 @@ class BaseJob:
         """Texts that the producer sent along."""
         self.open_effects: set[str] = set()
         """The effects that are due and in whose blocks its handler is."""
+        self._sent_effects: set[tuple[str, str]] = set()
         self.confirmed_at = claimed_at
         """When the lease was last given, on the monotonic clock."""
         self.began_at = claimed_at
@@ -332,16 +339,40 @@ class BaseJob:
                 raise TypeError(f"{name} of an effect must be a text, got {value!r:.80}")
         return {"scope": scope, "key": key, **self._ids}
 
+    def _recording(
+        self, names: dict[str, Any], choice: dict[str, Any]
+    ) -> tuple[Callable[[Any], Any], Callable[[], bool]]:
+        """Return what records an effect, and whether to withdraw it if the answer is lost.
+
+        Its block has certainly not begun.  But an earlier one of this attempt may have, or one
+        of another attempt whose record is taken over.
+        """
+        name = (names["scope"], names["key"])
+        is_first = name not in self._sent_effects
+
+        def record(client: Any) -> Any:
+            self._sent_effects.add(name)
+            return client.record_effect(**names, **choice)
+
+        def may_withdraw() -> bool:
+            is_sent = name in self._sent_effects
+            return is_first and is_sent and choice["if_unknown"] == "skip"
+
+        return record, may_withdraw
+
+    def _retry_of_effects(self) -> Retry:
+        return Retry("storing what became of an effect", self._context.state)
+
     def _begin_effect(
         self, names: dict[str, Any], is_due: bool, earlier: EffectResult | None
-    ) -> tuple[Effect, Retry]:
+    ) -> Effect:
         effect = Effect(names, is_due, earlier)
         if is_due:
             self.open_effects.add(str(effect))
         elif not effect.is_done:
             text = "%s is skipped: it may or may not have happened; see rota effects settle"
             logger.warning(text, effect)
-        return effect, Retry("storing what became of an effect", self._context.state)
+        return effect
 
     def _settlement(
         self, effect: Effect, error: BaseException | None, withdraw_on: Errors
@@ -432,22 +463,34 @@ class Job(BaseJob):
         choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
         call = self._context.calls.call
         error: BaseException | None = None
-        is_due = call(self, lambda client: client.record_effect(**names, **choice))
+        record, may_withdraw = self._recording(names, choice)
+        try:
+            is_due: bool = call(self, record)
+        except PASSING:
+            if may_withdraw():
+                with suppress(EffectNotHeldError):  # so it was not recorded either
+                    self._repeat(lambda client: client.withdraw_effect(**names))
+            raise
         earlier = None if is_due else call(self, lambda c: c.effect_result(scope, key))
-        effect, retry = self._begin_effect(names, is_due, earlier)
+        effect = self._begin_effect(names, is_due, earlier)
         try:
             yield effect
         except BaseException as raised:
             error = raised
             raise
         finally:
-            settle = self._settlement(effect, error, withdraw_on)
-            while settle is not None:
-                try:
-                    call(self, settle)
-                    break
-                except PASSING as passing:
-                    retry.wait_in_thread(passing, self._longest_pause(passing))
+            if (settle := self._settlement(effect, error, withdraw_on)) is not None:
+                self._repeat(settle)
+
+    def _repeat(self, action: Callable[[Client], object]) -> None:
+        """Run a call that may be run twice, until the database answers."""
+        retry = self._retry_of_effects()
+        while True:
+            try:
+                self._context.calls.call(self, action)
+                return
+            except PASSING as error:
+                retry.wait_in_thread(error, self._longest_pause(error))
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Record how far the job is; raise LeaseLostError if another worker has it."""
@@ -506,22 +549,34 @@ class AsyncJob(BaseJob):
         choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
         call = self._context.calls.call_async
         error: BaseException | None = None
-        is_due = await call(self, lambda client: client.record_effect(**names, **choice))
+        record, may_withdraw = self._recording(names, choice)
+        try:
+            is_due: bool = await call(self, record)
+        except PASSING:
+            if may_withdraw():
+                with suppress(EffectNotHeldError):
+                    await self._repeat(lambda client: client.withdraw_effect(**names))
+            raise
         earlier = None if is_due else await call(self, lambda c: c.effect_result(scope, key))
-        effect, retry = self._begin_effect(names, is_due, earlier)
+        effect = self._begin_effect(names, is_due, earlier)
         try:
             yield effect
         except BaseException as raised:
             error = raised
             raise
         finally:
-            settle = self._settlement(effect, error, withdraw_on)
-            while settle is not None:
-                try:
-                    await call(self, settle)
-                    break
-                except PASSING as passing:
-                    await retry.wait(passing, self._longest_pause(passing))
+            if (settle := self._settlement(effect, error, withdraw_on)) is not None:
+                await self._repeat(settle)
+
+    async def _repeat(self, action: Callable[[AsyncClient], Awaitable[object]]) -> None:
+        """Run a call that may be run twice, until the database answers."""
+        retry = self._retry_of_effects()
+        while True:
+            try:
+                await self._context.calls.call_async(self, action)
+                return
+            except PASSING as error:
+                await retry.wait(error, self._longest_pause(error))
 
     async def run_in_process(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
