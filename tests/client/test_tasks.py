@@ -389,6 +389,10 @@ RAISED: list[tuple[dict[str, Any], Callable[[], Exception], str]] = [
     ({}, lambda: ExceptionGroup("", [rota.FatalError("no")]), "dead"),
     ({}, lambda: ExceptionGroup("", [ExceptionGroup("", [rota.Snooze(60)])]), "queued"),
     ({}, lambda: ExceptionGroup("", [rota.Snooze(60), KeyError()]), "failed"),
+    ({}, lambda: ExceptionGroup("", [rota.Snooze(60), rota.Snooze(90)]), "queued"),
+    ({}, lambda: ExceptionGroup("", [rota.FatalError("a"), rota.FatalError("b")]), "dead"),
+    ({}, lambda: ExceptionGroup("", [rota.FatalError("a"), rota.Snooze(60)]), "failed"),
+    ({}, lambda: ExceptionGroup("", [KeyError(), KeyError()]), "failed"),
     ({"give_up_on": KeyError}, lambda: ExceptionGroup("", [KeyError()]), "dead"),
     ({"retry_on": OSError}, lambda: ExceptionGroup("", [OSError()]), "failed"),
 ]

@@ -1063,7 +1063,7 @@ def test_worker_refuses_arguments_out_of_range() -> None:
     Worker("", registry, lease=60)
 
 
-@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("kind", ["plain", "async", "tasks"])
 def test_a_handler_sees_that_the_worker_leaves_and_gives_its_job_back(
     client: Client, db: psycopg.Connection[Any], background: Background, kind: str
 ) -> None:
@@ -1084,6 +1084,12 @@ def test_a_handler_sees_that_the_worker_leaves_and_gives_its_job_back(
         while not job.is_leaving:
             await asyncio.sleep(0.02)
         raise rota.JobCancelled("saved")
+
+    @registry.handler("tasks")
+    async def in_tasks(job: AsyncJob) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(3):  # which see it in the same turn of the loop
+                tasks.create_task(in_loop(job))
 
     client.enqueue(kind)
     worker = background(registry, grace_period=30)

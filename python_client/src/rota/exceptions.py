@@ -9,6 +9,8 @@ JobCancelled in turn.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import ClassVar
 
@@ -221,11 +223,29 @@ def text_of(error: BaseException) -> str:
         return f"{type(error).__name__}, whose text cannot be had"
 
 
+STOP_ERRORS = (JobCancelled, LeaseLostError, CancelledError)
+"""What a handler raises that was told to end, by ``job.check()`` or a cancellation."""
+_WISHES = (STOP_ERRORS, Snooze, RetryIn, FatalError)
+
+
 def only_of(error: BaseException) -> BaseException:
-    """Return the only exception of a group, as of a TaskGroup, or else what was given."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+    """Return the only exception of a group, as of a TaskGroup, or else what was given.
+
+    Several are as one if all want the same, such as those of tasks that are told to stop.
+    """
+    found = list(_all_of(error))
+    is_one = len(found) == 1 or any(
+        all(isinstance(each, wish) for each in found) for wish in _WISHES
+    )
+    return found[0] if is_one else error
+
+
+def _all_of(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _all_of(each)
+    else:
+        yield error
 
 
 def translate(error: Exception, function: str) -> Exception:

@@ -23,9 +23,9 @@ from typing import Any
 
 from ..client.statement import Unreadable
 from ..exceptions import (
+    STOP_ERRORS,
     FatalError,
     JobCancelled,
-    LeaseLostError,
     RetryIn,
     Snooze,
     only_of,
@@ -37,8 +37,6 @@ from ..registry import EndFunction, is_async
 
 logger = logging.getLogger("rota")
 
-STOP_ERRORS = (JobCancelled, LeaseLostError, asyncio.CancelledError)
-"""What a handler raises that was told to end, by `check` or a cancellation."""
 MAX_TEXT = 100_000
 """Longer error texts are cut before they are sent; SQL cuts them again to what it keeps."""
 MAX_PENDING = 2000
