@@ -23,9 +23,9 @@ from psycopg.conninfo import make_conninfo
 import rota
 from rota import Client
 from rota.__main__ import main
+from rota.cli.database import brief, figure
 from rota.cli.output import NAMES
 from rota.cli.parser import make_parser
-from rota.cli.status import brief, figure
 from rota.testing import assert_enqueued
 from support.clock import Clock
 from support.odd_rows import MOMENTS, add_odd_and_good

@@ -14,7 +14,7 @@ import pytest
 
 from rota.__main__ import main
 from rota.cli import schedules
-from rota.cli.crontab import KEYS
+from rota.cli.schedules import KEYS
 from support.clock import Clock
 
 pytestmark = pytest.mark.slow

@@ -36,7 +36,7 @@ from typing import Any
 import psycopg
 
 import rota.forwarding
-from rota.cli.moves import run_forwarder
+from rota.cli.databases import run_forwarder
 from rota.testing.server import EmbeddedPostgres
 from support.supervisor import Process, Supervisor, running
 from support.waiting import comes_true
@@ -47,7 +47,7 @@ MAX_COST, MAX_LATENCY = 100.0, 12.0
 """Microseconds of CPU a job, and milliseconds for half of those sent singly."""
 TICKS = os.sysconf("SC_CLK_TCK")
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["rota.cli.moves"])
+_processes.set_forkserver_preload(["rota.cli.databases"])
 
 
 @dataclass

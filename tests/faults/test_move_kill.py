@@ -16,7 +16,7 @@ from faults.forward_kill import ask, forwarding
 from faults.move_kill import play, two_servers
 from faults.test_forward_kill import urls
 from rota.__main__ import main
-from rota.cli import moves
+from rota.cli import databases as moves
 from rota.rows import MoveStatus
 from support.mutation import mutate
 from support.server import free_port

@@ -30,7 +30,7 @@ import psycopg
 from ..client.connecting import begin, connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError, RotaError
-from .moves import number_of
+from .databases import number_of
 from .output import CommandError, InFront, UnknownOutcomeError, guarded, lock_holder, print_json
 
 FAILED = 1

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from .._version import __version__
-from . import front, jobs, maintenance, many, moves, queues, schedules, status, web, worker
+from . import database, databases, jobs, many, queues, schedules, web, worker
 from .jobs import STATUSES
 from .output import CommandError, UsageError, command_terminal
 
@@ -227,33 +227,33 @@ def _add_database(parser: argparse.ArgumentParser, default: Any) -> None:
 
 def _add_schema_commands(commands: Any) -> None:
     what = "install or upgrade rota"
-    add = _add(commands, "install", maintenance.install, what, json=True)
+    add = _add(commands, "install", database.install, what, json=True)
     _flag(add, "--dry-run", "print the SQL, change nothing")
     _flag(add, "--with-roles", "create the four roles")
     _flag(add, "--with-cron", "let pg_cron tick")
     _flag(add, "--force", "even if the database has a newer rota")
     what = "remove rota and all its jobs"
-    add = _add(commands, "uninstall", maintenance.uninstall, what, json=True)
+    add = _add(commands, "uninstall", database.uninstall, what, json=True)
     _flag(add, "--yes", "do not ask")
     what = "recount the promises on the newest rows"
-    add = _add(commands, "verify", status.verify, what, json=True)
+    add = _add(commands, "verify", database.verify, what, json=True)
     add.description = f"{add.description} {VERIFY}"
     add.set_defaults(failed=COULD_NOT_ASK)
     what = "how many of each kind (default: %(default)s)"
     _option(add, "--max-rows", "N", what, type=count, default=10000)
     what = "show what is wrong with the queue and the database under it"
-    add = _add(commands, "doctor", status.doctor, what, json=True)
+    add = _add(commands, "doctor", database.doctor, what, json=True)
     add.description = f"{add.description} {DOCTOR}"
     add.set_defaults(failed=COULD_NOT_ASK)
     _flag(add, "--check", "print one line, for monitoring")
     _flag(add, "--all", "also show what is well")
     what = "show queues, due jobs and workers"
-    add = _add(commands, "status", status.status, what, json=True)
+    add = _add(commands, "status", database.status, what, json=True)
     add.description = f"{add.description} {STATUS}"
-    add = _add(commands, "top", status.top, "show what happens now, live; q quits", json=True)
+    add = _add(commands, "top", database.top, "show what happens now, live; q quits", json=True)
     _flag(add, "--once", "show it once")
     _option(add, "--every", "SECONDS", "refresh (default 2)", type=seconds, default=2.0)
-    add = _add(commands, "tick", maintenance.tick, "do the maintenance that is due", json=True)
+    add = _add(commands, "tick", database.tick, "do the maintenance that is due", json=True)
     _flag(add, "--loop", "repeat until SIGTERM or Ctrl-C")
     what = "seconds between ticks of --loop (default: %(default)s)"
     _option(add, "--every", "SECONDS", what, type=float, default=1.0)
@@ -522,7 +522,7 @@ def _add_databases(add: argparse.ArgumentParser) -> None:
 
 def _add_forward(commands: Any) -> None:
     what = "carry jobs of enqueue_to() between databases, and tick, until SIGTERM or Ctrl-C"
-    add = _add(commands, "forward", moves.forward, what)
+    add = _add(commands, "forward", databases.forward, what)
     _add_databases(add)
     _add_log(add)
 
@@ -551,7 +551,7 @@ def _add_front(commands: Any) -> None:
     _teach(parser, FRONT)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     what = "make a front, or update it"
-    add = _add(actions, "make", front.make, what, json=True)
+    add = _add(actions, "make", databases.make_front, what, json=True)
     _add_databases(add)
     add.add_argument("--role", action="append", metavar="ROLE=ACCESS", help=(
         "let a role of the front enqueue (producer) or act and read (operator); may be repeated"
@@ -560,7 +560,9 @@ def _add_front(commands: Any) -> None:
     _option(add, "--time-limit", "SPAN", "of each call: '5 seconds'")
     _flag(add, "--dry-run", "print the SQL, change nothing")
     _add_front_of(add)
-    add = _add(actions, "status", front.status, "show what is behind a front", json=True)
+    add = _add(
+        actions, "status", databases.front_status, "show what is behind a front", json=True
+    )
     add.set_defaults(command="front status")
     _add_front_of(add)
 
@@ -586,7 +588,7 @@ def _add_queue(commands: Any) -> None:
     group = _add(commands, "queue", lambda _: 0, what)
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     what = "move the jobs of a queue while producers and workers run"
-    add = _add(actions, "move", moves.move, what, json=True)
+    add = _add(actions, "move", databases.move, what, json=True)
     add.set_defaults(command="queue move")
     _teach(add, QUEUE_MOVE)
     add.add_argument("queue")
