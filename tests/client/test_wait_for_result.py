@@ -77,6 +77,27 @@ def test_a_time_out_leaves_nothing_behind(
     assert other.execute("select pg_listening_channels()").fetchall() == []
 
 
+@pytest.mark.parametrize("asked", [2, 3])
+def test_an_interrupt_leaves_nothing_behind(
+    client: Client, db: Db, connect: Connect, asked: int
+) -> None:
+    job_id = client.enqueue("a").job_id
+
+    class Interrupted(Counted):
+        def _ask_result(self, job_id: int, active: bool) -> Any:
+            if self.asked == asked - 1 and active:
+                raise KeyboardInterrupt
+            return super()._ask_result(job_id, active)
+
+    waiting = connect(autocommit=True)
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted(waiting).wait_for_result(job_id)
+
+    held = "select count(*) from pg_locks where locktype = 'advisory' and pid = %s"
+    assert db.execute(held, [waiting.info.backend_pid]).fetchone() == (0,)
+    assert waiting.execute("select pg_listening_channels()").fetchall() == []
+
+
 def test_an_async_client_waits_too(client: Client, dsn: str) -> None:
     job_id = client.enqueue("a").job_id
 

@@ -637,13 +637,15 @@ class AsyncClient:
         until = time.monotonic() + (1e9 if timeout is None else timeout)
         pause = 0.02
         answer = await self._ask_result(job_id, active)
-        if connection and not answer.is_ended:
-            try:
-                await connection.execute(f"listen {answer.channel}".encode())
-            except psycopg.errors.ReadOnlySqlTransaction:  # on a standby none can
-                connection, active = None, False
-            answer = await self._ask_result(job_id, active)
+        if answer.is_ended:
+            return answer
         try:
+            if connection:
+                try:
+                    await connection.execute(f"listen {answer.channel}".encode())
+                except psycopg.errors.ReadOnlySqlTransaction:  # on a standby none can
+                    connection, active = None, False
+                answer = await self._ask_result(job_id, active)
             while not answer.is_ended:
                 left = until - time.monotonic()
                 if left <= 0:

@@ -637,13 +637,15 @@ class Client:
         until = time.monotonic() + (1e9 if timeout is None else timeout)
         pause = 0.02
         answer = self._ask_result(job_id, active)
-        if connection and not answer.is_ended:
-            try:
-                connection.execute(f"listen {answer.channel}".encode())
-            except psycopg.errors.ReadOnlySqlTransaction:  # on a standby none can
-                connection, active = None, False
-            answer = self._ask_result(job_id, active)
+        if answer.is_ended:
+            return answer
         try:
+            if connection:
+                try:
+                    connection.execute(f"listen {answer.channel}".encode())
+                except psycopg.errors.ReadOnlySqlTransaction:  # on a standby none can
+                    connection, active = None, False
+                answer = self._ask_result(job_id, active)
             while not answer.is_ended:
                 left = until - time.monotonic()
                 if left <= 0:
