@@ -3,6 +3,8 @@
 Everything public is listed in ``__all__``; all other modules are private.
 """
 
+__version__ = "0.2.0"  # the same as that of the SQL that it has
+
 try:
     import psycopg as psycopg
 except ModuleNotFoundError:
@@ -12,7 +14,6 @@ except ImportError as error:  # it finds no libpq: say in one line what to do
     _hint = "pip install './python_client[binary]' installs one with its libpq"
     raise ImportError(f"psycopg cannot be loaded, {_problem}: {_hint}") from None
 
-from ._version import __version__
 from .client.async_client import AsyncClient
 from .client.statement import Unreadable
 from .client.sync_client import Client

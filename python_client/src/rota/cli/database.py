@@ -16,7 +16,7 @@ from typing import Any, LiteralString
 
 import psycopg
 
-from .._version import __version__
+from .. import __version__
 from ..client.connecting import one_line
 from ..client.sync_client import Client
 from ..client.values import check_range, span

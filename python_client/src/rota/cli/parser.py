@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NoReturn
 
-from .._version import __version__
+from .. import __version__
 from . import database, databases, jobs, many, queues, schedules, web, worker
 from .jobs import STATUSES
 from .output import CommandError, UsageError, command_terminal

@@ -22,7 +22,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
-from .._version import __version__
+from .. import __version__
 from ..client.statement import HOOKS, Hook, Outgoing
 from ..exceptions import RetryIn, Snooze, text_of
 

@@ -12,7 +12,7 @@ from math import inf
 
 import psycopg
 
-from .._version import __version__
+from .. import __version__
 from ..client.async_client import AsyncClient
 from ..client.statement import UNSET, Unset
 from ..exceptions import RotaError

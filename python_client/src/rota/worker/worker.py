@@ -22,7 +22,7 @@ from math import inf
 
 import psycopg
 
-from .._version import __version__
+from .. import __version__
 from ..client.async_client import AsyncClient
 from ..client.connecting import name_of, one_line
 from ..client.values import check_name, check_range
