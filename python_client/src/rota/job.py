@@ -140,6 +140,7 @@ class BaseJob:
     is_lease_gone = False
     """Whether its lease is known to be lost: no heartbeat brings it back."""
     _put_at = inf  # when a transaction last got its end
+    _sent_effects: frozenset[tuple[str, str]] = frozenset()
 
     def __init__(self, claim: ClaimedJob, context: JobContext, claimed_at: float) -> None:
         self.worker = context.worker
@@ -169,7 +170,6 @@ class BaseJob:
         """Texts that the producer sent along."""
         self.open_effects: set[str] = set()
         """The effects that are due and in whose blocks its handler is."""
-        self._sent_effects: set[tuple[str, str]] = set()
         self.confirmed_at = claimed_at
         """When the lease was last given, on the monotonic clock."""
         self.began_at = claimed_at
@@ -351,7 +351,7 @@ class BaseJob:
         is_first = name not in self._sent_effects
 
         def record(client: Any) -> Any:
-            self._sent_effects.add(name)
+            self._sent_effects |= {name}
             return client.record_effect(**names, **choice)
 
         def may_withdraw() -> bool:
