@@ -17,18 +17,18 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, generators
+from psycopg.abc import PQGen
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.transaction import OutOfOrderTransactionNesting
-from psycopg.waiting import Ready, Wait
 
 from ..client.async_client import AsyncClient
 from ..client.connecting import connect, connect_async
@@ -183,7 +183,7 @@ class Lent(Generic[C]):
             self.until = time.monotonic() + self.limit
             self._watch.look_by(self.until)
 
-    def prepare(self) -> Generator[Wait, Ready | int, bool]:
+    def prepare(self) -> PQGen[bool]:
         """Ask a new session whether it is ours alone, and an old one whether it is reset.
 
         Return whether it can be lent.
@@ -198,7 +198,8 @@ class Lent(Generic[C]):
             self._is_ready = True
         elif self._is_being_reset:
             try:
-                answers = yield from self._read()
+                self.connection.pgconn.consume_input()  # most often all is there
+                answers = yield from generators.fetch_many(self.connection.pgconn)
             except psycopg.Error:
                 if self.error is not None:
                     raise
@@ -256,26 +257,12 @@ class Lent(Generic[C]):
         self._socket.close()
         self.connection.pgconn.finish()
 
-    def _ask(self, query: bytes) -> Generator[Wait, Ready | int, PGresult]:
+    def _ask(self, query: bytes) -> PQGen[PGresult]:
         self.connection.pgconn.send_query(query)
-        while self.connection.pgconn.flush():
-            yield Wait.W
-        *_, answer = yield from self._read()
-        if answer.status == ExecStatus.FATAL_ERROR:
-            raise psycopg.OperationalError(answer.error_message.decode())
-        return answer
-
-    def _read(self) -> Generator[Wait, Ready | int, list[PGresult]]:
-        pgconn = self.connection.pgconn
-        answers: list[PGresult] = []
-        pgconn.consume_input()  # most often all is there
-        while True:
-            while pgconn.is_busy():
-                yield Wait.R
-                pgconn.consume_input()
-            if (answer := pgconn.get_result()) is None:
-                return answers
-            answers.append(answer)
+        answers: list[PGresult] = yield from generators.execute(self.connection.pgconn)
+        if answers[-1].status == ExecStatus.FATAL_ERROR:
+            raise psycopg.OperationalError(answers[-1].error_message.decode())
+        return answers[-1]
 
 
 def limit_of(job: BaseJob, seconds: float | None = None) -> float:
