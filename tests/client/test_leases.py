@@ -322,6 +322,27 @@ def test_a_lost_lease_reaches_the_handler_while_its_worker_has_nothing_else_to_d
     assert ended.wait(30)
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.3])
+def test_a_handler_goes_on_if_a_heartbeat_comes_through_after_its_lease_seemed_over(
+    client: Client, db: psycopg.Connection[Any], background: Background, pause: float
+) -> None:
+    """As of a worker that was suspended: its thread looks and beats before its loop goes on."""
+    registry = Registry()
+
+    @registry.handler("slow")
+    async def slow(job: AsyncJob) -> None:
+        job.confirmed_at -= 1000
+        time.sleep(1.0)  # blocks the loop, as long as the thread needs for both
+        await asyncio.sleep(pause)
+
+    job_id = client.enqueue("slow", lease=timedelta(seconds=1.5)).job_id
+    background(registry)
+    ended = "select status, attempts from rota.job_runs where id = %s and status <> 'running'"
+    wait_until(lambda: db.execute(ended, [job_id]).fetchone() not in (None, ("queued", 0)))
+
+    assert db.execute(ended, [job_id]).fetchone() == ("succeeded", 1)
+
+
 def test_no_tick_comes_before_the_reports_after_an_outage(
     client: Client,
     db: psycopg.Connection[Any],

@@ -157,8 +157,8 @@ class Executor:
         cancellation comes after that: a driver that is cancelled first asks the server, which
         may hang.
         """
-        if job not in self._running:
-            return
+        if job not in self._running or job.is_wanted:
+            return  # it has ended, or a heartbeat has come through, since this was asked for
         now = time.monotonic()
         if job.over_since < inf:
             if job.is_lost and job.is_overdue and now - job.over_since >= LAST_WORDS:
