@@ -464,7 +464,7 @@ declare
     c_now constant timestamptz := rota.now();
     c_lane constant smallint := coalesce(job.own_lane, job.priority);
     c_limit constant text := substring(job.hold, '^(?:queue|type|key) .*');
-    v_ahead integer; v_ended record;
+    v_ahead integer; v_ended record; v_unclaimed text;
 begin
     if job.run_at > c_now or job.hold <> coalesce(c_limit, '') then return; end if;
     v_ahead := case when c_limit is not null then rota._held_before(job, c_max) else (
@@ -500,6 +500,17 @@ begin
         order by e.finished_at desc limit c_max
     ) as f;
 
+    -- Such as one whose places are taken by handlers that continue without their jobs.
+    v_unclaimed := (
+        select format(', but none has for %s: if rota top shows one that is not busy, its log '
+            'says why', rota._ago(job.run_at))
+        where job.run_at < c_now - interval '1 minute' and not rota._is_paused(job.queue, c_now)
+          and exists (
+            select from rota._workers as l
+            where l.is_live and job.queue = any(l.queues)
+              and (l.job_types is null or job.job_type = any(l.job_types))
+        )
+    );
     return query select
         case
             when c_limit is not null then 'behind_in_limit'
@@ -510,7 +521,8 @@ begin
             when c_limit is null and v_ahead = 0
                 then 'it is next in its queue: ' || case when job.queue ~ '^forward:[0-9]+$'
                     then 'a forwarder will carry it, or its log says why it does not'
-                    else 'a worker with a free place will claim it' end
+                    else 'a worker with a free place will claim it'
+                        || coalesce(v_unclaimed, '') end
             when v_ahead = 0 then format('it is the first in queue %s to wait for limit %s',
                 job.queue, c_limit)
             else format('%s before it in queue %s', rota._jobs_words(v_ahead, c_max), job.queue)
@@ -568,7 +580,8 @@ begin
     end if;
     return query
     select 'cancel_requested', format('its worker was asked %s ago to stop%s; the remedy does '
-            'not wait for it: it takes the job from the worker, and cancels it',
+            'not wait for it: it takes the job from the worker, where its handler keeps a '
+            'place until it ends or that worker is restarted, and cancels it',
             rota._ago(job.cancel_requested_at),
             coalesce(', because ' || rota._one_line(job.cancel_reason), '')),
         format('with taken as materialized (select rota.retry_job(%s, force => true)) '

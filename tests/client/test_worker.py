@@ -582,6 +582,40 @@ def test_a_worker_that_has_an_old_and_a_new_lease_of_a_job_hears_of_each(
     assert not is_new_lost
 
 
+@pytest.mark.slow
+def test_a_handler_that_outlives_its_lease_is_warned_of_once(
+    client: Client, background: Background, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its place is taken, and the database knows nothing of that."""
+    registry = Registry()
+    started, is_over = threading.Event(), threading.Event()
+
+    @registry.handler("hangs")
+    def hangs(_job: Job) -> None:
+        started.set()
+        assert is_over.wait(30)
+
+    def warnings() -> list[str]:
+        return [text for text in caplog.messages if "continues" in text]
+
+    job_id = client.enqueue("hangs", lease=timedelta(seconds=1.5)).job_id
+    with caplog.at_level(logging.INFO, "rota"):
+        worker = background(registry)
+        assert started.wait(10)
+        client.pause_queue("default")
+        client.retry_job(job_id, force=True)
+        wait_until(warnings)
+        time.sleep(2.5)  # it looks again each second
+        is_over.set()
+        worker.stop()
+
+    assert warnings() == [
+        f"job {job_id} is lost, but its handler of hangs continues: it keeps its place until "
+        "it ends or this worker is restarted"
+    ]
+    assert "lost" in _events(caplog)
+
+
 def test_stop_gives_back_and_lets_end(
     client: Client, db: psycopg.Connection[Any], background: Background
 ) -> None:

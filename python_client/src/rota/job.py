@@ -176,6 +176,8 @@ class BaseJob:
         """When its handler started, once it has."""
         self.over_since = inf
         """When its lease or its time was found to be over while its handler ran."""
+        self.is_outlived = False
+        """Whether the log has told that its handler outlives its lease."""
         self._transaction = threading.Lock()
         self._context = context
 

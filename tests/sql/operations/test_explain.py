@@ -83,6 +83,23 @@ def test_a_job_that_nothing_keeps_is_next(db):
     assert row.explanation.startswith("it is next in its queue")
 
 
+def test_a_job_that_no_free_worker_takes_leads_to_the_log_of_one(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job_id = enqueue(db)
+    clock.advance("90 s")
+    none_has = "but none has for 1 min 30 s: if rota top shows one that is not busy, its log"
+
+    (row,) = explain(db, job_id)
+
+    assert row.reason == "next"
+    assert f"a worker with a free place will claim it, {none_has} says why" in row.explanation
+    call(db, "pause_queue", queue="default")
+    assert none_has not in explain(db, job_id)[-1].explanation
+    call(db, "resume_queue", queue="default")
+    call(db, "deregister_worker", worker="w")
+    assert none_has not in explain(db, job_id)[-1].explanation
+
+
 def test_a_job_that_has_expired_says_so_and_a_retry_lets_it_run(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     job_id = enqueue(db, expires_at=now + timedelta(hours=1))

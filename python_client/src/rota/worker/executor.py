@@ -45,6 +45,10 @@ WINDOW = 0.05
 """Seconds after which the rate is looked at again."""
 PAUSE = 0.005
 """Seconds between two reports, so that more jobs go with each: it costs as much as ten."""
+OUTLIVED = (
+    "job %s is lost, but its handler of %s continues: it keeps its place until it ends or this "
+    "worker is restarted"
+)
 MAX_WAIT = 2.0
 """Seconds after which a job that has not been started is given back."""
 MAX_WAIT_IN_BATCH = 10.0
@@ -161,8 +165,12 @@ class Executor:
             return  # it has ended, or a heartbeat has come through, since this was asked for
         now = time.monotonic()
         if job.over_since < inf:
-            if job.is_lost and job.is_overdue and now - job.over_since >= LAST_WORDS:
-                self._give_up_hung(job)
+            if job.is_lost and now - job.over_since >= LAST_WORDS:
+                if job.is_overdue:
+                    self._give_up_hung(job)
+                elif not job.is_outlived:
+                    job.is_outlived = True
+                    logger.warning(OUTLIVED, job.job_id, job.job_type)
             return
         task = self._running[job]
         if job.is_lost or job.is_overdue:
