@@ -21,7 +21,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 import rota
-from rota import Client
+from rota import Client, NotGrantedError, Registry, Worker
 from rota.__main__ import main
 from rota.cli.database import brief, figure
 from rota.cli.output import NAMES
@@ -460,6 +460,34 @@ def test_a_role_without_rights_is_told_what_gives_them(
 
     assert "permission denied for schema rota" in told
     assert "select rota.grant_statements('observer', 'ROLE') returns" in told
+
+
+def test_a_database_without_rota_is_no_front(
+    db: psycopg.Connection[Any], run: Callable[..., str]
+) -> None:
+    db.execute("alter schema rota rename to elsewhere")
+
+    told = run("status", code=1)
+
+    assert told == (
+        'rota: schema "rota" does not exist '
+        "(Is rota installed in this database? Try: rota install)\n"
+    )
+
+
+def test_a_worker_without_rights_is_told_what_gives_those_of_a_worker(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    role = f"stranger_{db.info.dbname}"
+    db.execute(sql.SQL("create role {} login password 'w'").format(sql.Identifier(role)))
+    registry = Registry()
+    registry.handler("a")(print)
+    worker = Worker(make_conninfo(dsn, user=role, password="w"), registry)
+    try:
+        with pytest.raises(NotGrantedError, match=r"grant_statements\('worker', 'ROLE'\)"):
+            worker.run(drain=True)
+    finally:
+        db.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
 
 def test_database_may_be_a_bare_name(
@@ -1127,6 +1155,7 @@ def test_a_command_does_not_wait_for_a_lock_for_long(
     if words[0] in ("retry", "cancel"):
         assert error.startswith(f"rota: job {job_id} is locked by pid ")
         assert f"pid {other_pid} (role postgres" in error
+        assert f"or end that session: select pg_terminate_backend({other_pid});" in error
     else:
         assert error.startswith("rota: another session has locked this: the oldest")
         assert f"pid {other_pid} (role postgres" in error

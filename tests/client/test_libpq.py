@@ -1,4 +1,4 @@
-"""What one is told whose psycopg finds no libpq."""
+"""What one is told whose psycopg finds no libpq, or who lacks what an extra brings."""
 
 import os
 import subprocess
@@ -24,6 +24,19 @@ def test_missing_libpq_is_one_line_that_names_the_remedy(tmp_path: Path) -> None
 
     assert done.stderr.splitlines()[-1] == (
         "ImportError: psycopg cannot be loaded, no pq wrapper available: "
-        "pip install './python_client[binary]' installs one with its libpq"
+        "pip install 'rota[binary]' installs one with its libpq"
     )
     assert "Attempts" not in done.stderr
+
+
+def test_missing_server_for_tests_is_one_line_that_names_the_remedy() -> None:
+    hidden = "import sys; sys.modules['testing.postgresql'] = None; import rota.testing.pytest"
+
+    done = subprocess.run(
+        [sys.executable, "-c", hidden], check=False, capture_output=True, text=True
+    )
+
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: import of testing.postgresql halted; None in sys.modules: "
+        "pip install 'rota[testing]' installs it"
+    )

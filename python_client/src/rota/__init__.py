@@ -11,7 +11,7 @@ except ModuleNotFoundError:
     raise
 except ImportError as error:  # it finds no libpq: say in one line what to do
     _problem = str(error).partition("\n")[0].rstrip(".")
-    _hint = "pip install './python_client[binary]' installs one with its libpq"
+    _hint = "pip install 'rota[binary]' installs one with its libpq"
     raise ImportError(f"psycopg cannot be loaded, {_problem}: {_hint}") from None
 
 from .client.async_client import AsyncClient

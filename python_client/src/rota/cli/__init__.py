@@ -41,7 +41,7 @@ MAY_INSTALL = (
     "An installation needs CREATE on the database, an upgrade or removal the owner of the "
     "schema, and --with-roles CREATEROLE"
 )
-LOCKED = "Nothing was done. Try again, or end that session: select pg_terminate_backend(PID)"
+LOCKED = "Nothing was done. Try again, or end that session: "
 
 
 def main(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) -> int:
@@ -127,7 +127,9 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
     except psycopg.DataError as error:
         hint = error.diag.message_hint
         return complain(_naming_option(error, arguments), hint, own or UsageError.code)
-    except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable) as error:
+    except psycopg.errors.InvalidSchemaName as error:
+        return complain(error, "Is rota installed in this database? Try: rota install")
+    except psycopg.errors.UndefinedTable as error:
         if "rota_front." in str(error):
             return complain(error, "Is this database a front? Try: rota front make")
         return complain(
@@ -141,7 +143,8 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
     except psycopg.errors.LockNotAvailable as error:
         if hint := error.diag.message_hint:  # rota's own says more
             return complain(error, hint)
-        return complain(CommandError(_holder(arguments)), LOCKED)
+        text, remedy = _holder(arguments)
+        return complain(CommandError(text), LOCKED + remedy)
     except psycopg.errors.InsufficientPrivilege as error:
         needed = MAY_INSTALL if arguments.command in INSTALLERS else grant_remedy()
         return complain(error, error.diag.message_hint or needed)
@@ -201,17 +204,19 @@ def _naming_option(error: Exception, arguments: argparse.Namespace) -> UsageErro
     return UsageError(f"{' or '.join(times)}: {message}" if is_time else message)
 
 
-def _holder(arguments: argparse.Namespace) -> str:
-    """Say which session has locked a job, where that is to be seen."""
+def _holder(arguments: argparse.Namespace) -> tuple[str, str]:
+    """Say which session has locked a job, where that is to be seen, and what ends it."""
+    remedy = "select pg_terminate_backend(PID)"
     job_id = getattr(arguments, "job_id", None)
     with suppress(psycopg.Error), connected(arguments) as connection:
         if job_id is not None:
             with suppress(psycopg.Error, RotaError):
                 for row in Client(connection).explain_job(job_id):
                     if row.reason == "row_locked":
-                        return row.explanation.replace("its row", f"job {job_id}", 1)
-        return lock_holder(connection)
-    return LOCKED_THIS
+                        text = row.explanation.replace("its row", f"job {job_id}", 1)
+                        return text, row.remedy or remedy
+        return lock_holder(connection), remedy
+    return LOCKED_THIS, remedy
 
 
 def _complain(error: Exception, hint: str | None, code: int, *, as_json: bool = False) -> int:

@@ -425,7 +425,7 @@ def _print_completion(arguments: argparse.Namespace) -> None:
     try:
         shtab = importlib.import_module("shtab")
     except ImportError:
-        hint = "Install it: pip install './python_client[cli]'"
+        hint = "Install it: pip install 'rota[cli]'"
         raise CommandError("completion needs the package shtab", hint) from None
     command_terminal(shtab.complete(make_parser(), arguments.shell) + "\n")  # as it is
 

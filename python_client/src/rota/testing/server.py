@@ -18,7 +18,10 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-import testing.postgresql
+try:
+    import testing.postgresql
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'rota[testing]' installs it") from None
 
 __all__ = ["EmbeddedPostgres", "find_binaries", "memory"]
 PathName = str | Path | None

@@ -26,7 +26,13 @@ from .. import __version__
 from ..client.async_client import AsyncClient
 from ..client.connecting import name_of, one_line
 from ..client.values import check_name, check_range
-from ..exceptions import InvalidArgumentError, RotaError, to_duration
+from ..exceptions import (
+    InvalidArgumentError,
+    NotGrantedError,
+    RotaError,
+    grant_remedy,
+    to_duration,
+)
 from ..job import JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
@@ -359,7 +365,11 @@ class Worker:
         )
 
     async def _compare_versions(self) -> None:
-        found = await self._connection.call(AsyncClient.version)
+        try:
+            found = await self._connection.call(AsyncClient.version)
+        except NotGrantedError:  # which names the least that lets a role ask for the version
+            remedy = grant_remedy("claim_jobs")
+            raise NotGrantedError(f"permission denied for schema rota: {remedy}") from None
         theirs, ours = (
             [int(number) for number in re.findall(r"\d+", version)]
             for version in (found, __version__)
