@@ -611,8 +611,9 @@ $$;
 create or replace function rota._examine_dead_jobs()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select case when g.jobs >= 1000 then 'critical' else 'warning' end,
-        case when g.place <= 20 then format('%s of type %s in queue %s died in the last hour '
+        case when g.place <= 20 then format('%s%s of type %s in queue %s died in the last hour '
             'with %s, the last %s ago, such as job %s%s',
+            case when g.examined >= 5000 then 'at least ' else '' end,
             case g.jobs when 1 then '1 job' else g.jobs::text || ' jobs' end, g.job_type,
             g.queue, rota._error_words(g.error_type, coalesce(g.only_error, g.message)),
             rota._ago(g.last_at), g.job_id, case when g.error_type =
@@ -631,6 +632,7 @@ create or replace function rota._examine_dead_jobs()
         select d.queue, d.job_type, d.error_type, rota.fold_error(d.last_error) as message,
             case when count(*) = 1 then min(d.last_error) end as only_error,
             count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id,
+            sum(count(*)) over () as examined,
             row_number() over (order by count(*) desc, max(d.finished_at) desc) as place
         from (
             select f.id, f.queue, f.job_type, f.error_type, f.last_error, f.finished_at

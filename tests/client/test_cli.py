@@ -313,8 +313,9 @@ def test_status_of_many_queues_shows_the_worst(
     queues = told[told.index("queues") + 2 :]
     assert queues[0].startswith("q7 ")
     assert queues[20] == "the worst of 30; all: rota status --json"
+    client.pause_queue("q7")
     _, shown = ask("top", "--once")
-    assert shown.splitlines()[4].startswith("q7 ")
+    assert shown.splitlines()[4].startswith("q7 (paused)  1 ")
 
 
 def test_status_and_top_leave_nothing_out_of_their_json_and_numbers(

@@ -481,6 +481,7 @@ def test_the_remedy_of_dead_jobs_is_of_that_group_and_stops_at_none(db, how_many
     row = next(r for r in doctor(db) if f"{how_many + 1} jobs of type x in" in r.evidence)
 
     assert row.finding == "dead_jobs"
+    assert row.evidence.startswith("at least ") == bool(others)  # no more are looked at
     assert row.remedy.startswith("select") == (how_many < 1000 and not others)
     assert ("commit" in row.remedy) == (how_many > 1000)
     assert row.evidence.isprintable()

@@ -498,14 +498,14 @@ def _times(row: dict[str, Any] | None) -> dict[str, Any]:
 
 def _top_queue(row: dict[str, Any], rates: dict[str, Any] | None) -> dict[str, Any]:
     return {
-        "queue": row["queue"][:16],
+        # Beside the name: a last column would be cut off on a narrow screen.
+        "queue": row["queue"][:16] + (" (paused)" if row["is_paused"] else ""),
         "ready": row["ready"],
         "oldest": span(row["oldest_ready_age"]) if row["oldest_ready_age"] else "",
         "run": row["running"],
         "retry": row["retrying"],
         "dead": row["dead"],
         **_times(rates),
-        "": "paused" if row["is_paused"] else "",
     }
 
 
