@@ -42,6 +42,8 @@ comment on function rota.explain_job is
 
 create or replace function rota._explain(job rota.jobs, row_xmax xid, ended rota.finished_jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+declare
+    v_is_free boolean := true;
 begin
     if job.id is null then
         return query select e.* from rota._explain_ended(ended) as e;
@@ -61,14 +63,18 @@ begin
         end if;
     else
         return query select t.* from rota._explain_time(job) as t;
+        v_is_free := not found;
     end if;
     return query
     select 'row_locked', format('its row is locked by %s; claims skip it', h.words), h.remedy
     from rota._lasting_holder(array[row_xmax]) as h;
+    v_is_free := v_is_free and not found;
     if job.status in ('queued', 'failed') then
         return query select n.* from rota._explain_limits(job) as n;
+        v_is_free := v_is_free and not found;
         return query select w.* from rota._explain_workers(job) as w;
-        return query select p.* from rota._explain_place(job) as p;
+        v_is_free := v_is_free and not found;
+        return query select p.* from rota._explain_place(job, v_is_free) as p;
     end if;
     -- Whether any session does the maintenance that lets jobs in and takes them back.  While
     -- there is nothing to do, a tick is recorded every five minutes.
@@ -456,15 +462,15 @@ end $$;
 
 /* How many are before it, in its lane or among those of its queue that wait for the same limit,
  * and when it will start if such jobs go on ending as those of the last ten minutes did.  Both
- * are counted up to a thousand. */
-create or replace function rota._explain_place(job rota.jobs)
+ * are counted up to a thousand.  If it *is_free*, nothing else keeps it. */
+create or replace function rota._explain_place(job rota.jobs, is_free boolean)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
     c_max constant integer := 1000;
     c_now constant timestamptz := rota.now();
     c_lane constant smallint := coalesce(job.own_lane, job.priority);
     c_limit constant text := substring(job.hold, '^(?:queue|type|key) .*');
-    v_ahead integer; v_ended record; v_unclaimed text;
+    v_ahead integer; v_ended record;
 begin
     if job.run_at > c_now or job.hold <> coalesce(c_limit, '') then return; end if;
     v_ahead := case when c_limit is not null then rota._held_before(job, c_max) else (
@@ -500,17 +506,6 @@ begin
         order by e.finished_at desc limit c_max
     ) as f;
 
-    -- Such as one whose places are taken by handlers that continue without their jobs.
-    v_unclaimed := (
-        select format(', but none has for %s: if rota top shows one that is not busy, its log '
-            'says why', rota._ago(job.run_at))
-        where job.run_at < c_now - interval '1 minute' and not rota._is_paused(job.queue, c_now)
-          and exists (
-            select from rota._workers as l
-            where l.is_live and job.queue = any(l.queues)
-              and (l.job_types is null or job.job_type = any(l.job_types))
-        )
-    );
     return query select
         case
             when c_limit is not null then 'behind_in_limit'
@@ -522,7 +517,11 @@ begin
                 then 'it is next in its queue: ' || case when job.queue ~ '^forward:[0-9]+$'
                     then 'a forwarder will carry it, or its log says why it does not'
                     else 'a worker with a free place will claim it'
-                        || coalesce(v_unclaimed, '') end
+                        || case when is_free and job.run_at < c_now - interval '1 minute'
+                            -- Such as one whose handlers continue without their jobs.
+                            then format(', but none has for %s: if rota top shows one that is '
+                                'not busy, its log says why', rota._ago(job.run_at))
+                        else '' end end
             when v_ahead = 0 then format('it is the first in queue %s to wait for limit %s',
                 job.queue, c_limit)
             else format('%s before it in queue %s', rota._jobs_words(v_ahead, c_max), job.queue)

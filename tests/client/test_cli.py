@@ -1390,6 +1390,23 @@ def test_limits_tell_how_many_wait(run: Callable[..., str], client: Client) -> N
     assert "type a  1/2      2" in run("limits")
 
 
+def test_limits_tell_a_rate_and_when_they_leave_out_any(
+    run: Callable[..., str], client: Client
+) -> None:
+    client.set_limit(job_type="a", max_starts=2, per=timedelta(hours=1), burst=1)
+    client.set_limit(job_type="b", max_starts=5, per=timedelta(milliseconds=50))
+    client.tick()
+    client.enqueue_many([{"job_type": "a"}] * 2)
+    client.claim_jobs("w", max_jobs=2)
+
+    most, least = run("limits").splitlines()[1:]
+
+    assert re.match(r"type a  1/-      1 +2 in 1 h    \d\d-\d\d \d\d:\d\d:\d\d$", most), most
+    assert re.match(r"type b  0/-      0 +5 in 50 ms *$", least), least
+    few = run("limits", "--limit", "1").splitlines()
+    assert [few[1].split()[:2], few[2:]] == [["type", "a"], ["there may be more: --limit"]]
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_what_python_cannot_hold_hides_no_row_beside_it(
     ask: Callable[..., tuple[int, str]], db: psycopg.Connection[Any], moment: str

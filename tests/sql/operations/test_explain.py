@@ -93,9 +93,9 @@ def test_a_job_that_no_free_worker_takes_leads_to_the_log_of_one(db, clock):
 
     assert row.reason == "next"
     assert f"a worker with a free place will claim it, {none_has} says why" in row.explanation
-    call(db, "pause_queue", queue="default")
+    call(db, "set_limit", queue="default", max_running=0)
     assert none_has not in explain(db, job_id)[-1].explanation
-    call(db, "resume_queue", queue="default")
+    call(db, "set_limit", queue="default", max_running=1)
     call(db, "deregister_worker", worker="w")
     assert none_has not in explain(db, job_id)[-1].explanation
 

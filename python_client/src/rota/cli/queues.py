@@ -7,6 +7,7 @@ import sys
 from typing import LiteralString
 
 from ..client.sync_client import Client
+from ..client.values import span
 from .output import (
     UsageError,
     asking,
@@ -150,11 +151,13 @@ def limits(arguments: argparse.Namespace) -> None:
                 "limit": row["limit_name"],
                 "running": f"{row['running']}/{text_of(row['max_running']) or '-'}",
                 "waiting": row["waiting"],
-                "rate": f"{row['max_starts']} in {text_of(row['per'])}"
+                "rate": f"{row['max_starts']} in {span(row['per']) or text_of(row['per'])}"
                 if row["max_starts"]
                 else "",
-                "next start": short(row["next_start_at"]),
+                "next start": short(row["next_start_at"]) if row["waiting"] else "",
             }
             for row in rows
         ]
     )
+    if len(rows) == arguments.limit:
+        print("there may be more: --limit")
