@@ -1378,6 +1378,24 @@ def test_errors_are_listed_by_kind(run: Callable[..., str], client: Client) -> N
     assert run("errors", "--queue", "other") == "(none)\n"
 
 
+def test_audit_shows_whole_what_an_undo_needs(
+    run: Callable[..., str], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = "the mail provider is down until the größere Störung of this night has ended"
+    client.enqueue_many([{"job_type": "send_mail", "queue": "mail"}] * 2)
+    assert run("audit") == "(none)\n"
+    run("cancel", "--type", "send_mail", "--queue", "mail", "--reason", reason, "--yes")
+
+    lines = run("audit").splitlines()
+
+    assert max(map(len, lines)) <= 80
+    told = " ".join(line[16:] for line in lines)
+    assert told.startswith(f"cancel by {getpass.getuser()}, 2 jobs: {{")
+    assert '"job_type": "send_mail"' in told
+    assert f'-> {{"reason": "{reason}"}}' in told
+
+
 def test_limits_tell_how_many_wait(run: Callable[..., str], client: Client) -> None:
     client.set_limit(job_type="a", max_running=2)
     client.tick()

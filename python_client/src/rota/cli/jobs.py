@@ -42,6 +42,7 @@ from .output import (
     print_record,
     print_table,
     short,
+    shortened,
     tell,
 )
 
@@ -647,23 +648,26 @@ def audit(arguments: argparse.Namespace) -> None:
         # A command acts on a thousand jobs at a time.
         steps_of = islice(groupby(rows, _act_of), arguments.limit)
         acts = [list(steps) for _, steps in steps_of]
-    print_list(
-        [
-            {
-                "when": short(last["acted_at"]),
-                "who": last["actor"] or last["role"],
-                "act": last["act"],
-                "jobs": ""
-                if last["jobs"] is None
-                else sum(row["jobs"] for row in [last, *steps]),
-                "which": json.dumps(last["filter"])
-                if last["filter"]
-                else " ".join(map(str, last["job_ids"] or [])),
-                "after": json.dumps(last["after"]) if last["after"] else "",
-            }
-            for last, *steps in acts
-        ]
+    # Whole, since a filter and a reason are what an undo needs.
+    print_findings(
+        [(short(last["acted_at"]), _told(last, steps), None) for last, *steps in acts]
     )
+    if not acts:
+        print("(none)")
+
+
+def _told(last: dict[str, Any], steps: list[dict[str, Any]]) -> str:
+    """Return who did what to which jobs, and what of them it changed."""
+    text = f"{last['act']} by {last['actor'] or last['role']}"
+    if last["jobs"] is not None:
+        count = sum(row["jobs"] for row in [last, *steps])
+        text += f", {count} job{'' if count == 1 else 's'}"
+    which = json.dumps(last["filter"], ensure_ascii=False) if last["filter"] else ""
+    which = which or " ".join(map(str, last["job_ids"] or []))
+    set_to = {name: value for name, value in (last["after"] or {}).items() if value is not None}
+    after = json.dumps(set_to, ensure_ascii=False) if set_to else ""
+    after = shortened(after, 300)  # the whole of a schedule, for one
+    return ": ".join(filter(None, [text, " -> ".join(filter(None, [which, after]))]))
 
 
 def _act_of(row: dict[str, Any]) -> tuple[Any, ...]:
