@@ -2,8 +2,8 @@
 
 Put ``pytest_plugins = ["rota.testing.pytest"]`` in the topmost ``conftest.py``.  A test uses
 `rota_url`, the URL of its own database, in which it and workers may commit, or
-`rota_connection`, whose transaction is rolled back after it.  Override `rota_prepare` to
-create the tables of your application in both.
+`rota_connection`, whose transaction is rolled back after it.  Override `rota_prepare`, of the
+scope session, to create the tables of your application in both.
 
 With xdist each process has its own server.  ``--rota-url`` names an existing one, with a role
 that may create databases; the plugin drops those that it has created.
