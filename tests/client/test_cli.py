@@ -491,6 +491,16 @@ def test_a_worker_without_rights_is_told_what_gives_those_of_a_worker(
         db.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
 
+@pytest.mark.parametrize("password", ["ge@heim", "ge/heim", "@heim", "heim/"])
+def test_a_password_that_is_not_encoded_is_no_host(
+    run: Callable[..., str], password: str
+) -> None:
+    told = run("status", "-d", f"postgresql://shop:{password}@localhost:1/shop", code=2)
+
+    assert "a password has %40 for @ and %2F for /" in told
+    assert "heim" not in told
+
+
 def test_database_may_be_a_bare_name(
     dsn: str, db: psycopg.Connection[Any], run: Callable[..., str], monkeypatch: Any
 ) -> None:

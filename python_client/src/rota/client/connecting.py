@@ -49,14 +49,18 @@ def named(database: str) -> str:
 
 def words_of(database: str) -> dict[str, Any]:
     """Return what a connection string says; `named` is what it may be."""
-    try:
-        return conninfo_to_dict(named(database))
-    except psycopg.ProgrammingError:
-        # The message of libpq would repeat the string, with its password.
-        raise psycopg.ProgrammingError(
-            "invalid connection string; it looks like "
-            "postgresql://user:password@host:5432/database"
-        ) from None
+    with suppress(psycopg.ProgrammingError):
+        words = conninfo_to_dict(named(database))
+        hosts, ports = (str(words.get(key) or "") for key in ("host", "port"))
+        # A password that is not encoded ends in the host, or in the port.
+        if not (re.search(r"[^,]@", hosts) or re.search(r"[^\d, ]", ports)):
+            return words
+    # The message of libpq would repeat the string, or a part of it, with its password.
+    raise psycopg.ProgrammingError(
+        "invalid connection string; it looks like "
+        "postgresql://user:password@host:5432/database, "
+        "and a password has %40 for @ and %2F for /"
+    )
 
 
 def name_of(database: str) -> str:
