@@ -18,6 +18,8 @@
  *
  * In the first seconds of a server nothing is swept.  The leases that ended while it was away
  * say nothing of their workers, which come back with what they have ended meanwhile.
+ *
+ * A clock that goes back would make the leases longer.  So the next tick moves them with it.
  */
 
 create or replace function rota.sweep_stale_leases(max_jobs integer default 1000)
@@ -183,4 +185,33 @@ begin
                 select q.backoff from rota.queues as q where q.queue = j.queue)) as policy
         from rota.jobs as j where j.id = any(_sweep_jobs.job_ids)
     ) as s;
+end $$;
+
+/* Where the last tick that is recorded was later than it is now, the clock has gone back: then
+ * what was left of each lease, as of the last sign of life of its worker, begins again.  A step
+ * of up to a minute is left to pass. */
+create or replace function rota._move_leases()
+    returns void language plpgsql as $$
+declare
+    c_now constant timestamptz := rota.now();
+begin
+    if not exists (
+        select from rota.maintenance as m
+        where m.task = 'tick' and m.done_at > c_now + interval '1 minute'
+    ) then
+        return;
+    end if;
+    update rota.jobs as j
+    set locked_until = j.locked_until - (j.updated_at - c_now), updated_at = c_now,
+        -- Else the attempt began before the clock was ahead.
+        started_at = case when j.started_at > c_now
+            then j.started_at - (j.updated_at - c_now) else j.started_at end,
+        overdue_at = case when j.started_at > c_now
+            then j.overdue_at - (j.updated_at - c_now) else j.overdue_at end
+    where j.id = any(array(
+        select r.id from rota.jobs as r
+        where r.status = 'running' and r.locked_until > c_now
+          -- Not what a hand has written infinite.
+          and r.updated_at > c_now and r.updated_at < '9999-12-31' for update skip locked
+    ));
 end $$;

@@ -57,11 +57,12 @@ begin
     if v_is_alone then set constraints all immediate; end if;
 
     -- Statistics before retention, which takes nothing away that is not counted.
-    foreach v_part in array '{sweep,expiry,schedules,breakers,retry budgets,pending checks,'
-        'statistics,counting jobs,retention}'::text[]
+    foreach v_part in array '{leases,sweep,expiry,schedules,breakers,retry budgets,'
+        'pending checks,statistics,counting jobs,retention}'::text[]
     loop
         begin
             case v_part
+                when 'leases' then perform rota._move_leases();
                 when 'sweep' then jobs_swept := rota.sweep_stale_leases(1000);
                 when 'expiry' then jobs_expired := rota._do_late('expiry', 1000);
                 when 'schedules' then jobs_enqueued := case

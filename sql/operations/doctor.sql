@@ -453,7 +453,8 @@ begin
     from rota.pauses as p where p.until is null or p.until > c_now
     order by p.paused_at limit 1000;
 
-    -- Not those with a delay of their own, which is not kept.
+    -- Those that were due when they came in, or were put back; not those with a delay of their
+    -- own, which is not kept.
     return query
     select 'critical', format('%s enqueued or failed while the clock of the server was ahead, '
             'such as job %s, and %s due only when it shows %s again', case count(*)
@@ -461,15 +462,17 @@ begin
             case count(*) when 1 then 'is' else 'are' end, rota._moment(max(a.run_at))),
         'select * from rota.act_on_jobs(''reschedule'', jsonb_build_object(''ids'', array('
             'select r.id from rota.job_runs as r where r.status = ''queued'' '
-            'and r.created_at > rota.now() and r.run_at = r.created_at '
+            'and r.run_at > rota.now() and (r.run_at <= r.created_at '
+            'or r.run_at between r.updated_at - interval ''1 s'' and r.updated_at) '
             'or r.status = ''failed'' and r.failed_at > rota.now() limit 1000)), '
             '''{"delay": "0"}'');'
     from (
-        select j.id, j.run_at, j.created_at, j.failed_at, j.status from rota.jobs as j
-        order by j.id desc limit 1000
+        select j.id, j.run_at, j.created_at, j.updated_at, j.failed_at, j.status
+        from rota.jobs as j order by j.id desc limit 1000
     ) as a
-    where a.status = 'queued' and a.run_at = a.created_at
-      and a.created_at > c_now + interval '1 minute'
+    where a.status = 'queued' and a.run_at > c_now + interval '1 minute'
+      and (a.run_at <= a.created_at
+        or a.run_at between a.updated_at - interval '1 s' and a.updated_at)
       or a.status = 'failed' and a.failed_at > c_now + interval '1 minute'
     having count(*) > 0;
 

@@ -317,11 +317,14 @@ end $$;
 
 /* How many jobs of a kind a limit has let into their lanes, up to so many, and the first.  One
  * that another session has locked does not count, once so many transactions have begun since:
- * the session may keep it, while the slot is for another. */
+ * the session may keep it, while the slot is for another.  Nor does one that is not due any
+ * more, since the clock went back. */
 create or replace function rota._opened(
     limit_name text, queue text, job_type text, last_lane smallint, first_id bigint,
     max_jobs integer, max_lock_age integer, out jobs integer, out id bigint
 ) language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
 begin
     select count(*)::integer, min(o.id) into jobs, id
     from (
@@ -330,7 +333,7 @@ begin
           and j.hold is null and j.status in ('queued', 'failed')
           and j.queue = _opened.queue and j.job_type = _opened.job_type
           and j.id >= _opened.first_id
-          and coalesce(j.own_lane, j.priority) <= _opened.last_lane
+          and coalesce(j.own_lane, j.priority) <= _opened.last_lane and j.run_at <= c_now
           and (j.xmax = '0'::xid or j.xmax = j.xmin or age(j.xmax) < _opened.max_lock_age)
         order by j.id limit _opened.max_jobs
     ) as o;

@@ -83,6 +83,7 @@ LISTS = {
 UNGUARDED = {
     "claim_jobs": "takes rows that it has just locked in a waiting state",
     "_open_jobs": "a blocked job has no worker",
+    "_move_leases": "gives each worker the rest of its lease, whoever it is",
     "_cancel_children": "a blocked job has no worker",
     "_requeue": "an operator takes the job away by force, under the lock of retry_job()",
     "_begin_rerun": "its caller takes the jobs from their workers",

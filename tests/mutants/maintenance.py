@@ -1553,7 +1553,33 @@ MAINTENANCE = (
         "enqueued-ahead-untold",
         "Jobs wait for a time that a wrong clock had shown, and the doctor is silent.",
         "sql/operations/test_doctor.py",
-        sql("operations/doctor", "and a.created_at > c_now + interval '1 minute'", "and false"),
+        sql("operations/doctor", "and a.run_at > c_now + interval '1 minute'", "and false"),
+    ),
+    mutant(
+        "put-back-ahead-untold",
+        "Jobs that were retried while the clock was ahead wait, and the doctor is silent.",
+        "sql/operations/test_doctor.py",
+        sql(
+            "operations/doctor",
+            "or a.run_at between a.updated_at - interval '1 s' and a.updated_at)",
+            ")",
+        ),
+    ),
+    mutant(
+        "lease-of-a-wrong-clock",
+        "A job whose worker died waits until a time that a wrong clock had shown.",
+        "sql/maintenance/test_sweep.py",
+        sql(
+            "maintenance/sweep",
+            "m.task = 'tick' and m.done_at > c_now + interval '1 minute'",
+            "false",
+        ),
+    ),
+    mutant(
+        "limit-kept-by-a-wrong-clock",
+        "A limit lets nothing in until jobs that it had let in are due once more.",
+        "sql/waiting/test_limits.py",
+        sql("waiting/limits", "and j.run_at <= c_now", ""),
     ),
     mutant(
         "other-rules-untold",

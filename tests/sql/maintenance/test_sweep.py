@@ -318,3 +318,41 @@ def test_sweep_stale_leases_makes_up_for_a_worker_that_nobody_knows(db, clock):
 
     assert one(db, "tick").jobs_swept == 1
     assert run(db, job.job_id).status == "failed"
+
+
+@pytest.mark.parametrize("time_limit", [None, "20 s"])
+def test_a_lease_goes_back_with_the_clock(db, clock, time_limit):
+    """Of a job whose worker died while the clock of the server was days ahead."""
+    clock.set("2026-01-13 12:00+00")
+    one(db, "tick")
+    job = running(db, lease="1 minute", time_limit=time_limit)
+    clock.advance("10 s")
+    call(db, "set_progress", **owner(job), percent=50.0)
+    now = clock.set("2026-01-10 12:00+00")
+    one(db, "tick")
+
+    left = timedelta(seconds=40 if time_limit else 50)
+    row = run(db, job.job_id)
+    assert (row.status, row.locked_until) == ("running", now + left)
+    assert row.started_at == now - timedelta(seconds=10)
+    clock.advance(left)
+    assert one(db, "tick").jobs_swept == 0
+    clock.advance("1 microsecond")
+    assert one(db, "tick").jobs_swept == 1
+    assert run(db, job.job_id).error_type == ("time_limit" if time_limit else "lease_expired")
+
+
+def test_a_lease_that_began_before_the_clock_was_ahead_keeps_its_start(db, clock):
+    began_at = clock.set("2026-01-10 12:00+00")
+    one(db, "tick")
+    job = running(db, time_limit="10 days")
+    clock.set("2026-01-13 12:00+00")
+    one(db, "heartbeat", **owner(job))
+    one(db, "tick")
+    clock.set("2026-01-10 12:01+00")
+    one(db, "tick")
+
+    row = run(db, job.job_id)
+    overdue_at = scalar(db, "select overdue_at from rota.jobs")
+    assert (row.started_at, overdue_at) == (began_at, began_at + timedelta(days=10))
+    assert row.locked_until == began_at + timedelta(minutes=2)

@@ -635,6 +635,45 @@ def test_jobs_that_were_enqueued_while_a_clock_was_ahead(db, clock):
     assert later not in ids
 
 
+@pytest.mark.parametrize("how", ["retried", "released", "planned", "next stage"])
+def test_jobs_that_were_due_while_a_clock_was_ahead(db, clock, how):
+    call(db, "define_pipeline", pipeline="p", stages=Jsonb([{"stage": "a"}, {"stage": "b"}]))
+    clock.set("2026-01-10 12:00+00")
+    if how == "planned":
+        call(db, "schedule_job", name="s", schedule="0 * * * *", job_type="x")
+    job = running(db) if how == "retried" else None
+    if job:
+        call(db, "fail_job", **owner(job), error="e", fatal=True)
+    later = enqueue(db, queue="q", run_at="2026-01-10 16:00+00")
+    clock.set("2026-01-10 20:00:10+00")
+    value(db, "set_priority", job_id=later, priority=1)
+    if job:
+        value(db, "retry_job", job_id=job.job_id)
+    elif how == "planned":
+        assert one(db, "tick").jobs_enqueued == 1
+    else:
+        if how == "released":
+            enqueue(db)
+        else:
+            value(db, "start_pipeline", pipeline="p")
+        (job,) = claim(db)
+        clock.advance("10 s")
+        if how == "released":
+            call(db, "release_jobs", job_ids=[job.job_id], lease_tokens=[job.lease_token])
+        else:
+            value(db, "finish_job", **owner(job))
+    clock.set("2026-01-10 12:10+00")
+    settle(db)
+    assert claim(db) == []
+
+    (row,) = [row for row in doctor(db) if row.finding == "queues"]
+
+    assert row.evidence.startswith("1 job was enqueued or failed while the clock of the server")
+    db.execute(row.remedy)
+    assert len(claim(db, queues=["default", "q"], max_jobs=5)) == 1
+    assert run(db, later).status == "queued"
+
+
 def test_jobs_that_failed_while_a_clock_was_ahead(db, clock):
     clock.set("2026-01-10 12:00+00")
     job = running(db, queue="q")

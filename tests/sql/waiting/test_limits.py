@@ -503,6 +503,29 @@ def test_rate_lets_held_jobs_in_when_the_clock_was_set_back(db, clock):
     assert found == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("subject", [{"job_type": "x"}, {"limit_key": "k"}])
+def test_a_limit_lets_held_jobs_in_when_the_clock_was_set_back(db, clock, subject):
+    """Those that it had let in before are not due for years, and keep no other out."""
+    clock.set("2030-01-01 00:00+00")
+    value(db, "set_limit", **subject, max_running=1)
+    settle(db)
+    key = {"limit_key": "k"} if "limit_key" in subject else {}
+    for _ in range(3):
+        enqueue(db, **key)
+    (job,) = claim(db, max_jobs=3)
+    value(db, "finish_job", **owner(job))
+    clock.set("2026-01-01 00:00+00")
+
+    new = [enqueue(db, **key) for _ in range(2)]
+
+    for job_id in new:
+        clock.advance("10 s")
+        settle(db)
+        (job,) = claim(db)
+        value(db, "finish_job", **owner(job))
+        assert job.job_id == job_id
+
+
 def test_what_runs_counts_for_the_class_when_its_own_limit_is_gone(db, clock):
     clock.set("2026-01-12 10:00+00")
     limit(db, limit_key="k:*", max_running=1)
