@@ -324,8 +324,9 @@ begin
 
     insert into rota.stage_runs (job_id, lease_token, pipeline, stage, status, queue, job_type,
         attempts, worker, queued_at, started_at, finished_at, stage_input, result)
-    select j.id, j.lease_token, j.pipeline, j.stage, _end_stages.new_status, j.queue,
-        j.job_type, j.attempts, j.locked_by, coalesce(j.stage_queued_at, j.created_at),
+    -- A hand may have left out the stage.
+    select j.id, j.lease_token, j.pipeline, coalesce(j.stage, ''), _end_stages.new_status,
+        j.queue, j.job_type, j.attempts, j.locked_by, coalesce(j.stage_queued_at, j.created_at),
         j.started_at, (select rota.now()), j.stage_input,
         nullif(_end_stages.results -> (array_position(_end_stages.job_ids, j.id) - 1), 'null')
     from rota.jobs as j where j.id = any(v_ids) on conflict do nothing;

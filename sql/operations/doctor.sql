@@ -387,7 +387,11 @@ create or replace function rota._examine_job_types()
                 else 'warning' end as severity,
             rota._ago(u.due_since) as due_for,
             format('select * from rota.explain_job(%s);', u.job_id) as remedy
-        from rota._untaken_jobs(rota._ready_queues()) as u where u.queue !~ '^forward:[0-9]+$'
+        from rota._untaken_jobs(rota._ready_queues()) as u
+        where u.queue !~ '^forward:[0-9]+$' and not exists (
+            -- Its jobs wait for a mover alone.
+            select from rota.queue_moves as m where m.queue = u.queue and m.direction = 'out'
+        )
     ), workers as (
         select count(*) as live from rota._workers as l
         where l.is_live and l.queues[1] !~ '^forward:[0-9]+$'

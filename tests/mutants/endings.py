@@ -7,6 +7,12 @@ from mutants.mutant import mutant, sql
 _STALE = "from rota.jobs as j where j.status = 'running'"
 ENDINGS = (
     mutant(
+        "stage-left-out-by-a-hand",
+        "A job whose stage a hand has left out keeps the jobs beside it from ending.",
+        "sql/waiting/test_pipelines.py",
+        sql("jobs/finish", "coalesce(j.stage, '')", "j.stage"),
+    ),
+    mutant(
         "batch-waits-for-a-run",
         "A batch of endings waits for a run of a pipeline that another session has locked.",
         "races/test_racing_pipelines.py",

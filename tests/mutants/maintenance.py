@@ -1556,6 +1556,12 @@ MAINTENANCE = (
         sql("operations/doctor", "and a.run_at > c_now + interval '1 minute'", "and false"),
     ),
     mutant(
+        "moving-queue-wants-a-worker",
+        "The doctor asks for a worker where only a mover takes jobs.",
+        "sql/operations/test_doctor.py",
+        sql("operations/doctor", "m.queue = u.queue and m.direction = 'out'", "false"),
+    ),
+    mutant(
         "put-back-ahead-untold",
         "Jobs that were retried while the clock was ahead wait, and the doctor is silent.",
         "sql/operations/test_doctor.py",

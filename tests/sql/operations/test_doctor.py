@@ -222,6 +222,14 @@ def test_a_type_that_no_live_worker_takes(db):
     assert only(db).severity == "critical"
 
 
+def test_a_queue_that_moves_away_needs_no_worker_here(db):
+    call(db, "set_database_number", number=5)
+    enqueue(db, queue="q", run_at=ago(db, "6 min"))
+    value(db, "begin_queue_move", queue="q", database=6)
+
+    assert "job_types" not in {row.finding for row in doctor(db)}
+
+
 def test_a_job_that_a_hand_has_put_before_all_others_stops_no_check(db):
     enqueue(db, "mail", run_at=ago(db, "20 s"))
     first = enqueue(db, "mail")

@@ -19,6 +19,7 @@ from sql.helpers import (
     refused,
     rows,
     run,
+    running,
     scalar,
     settle,
     value,
@@ -1284,3 +1285,13 @@ def test_definitions_do_not_wait_for_those_of_other_pipelines(order, connect):
     step(order)
     call(order, "drop_pipeline", pipeline="other")
     mine.rollback()
+
+
+def test_a_job_whose_stage_a_hand_has_left_out_ends_like_those_beside_it(db):
+    jobs = [running(db) for _ in range(2)]
+    db.execute("update rota.jobs set pipeline = 'p' where id = %s", [jobs[0].job_id])
+
+    ends = call(db, "finish_jobs", **owners(*jobs))
+
+    assert [end.outcome for end in ends] == ["finished", "finished"]
+    assert rows(db, "select stage, status from rota.stage_runs") == [("", "succeeded")]
