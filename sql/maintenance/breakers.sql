@@ -311,6 +311,7 @@ create or replace function rota._check_error(subject text)
     returns boolean language plpgsql as $$
 declare
     c_names constant jsonb := subject::jsonb;
+    c_now constant timestamptz := rota.now();
     c_rule constant rota.retry_rules := rota._retry_rule(c_names ->> 0, c_names ->> 1,
         c_names ->> 2);
     v_failed record;
@@ -319,7 +320,8 @@ begin
     select e.failed_at, e.job_id into v_failed
     from (
         select r.failed_at, r.job_id, r.job_type, r.queue, r.error_type
-        from rota.job_errors as r where r.failed_at > rota.now() - c_rule.pause_for
+        from rota.job_errors as r
+        where r.failed_at > c_now - c_rule.pause_for and r.failed_at <= c_now
         order by r.failed_at desc limit 5000
     ) as e
     where e.error_type = c_names ->> 0 and e.job_type = c_names ->> 1

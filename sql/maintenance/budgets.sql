@@ -103,7 +103,8 @@ begin
 end $$;
 
 /* How many first attempts of a queue ended in the last minute: of many, by the time that the
- * newest 5000 took.  A first attempt that failed is among the failures, whatever came later. */
+ * newest 5000 took.  A first attempt that failed is among the failures, whatever came later.
+ * None of a time that is still to come again. */
 create or replace function rota._first_attempts(queue text)
     returns float8 language plpgsql stable as $$
 declare
@@ -120,7 +121,7 @@ begin
             from (
                 select i.attempts, i.status, i.finished_at from rota.finished_jobs_done as i
                 where i.queue = _first_attempts.queue
-                  and i.finished_at > c_now - interval '1 minute'
+                  and i.finished_at > c_now - interval '1 minute' and i.finished_at <= c_now
                 order by i.finished_at desc limit c_max
             ) as f
             union all
@@ -128,7 +129,7 @@ begin
                 count(*), min(e.failed_at)
             from (
                 select i.attempt, i.queue, i.failed_at from rota.job_errors as i
-                where i.failed_at > c_now - interval '1 minute'
+                where i.failed_at > c_now - interval '1 minute' and i.failed_at <= c_now
                 order by i.failed_at desc limit c_max
             ) as e
         ) as a

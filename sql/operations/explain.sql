@@ -503,6 +503,7 @@ begin
             array['queue ' || e.queue, 'type ' || e.job_type, 'key ' || e.limit_key] as names
         from rota.finished_jobs as e
         where e.queue = job.queue and e.finished_at > c_now - interval '10 minutes'
+          and e.finished_at <= c_now
         order by e.finished_at desc limit c_max
     ) as f;
 

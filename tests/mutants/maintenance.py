@@ -1562,6 +1562,28 @@ MAINTENANCE = (
         sql("operations/doctor", "m.queue = u.queue and m.direction = 'out'", "false"),
     ),
     mutant(
+        "retries-earned-by-a-wrong-clock",
+        "What ended while the clock was ahead lets retries through their budget for days.",
+        "sql/maintenance/test_budgets.py",
+        sql("maintenance/budgets", "and i.finished_at <= c_now", ""),
+    ),
+    mutant(
+        "retries-earned-by-failures-of-a-wrong-clock",
+        "What failed while the clock was ahead lets retries through their budget for days.",
+        "sql/maintenance/test_budgets.py",
+        sql("maintenance/budgets", "and i.failed_at <= c_now", ""),
+    ),
+    mutant(
+        "rule-pauses-by-a-wrong-clock",
+        "A rule pauses a type until a time that a wrong clock had shown, at each failure.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers",
+            "c_now - c_rule.pause_for and r.failed_at <= c_now",
+            "c_now - c_rule.pause_for",
+        ),
+    ),
+    mutant(
         "put-back-ahead-untold",
         "Jobs that were retried while the clock was ahead wait, and the doctor is silent.",
         "sql/operations/test_doctor.py",

@@ -170,6 +170,20 @@ def test_a_rule_pauses_the_type_for_so_long_after_its_last_failure(db, clock):
     assert sorted(job.queue for job in freed) == ["default", "default", "q"]
 
 
+def test_a_rule_pauses_for_no_failure_of_a_time_that_is_still_to_come_again(db, clock):
+    clock.set("2026-02-01 00:00+00")
+    value(db, "set_retry_rule", error_type="Quota", pause_for="10 minutes")
+    fail(db, running(db, job_type="mail"), "Quota")
+    settle(db)
+    now = clock.set("2026-01-01 00:00+00")
+    value(db, "resume_type", job_type="mail")
+
+    fail(db, running(db, job_type="mail"), "Quota")
+    settle(db)
+
+    assert rows(db, PAUSES) == [(None, "mail", "rule", now + timedelta(minutes=10))]
+
+
 def test_a_rule_of_a_queue_pauses_there_and_tells_what_else_becomes_of_the_job(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     value(db, "set_retry_rule", error_type="Quota", queue="q", pause_for="1 hour", fatal=True)

@@ -120,6 +120,21 @@ def test_first_attempts_earn_a_share_of_retries(db, clock):
     assert len(let_in(db)) == 1
 
 
+@pytest.mark.parametrize("how", ["finish_job", "fail_job"])
+def test_attempts_of_a_time_that_is_still_to_come_again_earn_no_retries(db, clock, how):
+    clock.set("2026-02-01 00:00+00")
+    budget(db, per_minute=6, percent=100)
+    for _ in range(40):
+        given = {"error": "e", "fatal": True} if how == "fail_job" else {}
+        call(db, how, **owner(running(db)), **given)
+    clock.set("2026-01-01 00:00+00")
+    fail(db, 4)
+
+    assert len(let_in(db)) == 1
+    clock.advance("10 s")
+    assert len(let_in(db)) == 1
+
+
 def test_a_retry_that_is_not_due_costs_and_gets_nothing(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     budget(db, per_minute=6)
