@@ -582,7 +582,6 @@ def test_a_worker_that_has_an_old_and_a_new_lease_of_a_job_hears_of_each(
     assert not is_new_lost
 
 
-@pytest.mark.slow
 def test_a_handler_that_outlives_its_lease_is_warned_of_once(
     client: Client, background: Background, caplog: pytest.LogCaptureFixture
 ) -> None:
