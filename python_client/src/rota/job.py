@@ -30,7 +30,7 @@ from .exceptions import (
     TimeLimitExceeded,
 )
 from .rows import ClaimedJob, EffectResult
-from .worker.connection import PASSING, ConnectionState, Retry, is_lost
+from .worker.connection import PASSING, ConnectionState, NoAnswerError, Retry, is_lost
 from .worker.lending import Pool
 from .worker.own_process import Processes
 
@@ -343,11 +343,12 @@ class BaseJob:
 
     def _recording(
         self, names: dict[str, Any], choice: dict[str, Any]
-    ) -> tuple[Callable[[Any], Any], Callable[[], bool]]:
-        """Return what records an effect, and whether to withdraw it if the answer is lost.
+    ) -> tuple[Callable[[Any], Any], Callable[[BaseException], bool]]:
+        """Return what records an effect, and whether to withdraw it after an error.
 
-        Its block has certainly not begun.  But an earlier one of this attempt may have, or one
-        of another attempt whose record is taken over.
+        If the answer is lost it may be recorded, though its block has certainly not begun.  But
+        an earlier one of this attempt may have, or one of another attempt whose record is taken
+        over.
         """
         name = (names["scope"], names["key"])
         is_first = name not in self._sent_effects
@@ -356,9 +357,10 @@ class BaseJob:
             self._sent_effects |= {name}
             return client.record_effect(**names, **choice)
 
-        def may_withdraw() -> bool:
+        def may_withdraw(error: BaseException) -> bool:
             is_sent = name in self._sent_effects
-            return is_first and is_sent and choice["if_unknown"] == "skip"
+            is_in_doubt = is_lost(error) or isinstance(error, NoAnswerError)
+            return is_first and is_sent and is_in_doubt and choice["if_unknown"] == "skip"
 
         return record, may_withdraw
 
@@ -468,8 +470,8 @@ class Job(BaseJob):
         record, may_withdraw = self._recording(names, choice)
         try:
             is_due: bool = call(self, record)
-        except PASSING:
-            if may_withdraw():
+        except PASSING as lost:
+            if may_withdraw(lost):
                 with suppress(EffectNotHeldError):  # so it was not recorded either
                     self._repeat(lambda client: client.withdraw_effect(**names))
             raise
@@ -554,8 +556,8 @@ class AsyncJob(BaseJob):
         record, may_withdraw = self._recording(names, choice)
         try:
             is_due: bool = await call(self, record)
-        except PASSING:
-            if may_withdraw():
+        except PASSING as lost:
+            if may_withdraw(lost):
                 with suppress(EffectNotHeldError):
                     await self._repeat(lambda client: client.withdraw_effect(**names))
             raise
