@@ -224,6 +224,18 @@ WORKER = (
         ),
     ),
     mutant(
+        "stopped-tasks-are-failed",
+        "Tasks of a handler that are told at once that the worker leaves use an attempt.",
+        "client/test_worker.py client/test_tasks.py",
+        client("exceptions", "(STOP_ERRORS, Snooze,", "(Snooze,"),
+    ),
+    mutant(
+        "kept-lease-is-cancelled",
+        "A handler is cancelled though a heartbeat has kept its lease.",
+        "client/test_leases.py",
+        client("worker/executor", " or job.is_wanted", ""),
+    ),
+    mutant(
         "fatal-is-failed",
         "FatalError is an error like any other.",
         "client/test_worker.py",
@@ -527,6 +539,18 @@ WORKER = (
         "A mail server that was down for a while has cost its mails for ever.",
         "client/test_effect_blocks.py",
         client("job", " or isinstance(error, withdraw_on)", ""),
+    ),
+    mutant(
+        "lost-record-is-unknown",
+        "A connection that breaks before the block of an effect has cost its mail for ever.",
+        "client/test_effect_blocks.py",
+        client("job", "return is_first and is_sent and", "return False and"),
+    ),
+    mutant(
+        "lost-record-sends-twice",
+        "A mail that an earlier block may have sent is sent again after a lost answer.",
+        "client/test_effect_blocks.py",
+        client("job", "return is_first and is_sent", "return is_sent"),
     ),
     mutant(
         "client-commits",
