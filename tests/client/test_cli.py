@@ -449,18 +449,27 @@ def test_observer_may_ask_for_the_status(
         db.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))
 
 
+@pytest.mark.parametrize(
+    ("words", "access"),
+    [(["jobs"], "observer"), (["schedule", "add", "a", "every 5 s", "a"], "operator")],
+    ids=["jobs", "schedule add"],
+)
 def test_a_role_without_rights_is_told_what_gives_them(
-    dsn: str, db: psycopg.Connection[Any], run: Callable[..., str]
+    dsn: str,
+    db: psycopg.Connection[Any],
+    run: Callable[..., str],
+    words: list[str],
+    access: str,
 ) -> None:
     role = f"stranger_{db.info.dbname}"
     db.execute(sql.SQL("create role {} login password 'w'").format(sql.Identifier(role)))
     try:
-        told = run("jobs", "-d", make_conninfo(dsn, user=role, password="w"), code=1)
+        told = run(*words, "-d", make_conninfo(dsn, user=role, password="w"), code=1)
     finally:
         db.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
     assert "permission denied for schema rota" in told
-    assert "select rota.grant_statements('observer', 'ROLE') returns" in told
+    assert f"select rota.grant_statements('{access}', 'ROLE') returns" in told
 
 
 def test_a_database_without_rota_is_no_front(

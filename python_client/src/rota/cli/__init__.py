@@ -146,7 +146,10 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
         text, remedy = _holder(arguments)
         return complain(CommandError(text), LOCKED + remedy)
     except psycopg.errors.InsufficientPrivilege as error:
-        needed = MAY_INSTALL if arguments.command in INSTALLERS else grant_remedy()
+        needed = MAY_INSTALL
+        if arguments.command not in INSTALLERS:
+            is_change = getattr(arguments, "is_change", False)
+            needed = grant_remedy("act_on_jobs" if is_change else "")
         return complain(error, error.diag.message_hint or needed)
     except psycopg.errors.ReadOnlySqlTransaction as error:
         return complain(error, error.diag.message_hint or READ_ONLY)

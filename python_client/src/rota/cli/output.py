@@ -274,6 +274,7 @@ def acting(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator
 @contextmanager
 def changing(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
     """Open a connection in a transaction, which a dry run takes back."""
+    arguments.is_change = True  # what reads first still needs the rights to change
     with connected(arguments) as connection, acting(connection, is_dry_run=arguments.dry_run):
         yield connection
 
