@@ -352,7 +352,8 @@ comment on view rota.worker_health is
 
 create or replace view rota.ticker_health as
 select nullif(u.done_at, '-infinity') as last_tick_at, u.done_by as last_tick_by,
-    n.now - coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as lag, (
+    -- Of a tick that is still to come none has run since the clock went back.
+    greatest(n.now - t.at, t.at - n.now) as lag, (
         select count(*) from rota.job_definitions as o
         where o.next_run_at < n.now - interval '1 minute'
     ) as schedules_overdue, (
@@ -365,6 +366,7 @@ select nullif(u.done_at, '-infinity') as last_tick_at, u.done_by as last_tick_by
 -- Each count by itself: a query for the lag alone makes none.
 from rota.maintenance as u join rota.upgrade_log as i on i.id = 0
 cross join (select rota.now() as now) as n
+cross join lateral (select coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as at) as t
 where u.task = 'tick';
 
 comment on view rota.ticker_health is
@@ -372,4 +374,5 @@ comment on view rota.ticker_health is
     'run more than a minute ago, and how many an error has disabled.';
 comment on column rota.ticker_health.lag is
     'Ticks are recorded every 10 seconds, or 5 minutes while they find nothing to do; before '
-    'the first, the time since the installation.';
+    'the first, the time since the installation; before the first since the clock went back, '
+    'by how much.';

@@ -1584,6 +1584,12 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "no-tick-since-the-clock-went-back",
+        "Nothing ticks after the clock went back, and no monitor says so for as long.",
+        "sql/operations/test_doctor.py",
+        sql("operations/views", "greatest(n.now - t.at, t.at - n.now)", "n.now - t.at"),
+    ),
+    mutant(
         "put-back-ahead-untold",
         "Jobs that were retried while the clock was ahead wait, and the doctor is silent.",
         "sql/operations/test_doctor.py",

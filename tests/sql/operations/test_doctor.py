@@ -138,6 +138,18 @@ def test_nobody_ticks(db, clock):
     assert doctor(db) == []
 
 
+def test_nobody_ticks_since_the_clock_went_back(db, clock):
+    clock.set(last_tick(db))
+    clock.advance("-3 days")
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("critical", "ticker")
+    assert row.evidence.startswith("no tick has run for 3 d:")
+    cure(db)
+    assert doctor(db) == []
+
+
 def test_nobody_has_ever_ticked(db, clock):
     clock.set(scalar(db, "select applied_at from rota.upgrade_log where id = 0"))
     db.execute("update rota.maintenance set done_at = '-infinity' where task = 'tick'")

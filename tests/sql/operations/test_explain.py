@@ -706,6 +706,7 @@ def test_a_worker_whose_session_is_gone_counts_no_more(db, connect):
 
 def test_a_place_in_the_lane_is_counted_and_timed(db, clock):
     clock.set("2026-01-01 00:00+00")
+    settle(db)
     db.execute("set timezone = 'UTC'")
     for _ in range(4):
         value(db, "finish_job", **owner(running(db)))
@@ -799,6 +800,7 @@ def test_a_job_of_a_fair_queue_whose_time_has_come_needs_a_tick(db, clock):
 
 def test_a_running_job_tells_who_has_it_and_how_far_it_is(db, clock):
     clock.set("2026-01-01 00:00+00")
+    settle(db)
     job = running(db, lease="5 min")
     clock.advance("90 s")
     value(db, "set_progress", **owner(job), percent=40, message="half")
@@ -834,6 +836,7 @@ def test_a_job_that_runs_much_longer_than_others_of_its_type(db, clock):
     value(db, "finish_job", **owner(usual))
     job, other = running(db, lease="1 day"), running(db, job_type="y", lease="1 day")
     clock.advance("399 s")
+    settle(db)
     assert reasons(db, job.job_id) == ["running"]
     clock.advance("2 s")
 
@@ -847,6 +850,7 @@ def test_a_job_that_runs_much_longer_than_others_of_its_type(db, clock):
     )
     assert reasons(db, other.job_id) == ["running"]
     clock.advance("1 hour")
+    settle(db)
     assert "none of its type has ended lately" in first(db, other.job_id).explanation
     cure(db, job.job_id)
     assert [again.job_id for again in claim(db)] == [job.job_id]
