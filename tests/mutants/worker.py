@@ -295,11 +295,7 @@ WORKER = (
         "effect-done-by-an-error",
         "An effect whose block raised counts as done.",
         "client/test_effect_blocks.py",
-        client(
-            "job",
-            "        if error is None:\n",
-            "        if True:\n",
-        ),
+        client("job", "        elif error is None:\n", "        elif True:\n"),
     ),
     mutant(
         "worker-never-ticks",
@@ -419,8 +415,8 @@ WORKER = (
         "client/test_effect_blocks.py",
         client(
             "job",
-            "        if self.is_lost:\n            raise error\n",
-            "        raise error\n",
+            "                if self.is_lost:\n                    raise\n",
+            "                raise\n",
         ),
     ),
     mutant(
@@ -544,13 +540,13 @@ WORKER = (
         "lost-record-is-unknown",
         "A connection that breaks before the block of an effect has cost its mail for ever.",
         "client/test_effect_blocks.py",
-        client("job", "return is_first and is_sent and", "return False and"),
+        client("job", "if is_in_doubt and is_first", "if False and is_first"),
     ),
     mutant(
         "lost-record-sends-twice",
         "A mail that an earlier block may have sent is sent again after a lost answer.",
         "client/test_effect_blocks.py",
-        client("job", "return is_first and is_sent", "return is_sent"),
+        client("job", " and not was_sent", ""),
     ),
     mutant(
         "client-commits",

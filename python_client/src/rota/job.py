@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -282,18 +282,18 @@ class BaseJob:
         with self._finishing():
             self._end_finish(client.finish_job(**self._begin_finish()))
 
-    @contextmanager
-    def _storing_progress(
-        self, percent: float, message: str | None
-    ) -> Iterator[Callable[[Any], Any]]:
-        """Give the call that stores it; go on without it if the database cannot be reached."""
+    async def _store_progress(self, percent: float, message: str | None) -> None:
+        """Store it, and go on without it if the database cannot be reached."""
         if not isinstance(message, str | None):
             raise TypeError(f"message must be a text, got {message!r:.80}")
         try:
-            yield lambda client: client.set_progress(
-                **self._ids,
-                percent=percent,
-                message=message and spelled_for(client.connection, message),
+            await self._call(
+                lambda client: client.set_progress(
+                    **self._ids,
+                    percent=percent,
+                    message=message and spelled_for(client.connection, message),
+                ),
+                PROGRESS_TIMEOUT,
             )
         except LeaseLostError:
             self.is_lease_gone = True
@@ -341,35 +341,31 @@ class BaseJob:
                 raise TypeError(f"{name} of an effect must be a text, got {value!r:.80}")
         return {"scope": scope, "key": key, **self._ids}
 
-    def _recording(
-        self, names: dict[str, Any], choice: dict[str, Any]
-    ) -> tuple[Callable[[Any], Any], Callable[[BaseException], bool]]:
-        """Return what records an effect, and whether to withdraw it after an error.
-
-        If the answer is lost it may be recorded, though its block has certainly not begun.  But
-        an earlier one of this attempt may have, or one of another attempt whose record is taken
-        over.
-        """
-        name = (names["scope"], names["key"])
-        is_first = name not in self._sent_effects
+    async def _open_effect(
+        self, scope: str, key: str, if_unknown: str, keep: timedelta | Unset
+    ) -> Effect:
+        """Record an effect that is due, or find what became of it."""
+        names, name = self._names(scope, key), (scope, key)
+        was_sent = name in self._sent_effects
 
         def record(client: Any) -> Any:
             self._sent_effects |= {name}
-            return client.record_effect(**names, **choice)
+            return client.record_effect(**names, if_unknown=if_unknown, keep=keep)
 
-        def may_withdraw(error: BaseException) -> bool:
-            is_sent = name in self._sent_effects
+        try:
+            is_due: bool = await self._call(record)
+        except PASSING as error:
+            # It may be recorded, though its block has certainly not begun.  But an earlier one
+            # of this attempt may have, or one of another attempt whose record is taken over.
             is_in_doubt = is_lost(error) or isinstance(error, NoAnswerError)
-            return is_first and is_sent and is_in_doubt and choice["if_unknown"] == "skip"
-
-        return record, may_withdraw
-
-    def _retry_of_effects(self) -> Retry:
-        return Retry("storing what became of an effect", self._context.state)
-
-    def _begin_effect(
-        self, names: dict[str, Any], is_due: bool, earlier: EffectResult | None
-    ) -> Effect:
+            is_first = name in self._sent_effects and not was_sent
+            if is_in_doubt and is_first and if_unknown == "skip":
+                with suppress(EffectNotHeldError):  # so it was not recorded either
+                    await self._repeat(lambda client: client.withdraw_effect(**names))
+            raise
+        earlier: EffectResult | None = None
+        if not is_due:
+            earlier = await self._call(lambda client: client.effect_result(scope, key))
         effect = Effect(names, is_due, earlier)
         if is_due:
             self.open_effects.add(str(effect))
@@ -378,33 +374,45 @@ class BaseJob:
             logger.warning(text, effect)
         return effect
 
-    def _settlement(
+    async def _close_effect(
         self, effect: Effect, error: BaseException | None, withdraw_on: Errors
-    ) -> Callable[[Any], Any] | None:
-        """Return the call that stores what became of an effect, if that is known.
-
-        It can be repeated, and so it is until the database answers.
-        """
+    ) -> None:
+        """Store what became of an effect, if that is known."""
+        names = effect._names
         self.open_effects.discard(str(effect))
         if not effect.is_due:
-            return None
+            return
         if effect._is_withdrawn or isinstance(error, withdraw_on):
-            return lambda client: client.withdraw_effect(**effect._names)
-        if error is None:
+            await self._repeat(lambda client: client.withdraw_effect(**names))
+        elif error is None:
             result = storable(effect.result, self.job_id)
-            return lambda client: client.complete_effect(**effect._names, result=result)
-        text = (
-            "%s is unknown after %s: only withdraw() or an exception of withdraw_on says "
-            "that it did not happen"
-        )
-        logger.warning(text, effect, type(error).__name__)
-        return None
+            await self._repeat(lambda client: client.complete_effect(**names, result=result))
+        else:
+            text = (
+                "%s is unknown after %s: only withdraw() or an exception of withdraw_on says "
+                "that it did not happen"
+            )
+            logger.warning(text, effect, type(error).__name__)
 
-    def _longest_pause(self, error: BaseException) -> float:
-        """Return the most seconds until the next try; raise the error if the lease is lost."""
-        if self.is_lost:
-            raise error
-        return max(self.seconds_left, 0.0)
+    async def _repeat(self, action: Callable[[Any], Any]) -> None:
+        """Make a call that may be made twice, until the database answers."""
+        retry = Retry("storing what became of an effect", self._context.state)
+        while True:
+            try:
+                await self._call(action)
+                return
+            except PASSING as error:
+                if self.is_lost:
+                    raise
+                await self._pause(retry, error)
+
+    async def _call(self, action: Callable[[Any], Any], seconds: float | None = None) -> Any:
+        """Make a call of ours: at once in a thread, and else in the loop."""
+        raise NotImplementedError
+
+    async def _pause(self, retry: Retry, error: BaseException) -> None:
+        """Wait for the next try."""
+        raise NotImplementedError
 
     def _begin_finish(self) -> dict[str, Any]:
         if self.open_effects:
@@ -463,43 +471,33 @@ class Job(BaseJob):
         means that it did not happen, so the next run finds it due.  Raise
         EffectInProgressError while another job causes it.
         """
-        names = self._names(scope, key)
-        choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
-        call = self._context.calls.call
-        error: BaseException | None = None
-        record, may_withdraw = self._recording(names, choice)
-        try:
-            is_due: bool = call(self, record)
-        except PASSING as lost:
-            if may_withdraw(lost):
-                with suppress(EffectNotHeldError):  # so it was not recorded either
-                    self._repeat(lambda client: client.withdraw_effect(**names))
-            raise
-        earlier = None if is_due else call(self, lambda c: c.effect_result(scope, key))
-        effect = self._begin_effect(names, is_due, earlier)
+        effect = _done(self._open_effect(scope, key, if_unknown, keep))
         try:
             yield effect
-        except BaseException as raised:
-            error = raised
+        except BaseException as error:
+            _done(self._close_effect(effect, error, withdraw_on))
             raise
-        finally:
-            if (settle := self._settlement(effect, error, withdraw_on)) is not None:
-                self._repeat(settle)
-
-    def _repeat(self, action: Callable[[Client], object]) -> None:
-        """Run a call that may be run twice, until the database answers."""
-        retry = self._retry_of_effects()
-        while True:
-            try:
-                self._context.calls.call(self, action)
-                return
-            except PASSING as error:
-                retry.wait_in_thread(error, self._longest_pause(error))
+        _done(self._close_effect(effect, None, withdraw_on))
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Record how far the job is; raise LeaseLostError if another worker has it."""
-        with self._storing_progress(percent, message) as action:
-            self._context.calls.call(self, action, PROGRESS_TIMEOUT)
+        _done(self._store_progress(percent, message))
+
+    async def _call(self, action: Callable[[Any], Any], seconds: float | None = None) -> Any:
+        return self._context.calls.call(self, action, seconds)
+
+    async def _pause(self, retry: Retry, error: BaseException) -> None:
+        retry.wait_in_thread(error, max(self.seconds_left, 0.0))
+
+
+def _done(steps: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of a `Job` to its end: as its calls block, it waits for no loop."""
+    try:
+        steps.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("a call of a plain handler cannot wait for a loop")
 
 
 class AsyncJob(BaseJob):
@@ -549,38 +547,13 @@ class AsyncJob(BaseJob):
         withdraw_on: Errors = WITHDRAW_ON,
     ) -> AsyncIterator[Effect]:
         """Cause an effect outside of the database once, like `Job.effect`."""
-        names = self._names(scope, key)
-        choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
-        call = self._context.calls.call_async
-        error: BaseException | None = None
-        record, may_withdraw = self._recording(names, choice)
-        try:
-            is_due: bool = await call(self, record)
-        except PASSING as lost:
-            if may_withdraw(lost):
-                with suppress(EffectNotHeldError):
-                    await self._repeat(lambda client: client.withdraw_effect(**names))
-            raise
-        earlier = None if is_due else await call(self, lambda c: c.effect_result(scope, key))
-        effect = self._begin_effect(names, is_due, earlier)
+        effect = await self._open_effect(scope, key, if_unknown, keep)
         try:
             yield effect
-        except BaseException as raised:
-            error = raised
+        except BaseException as error:
+            await self._close_effect(effect, error, withdraw_on)
             raise
-        finally:
-            if (settle := self._settlement(effect, error, withdraw_on)) is not None:
-                await self._repeat(settle)
-
-    async def _repeat(self, action: Callable[[AsyncClient], Awaitable[object]]) -> None:
-        """Run a call that may be run twice, until the database answers."""
-        retry = self._retry_of_effects()
-        while True:
-            try:
-                await self._context.calls.call_async(self, action)
-                return
-            except PASSING as error:
-                await retry.wait(error, self._longest_pause(error))
+        await self._close_effect(effect, None, withdraw_on)
 
     async def run_in_process(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -596,5 +569,10 @@ class AsyncJob(BaseJob):
 
     async def set_progress(self, percent: float, message: str | None = None) -> None:
         """Record how far the job is; raise LeaseLostError if another worker has it."""
-        with self._storing_progress(percent, message) as action:
-            await self._context.calls.call_async(self, action, PROGRESS_TIMEOUT)
+        await self._store_progress(percent, message)
+
+    async def _call(self, action: Callable[[Any], Any], seconds: float | None = None) -> Any:
+        return await self._context.calls.call_async(self, action, seconds)
+
+    async def _pause(self, retry: Retry, error: BaseException) -> None:
+        await retry.wait(error, max(self.seconds_left, 0.0))
