@@ -185,15 +185,18 @@ def make_parser() -> Parser:
     _add_database(parser, default=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_schema_commands(commands)
-    _add_job_commands(commands)
-    _add_acts(commands)
-    _add_queue_commands(commands)
-    _add_queue(commands)
-    _add_schedule_commands(commands)
     _add_worker(commands)
+    _add_tick(commands)
+    _add_enqueue(commands)
+    _add_schedule_commands(commands)
+    _add_views(commands)
+    _add_web(commands)
+    _add_acts(commands)
+    _add_pauses(commands)
+    _add_queue(commands)
     _add_forward(commands)
     _add_front(commands)
-    _add_web(commands)
+    _add_completion(commands)
     return parser
 
 
@@ -235,50 +238,36 @@ def _add_schema_commands(commands: Any) -> None:
     what = "remove rota and all its jobs"
     add = _add(commands, "uninstall", database.uninstall, what, json=True)
     _flag(add, "--yes", "do not ask")
-    what = "recount the promises on the newest rows"
-    add = _add(commands, "verify", database.verify, what, json=True)
-    add.description = f"{add.description} {VERIFY}"
-    add.set_defaults(failed=COULD_NOT_ASK)
-    what = "how many of each kind (default: %(default)s)"
-    _option(add, "--max-rows", "N", what, type=count, default=10000)
-    what = "show what is wrong with the queue and the database under it"
-    add = _add(commands, "doctor", database.doctor, what, json=True)
-    add.description = f"{add.description} {DOCTOR}"
-    add.set_defaults(failed=COULD_NOT_ASK)
-    _flag(add, "--check", "print one line, for monitoring")
-    _flag(add, "--all", "also show what is well")
+
+
+def _add_views(commands: Any) -> None:
     what = "show queues, due jobs and workers"
     add = _add(commands, "status", database.status, what, json=True)
     add.description = f"{add.description} {STATUS}"
     add = _add(commands, "top", database.top, "show what happens now, live; q quits", json=True)
     _flag(add, "--once", "show it once")
     _option(add, "--every", "SECONDS", "refresh (default 2)", type=seconds, default=2.0)
-    add = _add(commands, "tick", database.tick, "do the maintenance that is due", json=True)
-    _flag(add, "--loop", "repeat until SIGTERM or Ctrl-C")
-    what = "seconds between ticks of --loop (default: %(default)s)"
-    _option(add, "--every", "SECONDS", what, type=float, default=1.0)
-
-
-def _add_job_commands(commands: Any) -> None:
-    add = _add(commands, "enqueue", jobs.enqueue, "add a job and print its id", json=True)
-    add.add_argument("job_type")
-    add.add_argument("payload", nargs="?", default="{}", help="JSON (default: {})")
-    add.add_argument("--queue")
-    _option(add, "--run-at", "TIME", "such as '2026-03-01 02:00 Europe/Paris'")
-    _option(add, "--delay", "INTERVAL", "such as '10 minutes'")
-    add.add_argument("--priority", type=whole(-32768, 32767), help="lower runs first")
-    add.add_argument("--max-attempts", type=count)
-    _option(add, "--lease", "INTERVAL", "such as '5 minutes'")
-    add.add_argument("--key", dest="idempotency_key", help="idempotency key")
-    _option(add, "--unique-for", "INTERVAL", "keep the idempotency key taken for so long")
-    _option(add, "--ordering-key", "KEY", "after all earlier jobs of this key")
-    _option(add, "--limit-key", "KEY", "such as customer:7")
-    _option(add, "--time-limit", "INTERVAL", "of one attempt")
-    _option(add, "--expires-after", "INTERVAL", "no attempt begins later than this")
+    what = "show what is wrong with the queue and the database under it"
+    add = _add(commands, "doctor", database.doctor, what, json=True)
+    add.description = f"{add.description} {DOCTOR}"
+    add.set_defaults(failed=COULD_NOT_ASK)
+    _flag(add, "--check", "print one line, for monitoring")
+    _flag(add, "--all", "also show what is well")
+    what = "recount the promises on the newest rows"
+    add = _add(commands, "verify", database.verify, what, json=True)
+    add.description = f"{add.description} {VERIFY}"
+    add.set_defaults(failed=COULD_NOT_ASK)
+    what = "how many of each kind (default: %(default)s)"
+    _option(add, "--max-rows", "N", what, type=count, default=10000)
     add = _add(commands, "jobs", jobs.jobs, "list jobs, the newest first", json=True)
     _add_filter(add)
     _option(add, "--before", "ID", "continue after this job", type=job_id)
     add.add_argument("--limit", type=count, default=50, help=AT_MOST)
+    add = _add(commands, "job", jobs.job, "show the history of a job", json=True)
+    add.add_argument("job_id", type=job_id)
+    what = "show why a job does not run, and what would change that"
+    add = _add(commands, "explain", jobs.explain, what, json=True)
+    add.add_argument("job_id", type=job_id)
     what = "list the errors of failed attempts, grouping similar ones"
     add = _add(commands, "errors", jobs.errors, what, json=True)
     add.add_argument("--queue")
@@ -300,14 +289,19 @@ def _add_job_commands(commands: Any) -> None:
     how.add_argument("--again", dest="outcome", action="store_const", const="again", help=what)
     _option(add, "--result", "JSON", "what a run that did it would have stored")
     _flag(add, "--dry-run", "show the effect, change nothing")
-    add = _add(commands, "job", jobs.job, "show the history of a job", json=True)
-    add.add_argument("job_id", type=job_id)
-    what = "show why a job does not run, and what would change that"
-    add = _add(commands, "explain", jobs.explain, what, json=True)
-    add.add_argument("job_id", type=job_id)
+    what = "list the limits in use, and how many jobs wait for them"
+    add = _add(commands, "limits", queues.limits, what, json=True)
+    add.add_argument("--limit", type=count, default=50, help=AT_MOST)
+    what = "list what operators did, the newest first"
+    add = _add(commands, "audit", jobs.audit, what, json=True)
+    _option(add, "--job", "ID", "to this job", type=job_id)
+    add.add_argument("--act", help="such as retry, pause or set_limit")
+    _option(add, "--by", "NAME", "of a role, or of the person behind it")
+    _option(add, "--since", "AGE", "such as '1 day'")
+    add.add_argument("--limit", type=count, default=50, help=AT_MOST)
 
 
-def _add_queue_commands(commands: Any) -> None:
+def _add_pauses(commands: Any) -> None:
     what = "stop claims of a queue, of a type, or of all jobs"
     add = _add(commands, "pause", queues.pause, what, json=True)
     _teach(add, PAUSE)
@@ -317,9 +311,6 @@ def _add_queue_commands(commands: Any) -> None:
     _option(how, "--until", "TIME", "end the pause at this time")
     what = "end the pause after this time, such as '2 hours'"
     _option(how, "--for", "INTERVAL", what, dest="length")
-    what = "list the limits in use, and how many jobs wait for them"
-    add = _add(commands, "limits", queues.limits, what, json=True)
-    add.add_argument("--limit", type=count, default=50, help=AT_MOST)
     what = "resume claims of a queue, of a type, or of all jobs"
     _add_paused(_add(commands, "resume", queues.resume, what, json=True))
 
@@ -330,6 +321,24 @@ def _add_paused(add: argparse.ArgumentParser) -> None:
     _flag(add, "--all", "everything")
     _flag(add, "--dry-run", "count, change nothing")
     _flag(add, "--yes", "do not ask")
+
+
+def _add_enqueue(commands: Any) -> None:
+    add = _add(commands, "enqueue", jobs.enqueue, "add a job and print its id", json=True)
+    add.add_argument("job_type")
+    add.add_argument("payload", nargs="?", default="{}", help="JSON (default: {})")
+    add.add_argument("--queue")
+    _option(add, "--run-at", "TIME", "such as '2026-03-01 02:00 Europe/Paris'")
+    _option(add, "--delay", "INTERVAL", "such as '10 minutes'")
+    add.add_argument("--priority", type=whole(-32768, 32767), help="lower runs first")
+    add.add_argument("--max-attempts", type=count)
+    _option(add, "--lease", "INTERVAL", "such as '5 minutes'")
+    add.add_argument("--key", dest="idempotency_key", help="idempotency key")
+    _option(add, "--unique-for", "INTERVAL", "keep the idempotency key taken for so long")
+    _option(add, "--ordering-key", "KEY", "after all earlier jobs of this key")
+    _option(add, "--limit-key", "KEY", "such as customer:7")
+    _option(add, "--time-limit", "INTERVAL", "of one attempt")
+    _option(add, "--expires-after", "INTERVAL", "no attempt begins later than this")
 
 
 def _add_acts(commands: Any) -> None:
@@ -362,17 +371,6 @@ def _add_acts(commands: Any) -> None:
     _add_act(commands, "purge", "purge", what)
     what = "erase personal data from jobs: payload, result, headers, keys, errors"
     _add_act(commands, "erase", "erase", what)
-    what = "list what operators did, the newest first"
-    add = _add(commands, "audit", jobs.audit, what, json=True)
-    _option(add, "--job", "ID", "to this job", type=job_id)
-    add.add_argument("--act", help="such as retry, pause or set_limit")
-    _option(add, "--by", "NAME", "of a role, or of the person behind it")
-    _option(add, "--since", "AGE", "such as '1 day'")
-    add.add_argument("--limit", type=count, default=50, help=AT_MOST)
-    what = "print a completion script for a shell"
-    add = _add(commands, "completion", _print_completion, what)
-    _teach(add, COMPLETION)
-    add.add_argument("shell", choices=("bash", "zsh", "tcsh"))
 
 
 def _add_filter(parser: argparse.ArgumentParser) -> Any:
@@ -421,6 +419,13 @@ def _add_act(commands: Any, name: str, act: str, what: str) -> argparse.Argument
     return add
 
 
+def _add_completion(commands: Any) -> None:
+    what = "print a completion script for a shell"
+    add = _add(commands, "completion", _print_completion, what)
+    _teach(add, COMPLETION)
+    add.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+
+
 def _print_completion(arguments: argparse.Namespace) -> None:
     try:
         shtab = importlib.import_module("shtab")
@@ -452,6 +457,13 @@ def _add_web(commands: Any) -> None:
     add.add_argument("--payloads", choices=("mask", "hide", "show"), default="mask", help=what)
     what = "path of the page at a proxy, which removes it from the request"
     _option(add, "--root-path", "PATH", what, default="")
+
+
+def _add_tick(commands: Any) -> None:
+    add = _add(commands, "tick", database.tick, "do the maintenance that is due", json=True)
+    _flag(add, "--loop", "repeat until SIGTERM or Ctrl-C")
+    what = "seconds between ticks of --loop (default: %(default)s)"
+    _option(add, "--every", "SECONDS", what, type=float, default=1.0)
 
 
 def _add_worker(commands: Any) -> None:
