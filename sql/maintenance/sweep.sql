@@ -202,16 +202,20 @@ begin
         return;
     end if;
     update rota.jobs as j
-    set locked_until = j.locked_until - (j.updated_at - c_now), updated_at = c_now,
-        -- Else the attempt began before the clock was ahead.
+    set locked_until = j.locked_until - greatest(j.updated_at - c_now, '0'),
+        -- Of an attempt that began before the clock was ahead the time goes on.
         started_at = case when j.started_at > c_now
-            then j.started_at - (j.updated_at - c_now) else j.started_at end,
+            then j.started_at - (greatest(j.updated_at, j.started_at) - c_now)
+            else j.started_at end,
         overdue_at = case when j.started_at > c_now
-            then j.overdue_at - (j.updated_at - c_now) else j.overdue_at end
+            then j.overdue_at - (greatest(j.updated_at, j.started_at) - c_now)
+            else j.overdue_at end,
+        updated_at = least(j.updated_at, c_now)
     where j.id = any(array(
         select r.id from rota.jobs as r
         where r.status = 'running' and r.locked_until > c_now
+          and greatest(r.updated_at, r.started_at) > c_now
           -- Not what a hand has written infinite.
-          and r.updated_at > c_now and r.updated_at < '9999-12-31' for update skip locked
+          and greatest(r.updated_at, r.started_at) < '9999-12-31' for update skip locked
     ));
 end $$;

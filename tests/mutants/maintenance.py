@@ -1590,6 +1590,16 @@ MAINTENANCE = (
         sql("operations/views", "greatest(n.now - t.at, t.at - n.now)", "n.now - t.at"),
     ),
     mutant(
+        "time-limit-of-a-wrong-clock",
+        "A handler that hangs keeps its job until a time that a wrong clock had shown.",
+        "sql/maintenance/test_sweep.py",
+        sql(
+            "maintenance/sweep",
+            "greatest(r.updated_at, r.started_at) > c_now",
+            "r.updated_at > c_now",
+        ),
+    ),
+    mutant(
         "put-back-ahead-untold",
         "Jobs that were retried while the clock was ahead wait, and the doctor is silent.",
         "sql/operations/test_doctor.py",

@@ -356,3 +356,15 @@ def test_a_lease_that_began_before_the_clock_was_ahead_keeps_its_start(db, clock
     overdue_at = scalar(db, "select overdue_at from rota.jobs")
     assert (row.started_at, overdue_at) == (began_at, began_at + timedelta(days=10))
     assert row.locked_until == began_at + timedelta(minutes=2)
+
+
+def test_a_time_limit_goes_back_with_the_clock_of_a_worker_that_lives(db, clock):
+    clock.set("2026-01-13 12:00+00")
+    one(db, "tick")
+    job = running(db, time_limit="20 s")
+    now = clock.set("2026-01-10 12:00+00")
+    one(db, "heartbeat", **owner(job))
+    one(db, "tick")
+
+    assert run(db, job.job_id).started_at == now
+    assert scalar(db, "select overdue_at from rota.jobs") == now + timedelta(seconds=20)
