@@ -85,6 +85,7 @@ def test_a_job_that_nothing_keeps_is_next(db):
 
 def test_a_job_that_no_free_worker_takes_leads_to_the_log_of_one(db, clock):
     clock.set("2026-01-01 00:00+00")
+    settle(db)
     job_id = enqueue(db)
     clock.advance("90 s")
     none_has = "but none has for 1 min 30 s: if rota top shows one that is not busy, its log"
