@@ -176,11 +176,16 @@ def test_a_message_that_comes_during_a_heartbeat_is_followed_by_another(
 
     monkeypatch.setattr(Heartbeat, "ask", ask_and_tell)
     monkeypatch.setattr(AsyncClient, "heartbeat_jobs", beat_and_cancel)
-    background(Starts(seconds=100).registry)
+    starts = Starts(seconds=100)
+    background(starts.registry)
     wait_for_idle(db, 1)
     job_id = client.enqueue("t", lease=ALWAYS).job_id
-    wait_until(lambda: status(job_id) == "running", "the start")
-    db.execute("select pg_notify('rota_running_jobs', %s)", (f"x {job_id} " + "9" * 7000,))
+    wait_until(lambda: starts.at, "the start")  # the claim is committed before it is known
+    message = f"x {job_id} " + "9" * 7000
+    is_heard = False
+    while not is_heard:  # it holds its locks before it listens
+        db.execute("select pg_notify('rota_running_jobs', %s)", (message,))
+        is_heard = asked.wait(2)
 
     wait_until(lambda: status(job_id) == "cancelled", "the cancel")
     assert beats == 2
