@@ -19,6 +19,7 @@ from psycopg.types.json import JsonbBinaryLoader, set_json_loads
 
 import rota
 from rota import AsyncJob, Client, Job, JsonFormatter, Registry, Worker
+from rota.worker import executor
 from rota.worker.connection import NoAnswerError
 from support.mutation import mutate
 from support.started_workers import BackgroundWorker
@@ -613,6 +614,42 @@ def test_a_handler_that_outlives_its_lease_is_warned_of_once(
         "it ends or this worker is restarted"
     ]
     assert "lost" in _events(caplog)
+
+
+def test_a_worker_whose_places_are_all_of_handlers_without_jobs_leaves(
+    client: Client,
+    background: Background,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would take no job any more, and nobody would know."""
+    monkeypatch.setattr(executor, "MAX_USELESS", 3.0)
+    registry = Registry()
+    started, is_over = threading.Semaphore(0), threading.Event()
+
+    @registry.handler("hangs")
+    def hangs(_job: Job) -> None:
+        started.release()
+        assert is_over.wait(60)
+
+    jobs = [client.enqueue("hangs", lease=timedelta(seconds=1.5)).job_id for _ in "ab"]
+    with caplog.at_level(logging.INFO, "rota"):
+        worker = background(registry, concurrency=2)
+        assert started.acquire(timeout=10)
+        assert started.acquire(timeout=10)
+        client.pause_queue("default")
+        client.retry_job(jobs[0], force=True)
+        wait_until(lambda: "continues" in caplog.text)
+        time.sleep(5)  # longer than all may be useless
+        assert worker.thread.is_alive()
+        client.retry_job(jobs[1], force=True)
+        worker.thread.join(30)
+        has_left = not worker.thread.is_alive()
+        is_over.set()
+
+    assert has_left
+    assert caplog.text.count("the process has to end it") == 2
+    assert "makes room for a new one: a handler goes on without its job" in caplog.text
 
 
 def test_stop_gives_back_and_lets_end(

@@ -49,6 +49,8 @@ OUTLIVED = (
     "job %s is lost, but its handler of %s continues: it keeps its place until it ends or this "
     "worker is restarted"
 )
+MAX_USELESS = 60.0
+"""Seconds for which handlers without their jobs may have all places of a worker."""
 MAX_WAIT = 2.0
 """Seconds after which a job that has not been started is given back."""
 MAX_WAIT_IN_BATCH = 10.0
@@ -81,7 +83,7 @@ class Executor:
         self._registry = registry
         self.ends = Ends(registry.end_functions)
         self.hung = 0
-        """How many handlers continue after their time limits and their leases."""
+        """How many handlers were given up, and continue."""
         self._completer = Completer(
             connection,
             heartbeat,
@@ -155,7 +157,8 @@ class Executor:
         """Cancel an async handler, and once more when its lease or its time is over.
 
         A plain handler, in its thread, asks its job instead.  A handler that still runs when
-        this is called a while later, with lease and time both over, is given up.
+        this is called a while later, with lease and time both over, is given up; and one whose
+        lease alone is over when such have all places for so long that this worker is of no use.
 
         The `Watch` shuts down the connections that a handler waits for.  The second
         cancellation comes after that: a driver that is cancelled first asks the server, which
@@ -166,11 +169,11 @@ class Executor:
         now = time.monotonic()
         if job.over_since < inf:
             if job.is_lost and now - job.over_since >= LAST_WORDS:
-                if job.is_overdue:
-                    self._give_up_hung(job)
-                elif not job.is_outlived:
+                if not (job.is_overdue or job.is_outlived):
                     job.is_outlived = True
                     logger.warning(OUTLIVED, job.job_id, job.job_type)
+                if job.is_overdue or self.hung or self._is_useless(now):
+                    self._give_up_hung(job)
             return
         task = self._running[job]
         if job.is_lost or job.is_overdue:
@@ -318,17 +321,24 @@ class Executor:
         while self._ended:
             self._end(*self._ended.popleft())
 
+    def _is_useless(self, now: float) -> bool:
+        with self._lock:
+            running = list(self._running)
+        return len(running) >= self._share.places.total and all(
+            job.is_lost and now - job.over_since >= MAX_USELESS for job in running
+        )
+
     def _give_up_hung(self, job: BaseJob) -> None:
-        """Wait no more for a handler that goes on after its time limit and its lease."""
+        """Wait no more for a handler that goes on without its job."""
         with self._lock:
             del self._running[job]
         self.heartbeat.remove([job])
         self.hung += 1
+        over = f"its time limit of {job.time_limit} and " if job.is_overdue else ""
         text = (
-            "job %s: its handler of %s continues after its time limit of %s and its lease; the "
-            "process has to end it"
+            "job %s: its handler of %s continues after %sits lease; the process has to end it"
         )
-        logger.error(text, job.job_id, job.job_type, job.time_limit)
+        logger.error(text, job.job_id, job.job_type, over)
         self.ends.add("lost", job, time.monotonic() - job.began_at)
         self._go_on()
 

@@ -400,7 +400,7 @@ class Worker:
 
     def _reason_to_retire(self) -> str | None:
         if self._executor.hung:
-            return "a handler goes on after its time limit"
+            return "a handler goes on without its job"
         ended = self._executor.ends.count
         if self._max_jobs is not None and ended >= self._max_jobs:
             return f"{ended} jobs have ended"
