@@ -197,7 +197,7 @@ def test_a_full_limit(db: Db, start: Start, operator: Operator) -> None:
 
 
 def test_a_rate(db: Db, start: Start, operator: Operator) -> None:
-    db.execute("select rota.set_limit(job_type => 'plain', max_starts => 1, per => '6 s')")
+    db.execute("select rota.set_limit(job_type => 'plain', max_starts => 1, per => '20 s')")
     first, job_id = enqueue(db), enqueue(db)
     start("")
     wait_for(db, first, "succeeded")
@@ -205,7 +205,7 @@ def test_a_rate(db: Db, start: Start, operator: Operator) -> None:
     line = operator.explain(job_id)
 
     assert line.what == "rate"
-    assert "lets 1 start per 6 s" in line.why
+    assert "lets 1 start per 20 s" in line.why
     operator.paste(line)
     assert value(db, "select max_starts from rota.limits") == 2
     wait_for(db, job_id, "succeeded")
