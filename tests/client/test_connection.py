@@ -24,6 +24,8 @@ from rota.worker.connection import (
 )
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 Drain = Callable[..., None]
 OURS = "select count(*) from pg_stat_activity where application_name = 'rota fetcher'"
 
@@ -81,7 +83,6 @@ def test_json_is_utf_8_whatever_the_environment_says(
     assert seen == [{"name": "Zoë"}] * 2
 
 
-@pytest.mark.slow
 def test_an_error_is_kept_where_the_database_lacks_its_characters(
     admin: psycopg.Connection[Any], server: Any
 ) -> None:
@@ -203,7 +204,6 @@ def test_a_call_has_a_time_limit_and_the_next_one_another_connection(
     wait_until(lambda: count(db) == 0, "the end of its sessions")
 
 
-@pytest.mark.slow
 def test_a_call_ends_though_the_server_hangs(dsn: str) -> None:
     """A server that is frozen answers neither the call nor the request to cancel it."""
 
@@ -287,7 +287,6 @@ def test_waiting_ends_when_the_database_is_back(caplog: pytest.LogCaptureFixture
     assert len(caplog.messages) == 2
 
 
-@pytest.mark.slow
 def test_a_call_that_had_no_answer_gets_more_time(dsn: str) -> None:
     """Else one that takes long, such as a large batch, would never come to its end."""
     seconds = 0.5

@@ -28,7 +28,7 @@ from rota.testing import (
     run_job_async,
 )
 
-pytestmark = pytest.mark.own_session
+pytestmark = [pytest.mark.slow, pytest.mark.own_session]
 
 TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")
 

@@ -28,7 +28,11 @@ from rota.testing import (
     run_job_async,
 )
 
-pytestmark = [pytest.mark.own_session, pytest.mark.usefixtures("letters")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.own_session,
+    pytest.mark.usefixtures("letters"),
+]
 
 INSERT = "insert into public.letters values (%s)"
 ALL = "select id from public.letters order by id"
@@ -202,7 +206,6 @@ def test_jobs_run_within_a_session_that_a_rollback_ends(
     assert nothing_is_left(db)
 
 
-@pytest.mark.slow
 def test_jobs_run_on_the_one_session_of_a_test(
     dsn: str, db: psycopg.Connection[Any], registry: rota.Registry
 ) -> None:

@@ -22,6 +22,8 @@ from rota.worker.worker import run_together
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 Background = Callable[..., BackgroundWorker]
 LOST = psycopg.OperationalError("connection refused\nIs it running?")
 
@@ -63,7 +65,6 @@ def test_the_log_of_a_worker_names_the_queues_of_tasks_that_it_leaves(
     assert told == ([text + left] if left else [])
 
 
-@pytest.mark.slow
 def test_start_and_stop_say_what_the_worker_does(
     client: Client,
     db: psycopg.Connection[Any],
@@ -165,7 +166,6 @@ def test_events_name_the_schedule_of_a_job(
     assert len([line for line in said if "schedule" in line]) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.own_session
 def test_a_lost_database_is_one_line_and_its_return_another(
     client: Client,
@@ -257,7 +257,6 @@ def test_one_of_several_databases_is_named(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages[2].startswith("the database b/shop is back after ")
 
 
-@pytest.mark.slow
 def test_a_worker_warns_once_of_due_jobs_that_no_worker_takes(
     client: Client,
     background: Background,

@@ -29,6 +29,8 @@ from sql.maintenance.test_retention import AHEAD, end, partitions
 from sql.maintenance.test_sweep import POISON
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def test_tick_says_what_it_did(db, clock):
     clock.set("2031-03-01 12:00+00")
@@ -184,7 +186,6 @@ def test_tick_is_recorded_with_its_time_and_caller(db, clock):
     assert rows(db, health) == [(now, "the night watch as postgres", clock.now() - now)]
 
 
-@pytest.mark.slow
 def test_tick_says_that_there_is_more(db, clock):
     clock.set("2031-03-01 12:00+00")
     jobs = psycopg.types.json.Jsonb([{"job_type": "x"}] * 1001)
@@ -220,7 +221,6 @@ def test_tick_returns_at_once_while_another_runs(db, connect, clock):
     assert run(db, job.job_id).status == "running"
 
 
-@pytest.mark.slow
 def test_tick_works_without_the_lock_once_another_hangs(db, connect, clock):
     """A holds the lock and the row of the record, for ever; all others tick all the same."""
     clock.set("2031-03-01 12:00+00")
@@ -358,7 +358,6 @@ def note_ticks(db: Db, answer: str = "0") -> None:
     )
 
 
-@pytest.mark.slow
 def test_tick_loop_ticks_at_each_multiple_until_the_time_is_over(db):
     note_ticks(db)
     db.execute("set default_transaction_isolation = 'serializable'")
@@ -395,7 +394,6 @@ def test_a_tick_that_lets_a_job_in_says_when_the_next_may_come(db, clock):
     assert timedelta(0) < did.look_again_in <= timedelta(seconds=20)
 
 
-@pytest.mark.slow
 def test_tick_loop_ticks_sooner_where_a_job_may_start(db, connect):
     call(db, "set_limit", job_type="mail", max_starts=10, burst=1)
     for _ in range(4):
@@ -412,7 +410,6 @@ def test_tick_loop_ticks_sooner_where_a_job_may_start(db, connect):
             looping.result(60)
 
 
-@pytest.mark.slow
 def test_tick_loop_does_not_sleep_while_there_is_more(db):
     note_ticks(db, "case when (select count(*) from public.ticks) < 5 then 1000 else 0 end")
 
@@ -422,7 +419,6 @@ def test_tick_loop_does_not_sleep_while_there_is_more(db):
     assert scalar(db, "select count(*) from public.ticks") == 5
 
 
-@pytest.mark.slow
 def test_tick_loop_ends_in_time_though_there_is_more(db):
     note_ticks(db, "1000")
 

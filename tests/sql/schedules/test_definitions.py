@@ -23,6 +23,8 @@ from sql.helpers import (
     value,
 )
 
+pytestmark = pytest.mark.slow
+
 NOON = "2026-03-02 12:00:00+00"  # a Monday
 
 

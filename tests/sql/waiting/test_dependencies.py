@@ -23,6 +23,8 @@ from sql.helpers import (
     value,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def claimed(db, **arguments):
     return [job.job_id for job in claim(db, max_jobs=10, **arguments)]
@@ -295,7 +297,6 @@ def test_retry_with_dependants_is_refused_as_retry_job_is(db):
         value(db, "retry_with_dependants", job_id=10**12)
 
 
-@pytest.mark.slow
 def test_no_more_dependants_are_counted_than_a_thousand(db):
     parent = enqueue(db)
     jobs = [{"job_type": "t", "depends_on": [parent]} for _ in range(1100)]
@@ -308,7 +309,6 @@ def test_no_more_dependants_are_counted_than_a_thousand(db):
     assert scalar(db, "select count(*) from rota.jobs where status = 'blocked'") == 1100
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["finish", "fail", "cancel"])
 def test_a_parent_of_many_tells_them_in_chunks(db, how):
     parent = enqueue(db)
