@@ -1,4 +1,7 @@
-"""The commands of ``rota schedule``: add, list, show, remove, enable, …, import, sync."""
+"""The commands of ``rota schedule``: add, list, show, remove, enable, …, import, sync.
+
+`read_crontab` reads the file that import puts in.
+"""
 
 from __future__ import annotations
 

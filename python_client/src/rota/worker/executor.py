@@ -322,6 +322,7 @@ class Executor:
             self._end(*self._ended.popleft())
 
     def _is_useless(self, now: float) -> bool:
+        """Whether it has long had no place for a job: all are of handlers without theirs."""
         with self._lock:
             running = list(self._running)
         return len(running) >= self._share.places.total and all(
