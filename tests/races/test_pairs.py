@@ -42,10 +42,11 @@ PASS_OVER: dict[str, list[Any]] = {
     "expire": [(0,)],
     "release": [(None,)],
 }
-STATES = (
-    *("waiting", "expired", "running", "running too long", "running its last attempt"),
-    *("dead", "succeeded"),
-)
+OTHERS = ("expired", "running too long", "running its last attempt", "succeeded")
+STATES = [
+    *("waiting", "running", "dead"),
+    *(pytest.param(state, marks=pytest.mark.long) for state in OTHERS),
+]
 REFUSALS = {"RT002", "RT003", "RT008"}
 # What an operation changes of a job.
 TABLES = ("jobs", "finished_jobs", "job_errors")
