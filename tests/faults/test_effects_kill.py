@@ -15,6 +15,6 @@ def test_ledger_and_mailbox_agree_however_workers_die(dsn: str, tmp_path: Path) 
     pytest.importorskip("aiosmtpd")
     seed = random.SystemRandom().randrange(10**6)
 
-    wrong = effects_kill.play(dsn, tmp_path, kills=20, workers=4, seed=seed)
+    wrong = effects_kill.play(dsn, tmp_path, kills=10, workers=4, seed=seed)
 
     assert wrong == {}

@@ -61,7 +61,7 @@ def arena(db: Db, dsn: str) -> str:
 
 @pytest.mark.slow
 def test_no_argument_does_what_none_may(db: Db, arena: str) -> None:
-    tally = play(arena, 1500, 1, patience=10)
+    tally = play(arena, 1000, 1, patience=10)
 
     assert not tally.findings, "\n\n".join(map(str, tally.findings.values()))
     assert len(tally.functions) == len(judge.functions(db))
