@@ -28,7 +28,7 @@ from rota.cli import main, many
 from rota.cli.output import PlainText
 from rota.cli.worker import serve_health
 from rota.testing.server import EmbeddedPostgres
-from rota.worker import completer, heartbeat
+from rota.worker import completer, executor, heartbeat, worker
 from rota.worker.executor import Places, Share
 from rota.worker.worker import Worker
 from support.waiting import wait_until
@@ -89,7 +89,7 @@ class Room:
     def use(self, *used: int) -> None:
         """Let so many handlers of each share run."""
         for share, count in zip(self.shares, used, strict=True):
-            share.running = range(count)
+            share.running = [None] * count
 
 
 def test_floors_are_all_places_and_differ_by_one_at_most():
@@ -252,6 +252,43 @@ def test_a_thread_leaves_its_place_to_another_database(make, monkeypatch):
     run_together(urls, 2, handler, watch, batch=6)
 
     assert begun[:3] == [0, 0, 1]
+
+
+def test_handlers_without_jobs_that_have_the_places_of_all_let_the_worker_leave(
+    make, monkeypatch
+):
+    """Of neither database all places are theirs, but none is left for another job."""
+    monkeypatch.setattr(executor, "MAX_USELESS", 2.0)
+    urls = [make(f"many{n}") for n in (23, 24)]
+    registry, places, started = Registry(), Places(2), threading.Semaphore(0)
+    is_over, has_ended = threading.Event(), []
+
+    @registry.handler("x")
+    def hangs(_job: Job) -> None:
+        started.release()
+        is_over.wait(60)
+
+    for url in urls:
+        with psycopg.connect(url, autocommit=True) as db:
+            db.execute("select rota.enqueue('x', lease => '1.5 s')")
+    workers = [Worker(url, registry, places=places, poll_interval=0.2) for url in urls]
+    thread = threading.Thread(target=lambda: has_ended.append(worker.run_together(workers)))
+    thread.start()
+    for _ in urls:
+        assert started.acquire(timeout=30)
+    for url in urls:
+        with psycopg.connect(url, autocommit=True) as db:
+            db.execute("select rota.pause_queue('default', 'no second run')")
+            db.execute("select rota.retry_job(id, force => true) from rota.jobs")
+
+    thread.join(20)
+    for each in workers:
+        each.stop(now=True)
+    thread.join(30)
+    is_over.set()
+
+    assert all(each.is_retiring for each in workers)
+    assert has_ended == [False]
 
 
 def test_a_database_that_comes_later_is_worked_for_and_costs_the_others_nothing(make, server):

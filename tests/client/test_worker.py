@@ -652,6 +652,33 @@ def test_a_worker_whose_places_are_all_of_handlers_without_jobs_leaves(
     assert "makes room for a new one: a handler goes on without its job" in caplog.text
 
 
+def test_a_worker_that_makes_room_does_not_wait_for_a_handler_without_a_job(
+    client: Client, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits however long for what runs, and so would never be replaced."""
+    monkeypatch.setattr(executor, "MAX_USELESS", 2.0)
+    registry = Registry()
+    started, is_over = threading.Event(), threading.Event()
+    registry.add("ok", lambda _job: None)
+
+    @registry.handler("hangs")
+    def hangs(_job: Job) -> None:
+        started.set()
+        assert is_over.wait(60)
+
+    job_id = client.enqueue("hangs", queue="slow", lease=timedelta(seconds=1.5)).job_id
+    worker = background(registry, queues=["slow", "default"], concurrency=2, max_jobs=1)
+    assert started.wait(10)
+    client.pause_queue("slow")
+    client.retry_job(job_id, force=True)
+    client.enqueue("ok")
+
+    worker.thread.join(20)
+    has_left = not worker.thread.is_alive()
+    is_over.set()
+    assert has_left
+
+
 def test_stop_gives_back_and_lets_end(
     client: Client, db: psycopg.Connection[Any], background: Background
 ) -> None:

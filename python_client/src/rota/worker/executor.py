@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Collection, Iterable
 from contextvars import Context
 from math import inf
 from queue import SimpleQueue
@@ -103,7 +103,7 @@ class Executor:
         self.at_rest = asyncio.Event()
         """All running jobs have ended."""
         self.at_rest.set()
-        self._will_look = False
+        self._will_look = self._has_time = False
         self._lock = threading.Lock()
         self._threads = 0
         self.busy_threads = 0
@@ -185,9 +185,13 @@ class Executor:
         elif task is not None and not task.cancelling():
             task.cancel()
 
-    def close(self) -> None:
-        """Give back the jobs that have not been started, and tell the others that it leaves."""
+    def close(self, *, has_time: bool) -> None:
+        """Give back the jobs that have not been started, and tell the others that it leaves.
+
+        *has_time* is whether it waits for these however long that takes.
+        """
         self._job_context.is_leaving = True
+        self._has_time = has_time
         self._start()
 
     async def stop_running(self) -> None:
@@ -322,10 +326,11 @@ class Executor:
             self._end(*self._ended.popleft())
 
     def _is_useless(self, now: float) -> bool:
-        """Whether it has long had no place for a job: all are of handlers without theirs."""
-        with self._lock:
-            running = list(self._running)
-        return len(running) >= self._share.places.total and all(
+        """Whether it has long had handlers without their jobs alone, and starts no other."""
+        places = self._share.places
+        with self._lock:  # where another database has places, too, the loop alone changes them
+            running = [job for share in places.shares for job in share.running]
+        return (self._has_time or len(running) >= places.total) and all(
             job.is_lost and now - job.over_since >= MAX_USELESS for job in running
         )
 
@@ -416,7 +421,7 @@ class Share:
     def __init__(self, places: Places) -> None:
         self.places = places
         places.shares.append(self)
-        self.running: Sized = ()
+        self.running: Collection[BaseJob] = ()
         self.is_hungry: Callable[[], bool] = lambda: False
         self.look: Callable[[], None] = lambda: None
         self.is_short = False

@@ -413,8 +413,8 @@ class Worker:
     ) -> None:
         if notifying is not None:
             notifying.cancel()
-        self._executor.close()
         waits_for_all = self.is_retiring and not self._is_told.is_set()
+        self._executor.close(has_time=waits_for_all)
         wait = ""
         if running := self._executor.running:
             jobs = f"{running} running job{'s' if running > 1 else ''}"
