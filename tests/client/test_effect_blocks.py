@@ -81,7 +81,11 @@ def test_an_effect_is_done_once_and_its_result_is_there_later(
     assert _results(db) == [{"id": 5}, {"id": 5}]
 
 
+REFUSED_AND_SILENT = ExceptionGroup("x", [ConnectionRefusedError("no"), TimeoutError("x")])
+
+
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("error", [TimeoutError("no answer"), REFUSED_AND_SILENT])
 @pytest.mark.parametrize(
     ("if_unknown", "expected"),
     [("skip", [(True, False), (False, False)]), ("again", [(True, False), (True, False)])],
@@ -91,6 +95,7 @@ def test_a_block_that_raises_leaves_the_outcome_unknown(
     db: psycopg.Connection[Any],
     drain: Drain,
     kind: str,
+    error: Exception,
     if_unknown: str,
     expected: list[Any],
 ) -> None:
@@ -99,7 +104,7 @@ def test_a_block_that_raises_leaves_the_outcome_unknown(
     def body(job: Any, effect: Effect) -> None:
         seen.append((effect.is_due, effect.is_done))
         if job.attempt == 1:
-            raise TimeoutError("no answer")
+            raise error
 
     client.enqueue(kind, backoff=NOW)
     _until_ended(db, lambda: drain(_registry(body, if_unknown=if_unknown)))
@@ -423,6 +428,7 @@ def test_a_mail_server_that_is_down_costs_no_mail(
 ) -> None:
     """Nobody was reached, so the effect is due again; and what the caller names is the same."""
     errors: list[Exception] = [ConnectionRefusedError("no"), socket.gaierror("no name")]
+    errors.append(ExceptionGroup("of tasks", [ExceptionGroup("of one", errors[:1]), errors[1]]))
     sent: list[int] = []
 
     def body(job: Any, effect: Effect) -> None:
@@ -434,7 +440,7 @@ def test_a_mail_server_that_is_down_costs_no_mail(
     client.enqueue(kind, backoff=NOW)
     wait_until(lambda: drain(_registry(body)) or sent)
 
-    assert sent == [3]
+    assert sent == [4]
     assert _ledger(db) == [("k", True, None)]
 
 
@@ -563,7 +569,12 @@ def test_what_nobody_knows_is_listed_and_settled(
     _until_ended(db, lambda: drain(registry))
     (listed,) = json.loads(run("effects", "--json"))
     assert (listed["scope"], listed["key"], listed["status"]) == ("mail", "k", "succeeded")
-    assert "rota effects settle SCOPE KEY --done, or --again" in run("effects")
+    db.execute("update rota.finished_jobs set job_type = rpad('a', 70, 'a')")
+    shown = run("effects").splitlines()
+    assert shown[-1] == "(once you know: rota effects settle SCOPE KEY --done, or --again)"
+    assert shown[1].startswith("mail   k ")
+    assert max(map(len, shown)) == 80
+    db.execute("update rota.finished_jobs set job_type = 'plain'")
 
     assert run("effects", "settle", "mail", "k", "--again", "--dry-run") == (
         "effect mail k is due again\n"

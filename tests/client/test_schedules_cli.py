@@ -253,7 +253,7 @@ def test_list_tells_the_state_of_each(run: Run, db: Db, clock: Clock) -> None:
     run("schedule", "add", "bad", *NIGHTLY[1:])
     db.execute(
         "update rota.job_definitions set is_enabled = false, disabled_at = now(),"
-        " last_error = 'broken', next_run_at = null, time_zone = 'Gone/Zone'"
+        " last_error = rpad('broken', 90, '!'), next_run_at = null, time_zone = 'Gone/Zone'"
         " where name = 'bad'"
     )
 
@@ -261,15 +261,13 @@ def test_list_tells_the_state_of_each(run: Run, db: Db, clock: Clock) -> None:
     job_id = run("schedule", "run", "poll").strip()
     after = {row["name"]: row["state"] for row in json.loads(run("schedule", "list", "--json"))}
 
-    assert before[0].split() == [
-        "name", "schedule", "time_zone", "job_type", "next_run", "last_run", "last_status",
-        "state",
-    ]  # fmt: skip
+    assert " ".join(before[0].split()) == "name schedule job_type next run last state"
     assert before[2].startswith("nightly  30 2 * * *")
-    assert "  2026-03-28 02:30:00+01:00  " in before[2]
+    assert before[2].endswith("  03-28 02:30 +0100        enabled")
     assert before[-1].endswith("due")
+    assert max(map(len, before)) == 80
     assert after == {
-        "bad": "disabled: broken",
+        "bad": f"disabled: {'broken':!<90}",
         "nightly": "enabled",
         "off": f"disabled by {db.info.user}",
         "over": "ended",
@@ -286,7 +284,7 @@ def test_what_is_overdue_asks_who_ticks(run: Run, clock: Clock) -> None:
     clock.set("2026-03-28 01:33+00")
 
     assert due.endswith("  due\n")
-    assert run("schedule", "list").endswith("  overdue by 3 min: does anything tick?\n")
+    assert "  overdue by 3 min: does …\n" in run("schedule", "list")
     shown = run("schedule", "show", "nightly")
     assert "state         overdue by 3 min: does anything tick?\n" in shown
     printed = run("schedule", "next", "--name", "nightly")
@@ -373,10 +371,12 @@ def test_list_tells_the_last_job_not_a_skipped_time(run: Run, db: Db, clock: Clo
         db.execute("select rota.tick()")
 
     listed = run("schedule", "list")
+    before = json.loads(run("schedule", "list", "--json"))[0]["last_run"]
     db.execute("delete from rota.jobs")
     forgotten = json.loads(run("schedule", "list", "--json"))
 
-    assert "2026-03-27 13:00:00+00:00  queued       enabled" in listed
+    assert "  queued  enabled" in listed
+    assert before == "2026-03-27T13:00:00+00:00"
     assert (forgotten[0]["last_run"], forgotten[0]["last_status"]) == (None, None)
 
 

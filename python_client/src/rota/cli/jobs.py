@@ -34,16 +34,18 @@ from .output import (
     acting,
     asking,
     changing,
+    columns,
     confirm,
     connected,
     print_findings,
     print_json,
     print_list,
     print_record,
-    print_table,
     short,
     shortened,
+    table_lines,
     tell,
+    width,
 )
 
 STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
@@ -348,7 +350,16 @@ def effects(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(rows)
         return
-    print_table(rows)
+    names, more = ("scope", "key"), ("job_id", "status", "job_type")
+    # What is to be settled is told whole.
+    whole = table_lines([{name: row[name] for name in names} for row in rows])
+    room = max([width(), *(columns(line) + 3 for line in whole)])
+    shown = [
+        {name: row[name] for name in names + more} | {"recorded": short(row["recorded_at"])}
+        for row in rows
+    ]
+    for line in table_lines(shown):
+        print(shortened(line, room))
     if rows:
         print("\n(once you know: rota effects settle SCOPE KEY --done, or --again)")
 

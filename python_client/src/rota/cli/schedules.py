@@ -43,6 +43,7 @@ from .output import (
     connected,
     hint_for,
     print_json,
+    print_list,
     print_record,
     print_table,
     printable,
@@ -98,16 +99,16 @@ def list_all(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(rows)
         return
-    print_table(
+    print_list(
         [
             {
-                **{key: row[key] for key in ("name", "schedule", "time_zone", "job_type")},
-                "next_run": in_zone(row["next_run_at"], row),
-                "last_run": in_zone(row["last_run"], row),
-                "last_status": row["last_status"],
+                **{key: row[key] for key in ("name", "schedule", "job_type")},
+                "next run": f"{moment:%m-%d %H:%M %z}" if moment else "",
+                "last": row["last_status"],
                 "state": row["state"],
             }
             for row in rows
+            for moment in [in_zone(row["next_run_at"], row)]
         ]
     )
     if len(rows) == arguments.limit:
