@@ -338,6 +338,20 @@ def test_an_act_of_more_than_can_be_undone_at_once_says_so(
         assert "Undo it in the audit" in answer.text
 
 
+def test_acts_on_more_jobs_than_can_be_undone_at_once_say_so(
+    http: httpx.Client, db_of_page: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rota.web.acts.MAX_ROWS", 5)
+    for number, is_told in ((5, False), (6, True)):
+        ids = [str(enqueue(db_of_page, "many", delay="1 day")) for _ in range(number)]
+        token = fields_of(http.get(f"/act/cancel_job?job_id={ids[0]}").text)["token"]
+        given = {"token": token, "job_id": ids}
+        answer = http.post("/act/cancel_job", data=given, follow_redirects=True)
+        assert f"{number} jobs" in answer.text
+        assert ("/undo" in answer.text) is not is_told
+        assert ("Undo it in the audit" in answer.text) is is_told
+
+
 def test_jobs_that_had_different_values_get_each_its_own_again(
     http: httpx.Client, db_of_page: Db
 ) -> None:

@@ -300,6 +300,7 @@ async def act(request: Request, site: Site, pairs: Pairs) -> tuple[Response, boo
         jobs_problem=jobs.problem,
         statements=[told(one) for one in call.statements()[:SAMPLES]],
         undo=await _undo(site, rows),
+        is_much=len(rows) > MAX_ROWS,
         back=_back(wanted, call),
     )
     return answer, is_done
