@@ -12,6 +12,8 @@ create table rota.retry_rules (
     updated_at timestamptz not null default rota.now(),
 
     constraint retry_rules_pkey primary key (error_type, job_type, queue),
+    constraint retry_rules_retry_in_check check (retry_in between '0' and '366 days'),
+    constraint retry_rules_pause_for_check check (pause_for between '1 second' and '30 days'),
     constraint retry_rules_is_fatal_check check (not (is_fatal and retry_in is not null)),
     constraint retry_rules_given_check check (is_fatal or num_nonnulls(retry_in, pause_for) > 0)
 );
@@ -38,6 +40,8 @@ create table rota.breakers (
 
     constraint breakers_pkey primary key (job_type, queue),
     constraint breakers_tag_key unique (tag),
+    constraint breakers_span_check check (span between '1 second' and '1 hour'),
+    constraint breakers_pause_for_check check (pause_for between '1 second' and '1 day'),
     constraint breakers_max_failures_check check (max_failures between 1 and 1000),
     constraint breakers_failed_percent_check check (failed_percent between 1 and 100),
     constraint breakers_given_check check (num_nonnulls(max_failures, failed_percent) > 0)

@@ -28,7 +28,10 @@ create table rota.job_stats (
     waits bigint not null default 0,
     runs bigint not null default 0,
 
-    constraint job_stats_pkey primary key (step, starts_at, queue, job_type, outcome)
+    constraint job_stats_pkey primary key (step, starts_at, queue, job_type, outcome),
+    -- To add up what a hand has written stops no statistics.
+    constraint job_stats_total_wait_check check (total_wait between '0' and '5000000 years'),
+    constraint job_stats_total_run_check check (total_run between '0' and '5000000 years')
 );
 
 comment on table rota.job_stats is
@@ -82,7 +85,10 @@ create table rota.restored_ends (
     waited interval,
     ran interval,
     finished_at timestamptz not null,
-    ended_by xid not null
+    ended_by xid not null,
+
+    constraint restored_ends_waited_check check (waited < '10000 years'),
+    constraint restored_ends_ran_check check (ran < '10000 years')
 );
 
 create index restored_ends_finished_at_idx on rota.restored_ends (finished_at);

@@ -998,6 +998,12 @@ MAINTENANCE = (
         sql("base/clock", "case when since between", "case when true or since between"),
     ),
     mutant(
+        "endless-length-stops-the-statistics",
+        "A length that was written by hand fails every sum of the statistics.",
+        "sql/tables/test_jobs.py",
+        sql("tables/statistics", "check (waited < '10000 years')", "check (true)"),
+    ),
+    mutant(
         "check-that-failed-too-often-stops-all",
         "One check whose count of failures a hand has set to the end stops all checks.",
         "sql/waiting/test_pending.py",

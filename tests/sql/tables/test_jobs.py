@@ -102,6 +102,26 @@ def test_queues_and_workers_refuse_rows_that_make_no_sense(db):
         assert violated(db, query) == constraint
 
 
+def test_no_hand_writes_a_length_that_stops_what_is_computed_with_it(db):
+    value(db, "set_retry_rule", error_type="E", retry_in="1 year", pause_for="30 days")
+    value(db, "set_breaker", job_type="x", max_failures=1, span="1 hour", pause_for="1 day")
+    db.execute("insert into rota.restored_ends select 'q', 'x', 'dead', null, null, now(), '3'")
+    db.execute(
+        "insert into rota.job_stats select 'day', now(), 'q', 'x', 'dead', 1, '0', '0', '{}',"
+        " '{}', '0', '0', '{}', '{}', 1, 1"
+    )
+
+    for table, columns in (
+        ("retry_rules", ("retry_in", "pause_for")),
+        ("breakers", ("span", "pause_for")),
+        ("restored_ends", ("waited", "ran")),
+        ("job_stats", ("total_wait", "total_run")),
+    ):
+        for column in columns:
+            query = f"update rota.{table} set {column} = '170000000 years'"
+            assert violated(db, query) == f"{table}_{column}_check"
+
+
 @pytest.mark.parametrize("status", ["queued", "running", "failed", "blocked", "done"])
 def test_finished_jobs_hold_no_live_status(db, status):
     job = running(db)
