@@ -1,8 +1,9 @@
 """Fifteen incidents, staged for real: the first line of an answer finds each, and mends it.
 
-`make incidents` prints what was found and how long it took, and wants that within a second; it
-also lets a hundred thousand jobs die, and fills a quarter of the queue of notifications.  Where
-no statement can help, as no worker is there, the words of the line are what is done.
+`make incidents` prints what was found and what that took of the server's processor time, which
+it wants to be a second at most, whoever else is at work on the machine; it also lets a hundred
+thousand jobs die, and fills a quarter of the queue of notifications.  Where no statement can
+help, as no worker is there, the words of the line are what is done.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +22,7 @@ from psycopg import sql
 from psycopg.rows import namedtuple_row
 
 import rota
+from bench.measured_server import process_cpu
 from faults.conftest import FaultyWorker
 from rota.testing.server import EmbeddedPostgres
 from support.clock import Clock
@@ -57,10 +58,11 @@ class Operator:
         self._db.execute(line.remedy)
 
     def _ask(self, query: Any, *parameters: Any) -> Any:
-        began_at = time.monotonic()
+        pid = self._db.info.backend_pid
+        before = process_cpu(pid)
         with self._db.cursor(row_factory=namedtuple_row) as cursor:
             line, *_ = cursor.execute(query, parameters).fetchall()
-        took = time.monotonic() - began_at
+        took = process_cpu(pid) - before
         if AT_LENGTH:
             print(f"\n  {took * 1000:.0f} ms  {line.what}: {line.why}")  # noqa: T201
             print(f"         {line.remedy}")  # noqa: T201
