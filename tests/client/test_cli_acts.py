@@ -452,6 +452,12 @@ def test_a_retry_of_a_key_tells_that_other_databases_were_not_asked(
     )
     other = str(die(client, queue="other"))
     assert run("retry", other) == f"job {other} is queued\n"
+    client.cancel_job(int(keyed))
+    client.cancel_job(int(other))
+    several = ("retry", "--status", "cancelled", "--yes", "--queue")
+    told = "1 job put back to run now; its key may be live in another database: none was asked"
+    assert run(*several, "default") == f"{told}\n"
+    assert "another" not in run(*several, "other")
 
 
 def test_a_shell_can_complete_the_commands() -> None:

@@ -441,10 +441,12 @@ def act(arguments: argparse.Namespace) -> int:
             if isinstance(error, UnknownOutcomeError):
                 raise UnknownOutcomeError(error.error, before) from error
             raise CommandError(f"{one_line(error)}{before}") from error
+        first = [sample["job_id"] for sample in samples]
+        unasked = _unasked(connection, first) if what == "retry" and changed and first else ""
     if arguments.json:
         print_json({"act": what, "matched": found, "changed": changed, "conflicts": conflicts})
     else:
-        print(f"{_jobs(changed)} {done}" if changed else "no job was changed")
+        print(f"{_jobs(changed)} {done}{unasked}" if changed else "no job was changed")
         _tell_conflicts(conflicts)
     return 1 if conflicts else 0
 
@@ -468,25 +470,28 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
             status = "to run again"
         else:
             status = client.retry_job(job_id, force=arguments.force)
-        is_half_checked = arguments.act == "retry" and _may_be_elsewhere(connection, job_id)
+        unasked = _unasked(connection, [job_id]) if arguments.act == "retry" else ""
     more = f", and {_jobs(dependants)} cancelled because of it" if dependants else ""
     if status == "running":
         more = ": its worker is told now, or by its next heartbeat"
-    if is_half_checked:
-        more += "; its key may be live in another database: none was asked"
     said = {"job_id": job_id, "status": status, "dependants": dependants}
-    tell(arguments, said, f"job {job_id} is {status}{more}")
+    tell(arguments, said, f"job {job_id} is {status}{more}{unasked}")
     return 0
 
 
-def _may_be_elsewhere(connection: psycopg.Connection[Any], job_id: int) -> bool:
-    """Whether the key of a job may be live in a database that only a front would ask."""
+def _unasked(connection: psycopg.Connection[Any], job_ids: list[int]) -> str:
+    """Say so if keys of jobs may be live in a database that only a front would ask."""
     query = """
         select from rota.job_runs
-        where id = %s and idempotency_key is not null and rota.database_number() is not null
+        where id = any(%s) and idempotency_key is not null
+          and rota.database_number() is not null
+        limit 1
         """
-    is_front = _views(connection, job_id) != sql.Identifier("rota")
-    return not is_front and connection.execute(query, [job_id]).fetchone() is not None
+    is_front = _views(connection, job_ids[0]) != sql.Identifier("rota")
+    if is_front or connection.execute(query, [job_ids]).fetchone() is None:
+        return ""
+    whose = "its key" if len(job_ids) == 1 else "their keys"
+    return f"; {whose} may be live in another database: none was asked"
 
 
 def _arguments(arguments: argparse.Namespace) -> dict[str, Any]:
