@@ -679,6 +679,41 @@ def test_a_worker_that_makes_room_does_not_wait_for_a_handler_without_a_job(
     assert has_left
 
 
+def test_a_lease_that_was_kept_after_all_counts_from_its_end(
+    client: Client,
+    background: Background,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a second outage all handlers had long been without jobs, since the first one."""
+    monkeypatch.setattr(executor, "MAX_USELESS", 5.0)
+    registry = Registry()
+    jobs: list[Job] = []
+    is_over = threading.Event()
+
+    @registry.handler("hangs")
+    def hangs(job: Job) -> None:
+        jobs.append(job)
+        assert is_over.wait(60)
+
+    lease = timedelta(seconds=3)
+    client.enqueue("hangs", lease=lease)
+    with caplog.at_level(logging.INFO, "rota"):
+        worker = background(registry, concurrency=1, tick=False)
+        wait_until(lambda: jobs)
+        for _ in range(2):
+            jobs[0].lease = timedelta(0)  # the database refuses its heartbeats
+            time.sleep(2.5)
+            jobs[0].lease = lease
+            wait_until(lambda: not jobs[0].is_lost)
+            time.sleep(5)
+        is_over.set()
+        worker.stop()
+
+    assert "succeeded" in _events(caplog)
+    assert "the process has to end it" not in caplog.text
+
+
 def test_stop_gives_back_and_lets_end(
     client: Client, db: psycopg.Connection[Any], background: Background
 ) -> None:

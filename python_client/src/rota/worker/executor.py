@@ -167,6 +167,8 @@ class Executor:
         if job not in self._running or job.is_wanted:
             return  # it has ended, or a heartbeat has come through, since this was asked for
         now = time.monotonic()
+        if job.over_since < job.confirmed_at and not job.is_overdue:
+            job.over_since = inf  # its lease was kept after all, and is over anew
         if job.over_since < inf:
             if job.is_lost and now - job.over_since >= LAST_WORDS:
                 if not (job.is_overdue or job.is_outlived):
