@@ -22,7 +22,8 @@ begin
     perform rota._check_names('queues', queues);
     perform rota._check_queues('worker', queues);
     perform rota._check_own_worker(worker);
-    if job_types is not null then perform rota._check_names('job_types', job_types); end if;
+    -- One that leaves takes none.
+    if job_types <> '{}' then perform rota._check_names('job_types', job_types); end if;
     perform rota._check_number('concurrency', concurrency, 1, 2147483647, true);
 
     if not exists (
@@ -56,12 +57,12 @@ begin
 end $$;
 
 comment on function rota.report_worker is
-    'Record that a worker is alive, which job_types it takes and how many jobs at a time, for '
-    'explain_job() and for readers of rota.worker_health; version is that of the Python '
-    'client, null in another language; backend_pid, the server process of its connection as '
-    'its driver knows it, shows at once when the worker is gone, except behind a pooler; '
-    'raises 22023, 42501, and 0A000 for a version of the client that this database does not '
-    'work with.';
+    'Record that a worker is alive, which job_types it takes (none: it leaves) and how many '
+    'jobs at a time, for explain_job() and for readers of rota.worker_health; version is that '
+    'of the Python client, null in another language; backend_pid, the server process of its '
+    'connection as its driver knows it, shows at once when the worker is gone, except behind '
+    'a pooler; raises 22023, 42501, and 0A000 for a version of the client that this database '
+    'does not work with.';
 
 create or replace function rota.deregister_worker(worker text)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

@@ -714,6 +714,42 @@ def test_a_lease_that_was_kept_after_all_counts_from_its_end(
     assert "the process has to end it" not in caplog.text
 
 
+@pytest.mark.parametrize("how", [{"max_jobs": 1}, {"grace_period": 60}])
+def test_a_worker_that_waits_for_its_last_jobs_is_not_gone(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+    how: dict[str, Any],
+) -> None:
+    """The remedy for a worker that is gone takes its jobs away, and runs them again."""
+    monkeypatch.setattr("rota.worker.fetcher.REPORT_INTERVAL", 0.2)
+    registry = Registry()
+    started, is_over = threading.Event(), threading.Event()
+    registry.add("ok", lambda _job: None)
+
+    @registry.handler("hangs")
+    def hangs(_job: Job) -> None:
+        started.set()
+        assert is_over.wait(60)
+
+    job_id = client.enqueue("hangs").job_id
+    worker = background(registry, **how)
+    assert started.wait(10)
+    if "max_jobs" in how:
+        client.enqueue("ok")
+    else:
+        worker.worker.stop()
+    wait_until(worker.worker._stop.is_set)
+    db.execute("update rota.workers set last_seen_at = now() - interval '7 minutes'")
+    wait_until(lambda: client.explain_job(job_id)[0].reason != "worker_gone")
+    waiting = client.enqueue("ok").job_id
+    reasons = [row.reason for row in client.explain_job(waiting)]
+    is_over.set()
+
+    assert "no_worker" in reasons
+
+
 def test_stop_gives_back_and_lets_end(
     client: Client, db: psycopg.Connection[Any], background: Background
 ) -> None:

@@ -108,5 +108,7 @@ def test_report_worker_notes_what_it_takes_and_by_which_session(db):
     for other in (None, db.info.backend_pid + 1):
         value(db, "report_worker", **ME, backend_pid=other)
         assert rows(db, "select backend_pid from rota.workers") == [(None,)]
+    value(db, "report_worker", **ME, job_types=[])
+    assert rows(db, "select job_types from rota.workers") == [([],)]
     with refused("job_types"):
         value(db, "report_worker", **ME, job_types=["a b"])

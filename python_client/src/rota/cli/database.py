@@ -329,7 +329,7 @@ def _worker(row: dict[str, Any]) -> dict[str, Any]:
         "version": row["version"],
         "seen": f"{'gone, ' * row['is_gone']}{span(row['silent_for']) or '0 s'} ago",
         "queues": " ".join(row["queues"]),
-        "job types": " ".join(row["job_types"] or ["all"]),
+        "job types": "all" if row["job_types"] is None else " ".join(row["job_types"]),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -123,6 +124,16 @@ class Presence:
         """Report; any error is the caller's."""
         self._reported_at = time.monotonic()
         await self._connection.call(self._report)
+
+    async def go_on(self) -> None:
+        """Report until cancelled: a worker that waits for its last jobs is not gone."""
+        retry = Retry("reporting the worker", self._connection.state)
+        while True:
+            await asyncio.sleep(max(self.due_at - time.monotonic(), 0.0))
+            try:
+                await self.report()
+            except (psycopg.Error, RotaError) as error:
+                retry.fail(error)
 
     async def _report(self, client: AsyncClient) -> None:
         self._is_known = True  # first: it may be stored though no answer comes

@@ -162,8 +162,8 @@ class Worker:
             watch,
         )
         self._presence = Presence(
-            self._connection, self.name, self._queues, lambda: registry.job_types,
-            self._share.floor,
+            self._connection, self.name, self._queues,
+            lambda: [] if self._stop.is_set() else registry.job_types, self._share.floor,
         )  # fmt: skip
         self._listens = listen
         self._notifier = Notifier(
@@ -427,9 +427,14 @@ class Worker:
         await asyncio.wait([fetching], timeout=LEAVE_TIMEOUT)
         await end_task(fetching)
         at_rest = self._executor.at_rest
-        if self.is_retiring:
-            await first_of(at_rest, self._is_told)
-        await first_of(at_rest, self._stop_now, timeout=self._grace_period)
+        self._presence.hurry()
+        reporting = asyncio.create_task(self._presence.go_on())
+        try:
+            if self.is_retiring:
+                await first_of(at_rest, self._is_told)
+            await first_of(at_rest, self._stop_now, timeout=self._grace_period)
+        finally:
+            await end_task(reporting)
         await _try(self._executor.stop_running())
         await _try(self._context.processes.close())
         await _try(self._executor.ends.close(), "functions of on_end have not ended")
