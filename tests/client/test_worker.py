@@ -679,6 +679,37 @@ def test_a_worker_that_makes_room_does_not_wait_for_a_handler_without_a_job(
     assert has_left
 
 
+def test_a_handler_without_a_job_has_the_grace_period(
+    client: Client,
+    background: Background,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be in the middle of something, as in an outage."""
+    monkeypatch.setattr(executor, "MAX_USELESS", 2.0)
+    registry = Registry()
+    started, is_over = threading.Event(), threading.Event()
+
+    @registry.handler("hangs")
+    def hangs(_job: Job) -> None:
+        started.set()
+        assert is_over.wait(60)
+
+    job_id = client.enqueue("hangs", lease=timedelta(seconds=1.5)).job_id
+    with caplog.at_level(logging.INFO, "rota"):
+        worker = background(registry, concurrency=2, grace_period=60)
+        assert started.wait(10)
+        client.pause_queue("default")
+        client.retry_job(job_id, force=True)
+        wait_until(lambda: "continues" in caplog.text)
+        worker.worker.stop()
+        time.sleep(4)  # longer than all may be useless
+        is_over.set()
+        worker.stop()
+
+    assert "the process has to end it" not in caplog.text
+
+
 def test_a_lease_that_was_kept_after_all_counts_from_its_end(
     client: Client,
     background: Background,
