@@ -182,51 +182,40 @@ declare
     c_names constant text[] := '{Monday,Tuesday,Wednesday,Thursday,Friday,Saturday,'
         'Sunday}'::text[];
     c_nths constant text[] := '{first,second,third,fourth,fifth,last}'::text[];
-    v_weekdays integer[] := '{}'::integer[];
-    v_items text[] := '{}'::text[];
-    v_nths integer[];
 begin
-    for v_weekday in 1..7 loop
-        v_nths := array(
-            select n from generate_series(1, 6) as n
-            where _describe_weekdays.weekdays >> 7 * n + v_weekday % 7 & 1 = 1 order by n);
-        if weekdays >> v_weekday % 7 & 1 = 1 then
-            v_weekdays := v_weekdays || v_weekday;
-        elsif v_nths <> '{}' then
-            v_items := v_items || format('the %s %s',
-                rota._describe_list(array(select c_nths[n] from unnest(v_nths) as n), 'and'),
-                c_names[v_weekday]);
-        end if;
-    end loop;
-
     return array_to_string(array[
-        'on ' || rota._describe_list(rota._describe_runs(v_weekdays, c_names), 'and'),
-        'on ' || rota._describe_list(v_items, 'and') || of_month
+        'on ' || rota._describe_list(rota._describe_runs(array(
+            select d from generate_series(1, 7) as d
+            where _describe_weekdays.weekdays >> d % 7 & 1 = 1), c_names), 'and'),
+        'on ' || rota._describe_list(array(
+            select format('the %s %s', rota._describe_list(n.nths, 'and'), c_names[d])
+            from generate_series(1, 7) as d
+            cross join lateral (
+                select array_agg(c_nths[n] order by n) as nths from generate_series(1, 6) as n
+                where _describe_weekdays.weekdays >> 7 * n + d % 7 & 1 = 1
+            ) as n
+            where _describe_weekdays.weekdays >> d % 7 & 1 = 0 and n.nths is not null
+        ), 'and') || of_month
     ], ' and ');
 end $$;
 
 /* Ascending numbers as items, three and more that follow each other as one: 1 to 5. */
 create or replace function rota._describe_runs(numbers integer[], names text[])
-    returns text[] language plpgsql immutable as $$
-declare
-    v_items text[] := '{}'::text[];
-    v_first integer; v_number integer;
-begin
-    foreach v_number in array numbers loop
-        if v_number - 1 <> all(numbers) then v_first := v_number; end if;
-        continue when v_number + 1 = any(numbers);
-        v_items := v_items || case
-            when v_number - v_first < 2
-            then array(
-                select coalesce(_describe_runs.names[n], n::text)
-                from generate_series(v_first, v_number) as n)
-            else array[format('%s to %s',
-                coalesce(_describe_runs.names[v_first], v_first::text),
-                coalesce(_describe_runs.names[v_number], v_number::text))]
-        end;
-    end loop;
-    return v_items;
-end $$;
+    returns text[] language sql immutable as $$
+    select array_agg(coalesce(names[i.low], i.low::text) || case when i.high > i.low
+        then ' to ' || coalesce(names[i.high], i.high::text) else '' end order by i.low)
+    from (
+        select min(r.number) as low, max(r.number) as high
+        from (
+            select n.*, count(*) over (partition by n.run) as length
+            from (
+                select u as number, u - row_number() over (order by u) as run
+                from unnest(numbers) as u
+            ) as n
+        ) as r
+        group by r.run, case when r.length < 3 then r.number end
+    ) as i;
+$$;
 
 /* Null if it is empty. */
 create or replace function rota._describe_list(items text[], conjunction text)
