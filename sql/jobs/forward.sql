@@ -88,29 +88,40 @@ create or replace function rota.waiting_forwards()
     returns setof integer language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
     set enable_bitmapscan = off as $$
-declare
-    c_now constant timestamptz := rota.now();
-    v_queue text := 'forward:';
 begin
-    loop
-        -- No number is above it.
-        select j.queue into v_queue from rota.jobs as j
-        where j.queue > v_queue and j.queue <= 'forward:9999'
-          and j.hold is null and j.status in ('queued', 'failed') order by j.queue limit 1;
-        exit when not found;
-        -- Others may be from before enqueue() refused them.
-        continue when v_queue !~ '^forward:[0-9]{1,4}$' or rota._is_paused(v_queue, c_now);
-        return query select substr(v_queue, 9)::integer
-        where exists (
-            select from rota.jobs as j
-            where j.queue = v_queue and j.hold is null and j.status in ('queued', 'failed')
-              and j.run_at <= c_now
-        );
-    end loop;
+    return query select substr(q.queue, 9)::integer
+    -- No number is above it; others may be from before enqueue() refused them.
+    from unnest(rota._ready_queues('forward:', 'forward:9999')) as q (queue)
+    where q.queue ~ '^forward:[0-9]{1,4}$' and not rota._is_paused(q.queue, rota.now())
+      and exists (
+        select from rota.jobs as j
+        where j.queue = q.queue and j.hold is null and j.status in ('queued', 'failed')
+          and j.run_at <= rota.now()
+    );
 end $$;
 
 comment on function rota.waiting_forwards is
     'The numbers of the databases for which jobs wait here to be carried, and are not paused.';
+
+/* The queues between these that have jobs which may start; of very many not all. */
+create or replace function rota._ready_queues(above text default '', until text default '~')
+    returns text[] language plpgsql stable as $$
+begin
+    return array(
+        with recursive queues as (
+            select _ready_queues.above collate "C" as queue
+            union all
+            select n.queue from queues as q
+            cross join lateral (
+                select j.queue from rota.jobs as j
+                where j.queue > q.queue and j.queue <= _ready_queues.until
+                  and j.hold is null and j.status in ('queued', 'failed')
+                order by j.queue limit 1
+            ) as n
+        )
+        select r.queue from queues as r where r.queue <> _ready_queues.above limit 1024
+    );
+end $$;
 
 create or replace function rota.take_forwards(
     worker text, database integer, max_jobs integer default 100,

@@ -38,8 +38,7 @@ begin
       and (c_visible is null or c.queue = any(c_visible));
     if v_live_are_many is not true then
         return query select j.queue, j.job_type, j.status, j.run_at <= c_now, count(*),
-            min(rota._due_since(j.run_at, j.status, j.ordering_key, j.if_parent_dead,
-                j.updated_at)), c_now
+            min(rota._due_since(j)), c_now
         from rota.jobs as j where c_visible is null or j.queue = any(c_visible)
         group by 1, 2, 3, 4;
     end if;
@@ -59,13 +58,11 @@ comment on function rota.job_counts is
 /* Since when a job is due: from its run_at on, or since the jobs that it depends on have ended.
  * Behind others of its ordering key it is late from its run_at on.  Null for one that was put
  * before all others, or off for ever, by hand. */
-create or replace function rota._due_since(
-    run_at timestamptz, status text, ordering_key text, if_parent_dead text,
-    updated_at timestamptz
-) returns timestamptz language sql immutable as $$
-select nullif(nullif(greatest(run_at, case
-    when if_parent_dead is not null and ordering_key is null and status = 'queued'
-        then updated_at end), '-infinity'), 'infinity')
+create or replace function rota._due_since(job rota.jobs)
+    returns timestamptz language sql immutable as $$
+select nullif(nullif(greatest(job.run_at, case
+    when job.if_parent_dead is not null and job.ordering_key is null and job.status = 'queued'
+        then job.updated_at end), '-infinity'), 'infinity')
 $$;
 
 /* Whether a table is too large to be read for an answer. */
@@ -86,7 +83,6 @@ begin
     );
 end $$;
 
-/* Count the jobs of the next pages. */
 create or replace function rota._count_jobs(max_pages integer)
     returns void language plpgsql as $$
 declare
@@ -108,8 +104,7 @@ begin
     select v_round, i.queue, i.job_type, i.status, i.is_due, count(*), min(i.run_at)
     from (
         select j.queue, j.job_type, j.status, j.run_at <= c_now as is_due,
-            rota._due_since(j.run_at, j.status, j.ordering_key, j.if_parent_dead, j.updated_at)
-                as run_at
+            rota._due_since(j) as run_at
         from rota.jobs as j
         where j.ctid >= format('(%s,0)', least(v_from, c_pages))::tid
           and j.ctid < format('(%s,0)', least(v_to, c_pages))::tid

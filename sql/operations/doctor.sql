@@ -314,8 +314,7 @@ begin
     select l.queue, d.id, d.job_type, coalesce(d.due_since, d.created_at)
     from (select f.queue, f.lane from lanes as f where f.lane > -32769 limit 200) as l
     cross join lateral (
-        select j.id, j.job_type, j.created_at, rota._due_since(j.run_at, j.status,
-            j.ordering_key, j.if_parent_dead, j.updated_at) as due_since
+        select j.id, j.job_type, j.created_at, rota._due_since(j) as due_since
         from rota.jobs as j
         where j.queue = l.queue and coalesce(j.own_lane, j.priority) = l.lane
           and j.hold is null and j.status in ('queued', 'failed')
@@ -323,24 +322,6 @@ begin
         order by coalesce(j.own_place, j.run_at), j.id limit 500
     ) as d;
 end $$;
-
-/* The queues that have jobs which may start; of very many not all. */
-create or replace function rota._ready_queues()
-    returns text[] language sql stable as $$
-    select array(
-        with recursive queues as (
-            select '' collate "C" as queue
-            union all
-            select n.queue from queues as q
-            cross join lateral (
-                select j.queue from rota.jobs as j
-                where j.queue > q.queue and j.hold is null and j.status in ('queued', 'failed')
-                order by j.queue limit 1
-            ) as n
-        )
-        select r.queue from queues as r where r.queue <> '' limit 200
-    );
-$$;
 
 create or replace function rota.untaken_jobs(queues text[])
     returns table (
@@ -791,9 +772,9 @@ create or replace function rota._examine_horizon()
                 where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
             )), h.remedy
     from (
-        select coalesce(case when a.backend_type = 'walsender'
-            then format('a query on the standby of %s, which you have to end there,',
-                rota._session_words(a.pid)) end, rota._session_words(a.pid)) as who,
+        select format(case a.backend_type when 'walsender'
+            then 'a query on the standby of %s, which you have to end there,'
+            else '%s' end, rota._session_words(a.pid)) as who,
             case when a.backend_type is distinct from 'walsender'
                 then format('select pg_terminate_backend(%s);', a.pid) end as remedy,
             rota.now() - a.xact_start as open_for,

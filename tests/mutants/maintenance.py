@@ -2236,8 +2236,8 @@ MAINTENANCE = (
         "sql/operations/test_doctor.py sql/operations/test_views.py",
         sql(
             "maintenance/depths",
-            "then updated_at end), '-infinity')",
-            "then updated_at end), null)",
+            "then job.updated_at end), '-infinity')",
+            "then job.updated_at end), null)",
         ),
     ),
     mutant(
