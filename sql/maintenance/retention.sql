@@ -50,9 +50,7 @@ begin
     has_more := false;
     if not (v_is_due or c_had_more) then return; end if;
 
-    foreach v_kind in array (
-        select array_agg(k.kind order by random()) from unnest(c_kinds) as k (kind)
-    ) loop
+    for v_kind in select k.kind from unnest(c_kinds) as k (kind) order by random() loop
         if rota.now() - v_now > interval '100 ms' then
             -- Nothing says that more is due where only looking took so long, at many queues.
             has_more := has_more or c_had_more or v_did;
@@ -157,7 +155,6 @@ declare
     v_deleted integer := 0;
 begin
     case kind
-        when 'jobs' then return rota._purge_jobs(max_rows);
         when 'dependencies' then return rota._purge_dependencies(max_rows);
         when 'errors' then return rota._purge_partitions('job_errors', max_rows);
         -- A record whose lease is held is still needed.
@@ -205,14 +202,22 @@ begin
                     ('day', interval '400 days', null)
             ) as s (step, keep, added_until)
             where _purge.kind = 'stats'
+            union all
+            select e.name, 'finished_at', e.before, e.condition, e.queue
+            from rota._ended_to_purge() as e where _purge.kind = 'jobs'
         ) as k
-        -- Of very many pipelines each call takes others.
+        -- Of very many pipelines or queues each call takes others.
         order by random()
     loop
-        v_deleted := v_deleted + rota._purge_rows(v_rows.name, v_rows.time_column,
-            v_rows.before, max_rows - v_deleted, v_rows.condition, v_rows.subject);
+        if kind <> 'jobs' or rota._has_ended(v_rows.name, v_rows.subject, v_rows.before) then
+            v_deleted := v_deleted + rota._purge_rows(v_rows.name, v_rows.time_column,
+                v_rows.before, max_rows - v_deleted, v_rows.condition, v_rows.subject);
+        end if;
         exit when v_deleted >= max_rows or rota.now() - v_now > interval '100 ms';
     end loop;
+    if kind = 'jobs' and v_deleted < max_rows then
+        return v_deleted + rota._purge_partitions('finished_jobs_done', max_rows - v_deleted);
+    end if;
     return v_deleted;
 end $$;
 
@@ -278,54 +283,40 @@ create or replace function rota._horizon()
 begin return greatest('7 days', (select max(q.keep_finished) from rota.queues as q)); end;
 $$;
 
-/* Delete ended jobs that no partition drop will take soon enough: of queues that keep less than
- * the longest, dead ones, and those of all queues without a keep_dead, for which null stands.
- */
-create or replace function rota._purge_jobs(max_rows integer)
-    returns integer language plpgsql as $$
+/* Ended jobs that no partition drop will take soon enough: of queues that keep less than the
+ * longest, dead ones, and those of all queues without a keep_dead, for which null stands. */
+create or replace function rota._ended_to_purge()
+    returns table (name text, before timestamptz, condition text, queue text)
+    language plpgsql as $$
 declare
-    v_horizon constant interval := rota._horizon();
+    c_horizon constant interval := rota._horizon();
     c_now constant timestamptz := rota.now();
     c_counted_until constant timestamptz := rota._counted_until();
-    v_keep record;
-    v_deleted integer := 0;
 begin
-    for v_keep in
-        select k.name, k.queue, least(rota.now() - k.keep, c_counted_until) as before,
-            case when k.queue is not null then 'f.queue = $4'
-                else 'not exists (select from rota.queues as q '
-                    'where q.queue = f.queue and q.keep_dead is not null)' end
-            || case k.name when 'finished_jobs_dead' then ' and not exists (select from '
-                'rota.halted_keys as s where s.ordering_key = f.ordering_key and '
-                's.job_id = f.id)' else '' end as condition
-        from (
-            select 'finished_jobs_done' as name, q.queue, q.keep_finished as keep
-            from rota.queues as q where q.keep_finished < v_horizon
-            union all
-            select 'finished_jobs_dead', q.queue, q.keep_dead from rota.queues as q
-            where q.keep_dead is not null
-            union all
-            select 'finished_jobs_dead', null, interval '90 days'
-            union all
-            select 'finished_jobs_done', h.queue, interval '7 days'
-            from rota._default_queues(c_now - interval '7 days', c_now - v_horizon)
-                as h (queue)
-            where v_horizon > interval '7 days'
-        ) as k
-        -- Of very many queues each call takes others.
-        order by random()
-    loop
-        if rota._has_ended(v_keep.name, v_keep.queue, v_keep.before) then
-            -- Other jobs may wait for one: for a dead one until it is retried, and for any if
-            -- they were enqueued under an older snapshot.
-            v_deleted := v_deleted + rota._purge_rows(v_keep.name, 'finished_at',
-                v_keep.before, max_rows - v_deleted, v_keep.condition || ' and not exists '
-                '(select from rota.dependencies as d where d.parent_id = f.id)', v_keep.queue);
-        end if;
-        exit when v_deleted >= max_rows or rota.now() - c_now > interval '100 ms';
-    end loop;
-    if v_deleted >= max_rows then return v_deleted; end if;
-    return v_deleted + rota._purge_partitions('finished_jobs_done', max_rows - v_deleted);
+    return query select k.name, least(c_now - k.keep, c_counted_until),
+        case when k.queue is not null then 'f.queue = $4'
+            else 'not exists (select from rota.queues as q '
+                'where q.queue = f.queue and q.keep_dead is not null)' end
+        || case k.name when 'finished_jobs_dead' then ' and not exists (select from '
+            'rota.halted_keys as s where s.ordering_key = f.ordering_key and '
+            's.job_id = f.id)' else '' end
+        -- Other jobs may wait for one: for a dead one until it is retried, and for any if they
+        -- were enqueued under an older snapshot.
+        || ' and not exists (select from rota.dependencies as d where d.parent_id = f.id)',
+        k.queue
+    from (
+        select 'finished_jobs_done' as name, q.queue, q.keep_finished as keep
+        from rota.queues as q where q.keep_finished < c_horizon
+        union all
+        select 'finished_jobs_dead', q.queue, q.keep_dead from rota.queues as q
+        where q.keep_dead is not null
+        union all
+        select 'finished_jobs_dead', null, interval '90 days'
+        union all
+        select 'finished_jobs_done', h.queue, interval '7 days'
+        from rota._default_queues(c_now - interval '7 days', c_now - c_horizon) as h (queue)
+        where c_horizon > interval '7 days'
+    ) as k;
 end $$;
 
 /* Queues without a keep_finished of their own that may have jobs which ended before this.
@@ -555,7 +546,6 @@ begin
     return v_created;
 end $$;
 
-/* The partition of some days; returns how many were made. */
 create or replace function rota._create_partition(
     parent text, time_column text, day date, days integer
 ) returns integer language plpgsql as $$

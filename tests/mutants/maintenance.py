@@ -950,7 +950,7 @@ MAINTENANCE = (
         "history-purged-early",
         "Retention deletes what is to be kept.",
         "sql/maintenance/test_retention.py",
-        sql("maintenance/retention", "least(rota.now() - k.keep,", "least(rota.now(),"),
+        sql("maintenance/retention", "least(c_now - k.keep,", "least(c_now,"),
     ),
     mutant(
         "waited-for-dropped",
