@@ -125,7 +125,7 @@ create or replace function rota._front_functions()
 declare
     -- Of the functions that are made.
     c_pinned constant text := 'set ' || 'search_path = pg_catalog, pg_temp';
-    v_function record; v_remote text; v_route text; v_call text;
+    v_function record; v_route text; v_call text;
 begin
     for v_function in
         select p.oid, p.proname::text as name, p.prokind, p.proretset,
@@ -152,7 +152,6 @@ begin
         ) as a
         where p.proname <> 'version' order by p.proname
     loop
-        v_remote := v_function.name;
         v_route := case
             when v_function.name = 'enqueue_many'
             then 'rota_front.shard_for(v_shard, jobs, shard_key)'
@@ -191,20 +190,17 @@ $body$;$f$,
             continue;
         end if;
 
-        if v_function.name = 'enqueue_to' then v_remote := 'enqueue'; end if;
         return query select format($f$
     create function rota._ask_%1$s(shard integer%2$s)
     returns %3$s language plproxy as $body$
     cluster 'rota_shards';
     run on shard;
-    select %4$srota.%5$s(%6$s);
+    select %4$srota.%1$s(%5$s);
 $body$;$f$,
             v_function.name, case when v_function.private <> '' then ', ' end
                 || v_function.private,
             case when v_function.result_type = 'void' then 'text' else v_function.result end,
-            case when v_function.proretset then '* from ' else '' end, v_remote,
-            case when v_remote = v_function.name then v_function.named
-                else regexp_replace(v_function.named, '^database => a1, ', '') end
+            case when v_function.proretset then '* from ' else '' end, v_function.named
         );
         v_call := format('rota._ask_%s(v_shard%s)', v_function.name, v_function.passed);
         return query select format($f$
