@@ -131,9 +131,7 @@ comment on function rota.tick is
  * looking at each part.  A *patient* session that found nothing looks for what can wait after
  * five seconds only. */
 create or replace function rota._has_maintenance(patient boolean default false)
-    returns boolean language plpgsql stable set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
-    set enable_sort = off as $$
+    returns boolean language plpgsql stable as $$
 declare
     v_now constant timestamptz := rota.now();
     v_full_scan_at bigint;

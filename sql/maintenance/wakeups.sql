@@ -36,7 +36,9 @@ create or replace function rota.wait_for_jobs(
     claimed boolean default true
 ) returns table (
         channels text[], look_again_in interval, has_maintenance boolean, is_active boolean
-    ) language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+    ) language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off set enable_sort = off as $$
 declare
     v_now constant timestamptz := rota.now();
     v_ask_at constant bigint := rota._scan_start('asked')::bigint;
@@ -201,9 +203,7 @@ end $$;
 create or replace function rota._look_again_in(
     queues text[], slots integer[], job_types text[], moment timestamptz, until timestamptz,
     with_times boolean, has_changed boolean, channels text[], claimed boolean
-) returns interval language plpgsql set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
-    set enable_sort = off as $$
+) returns interval language plpgsql as $$
 declare
     c_now constant bigint := rota._micros(moment);
     c_text constant text := current_setting('rota.waiting', true);
