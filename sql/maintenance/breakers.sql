@@ -24,7 +24,6 @@
  * long after its last such failure.
  */
 
-/* Look at each breaker. */
 create or replace function rota._check_breakers()
     returns void language plpgsql set lock_timeout = '100ms' as $$
 declare

@@ -15,7 +15,6 @@
  * commit jobs that are held.
  */
 
-/* Let in what the budgets allow. */
 create or replace function rota._spend_budgets()
     returns void language plpgsql as $$
 declare

@@ -434,8 +434,9 @@ create or replace function rota._examine_queues()
 declare
     c_now constant timestamptz := rota.now();
 begin
-    return query select 'warning', rota._pause_words(p), rota._resume_statement(p)
-    from rota.pauses as p where p.until is null or p.until > c_now
+    return query select 'warning', w.words, w.remedy
+    from rota.pauses as p cross join lateral rota._pause_finding(p) as w
+    where p.until is null or p.until > c_now
     order by p.paused_at limit 1000;
 
     -- Those that were due when they came in, or were put back; not those with a delay of their

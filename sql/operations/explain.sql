@@ -89,7 +89,6 @@ begin
     where pg_is_in_recovery();
 end $$;
 
-/* Not due, or paused. */
 create or replace function rota._explain_time(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
@@ -122,8 +121,8 @@ begin
     end if;
     return query select case when p.job_type is not null then 'type_paused'
             when p.queue is not null then 'queue_paused' else 'all_paused' end,
-        rota._pause_words(p), rota._resume_statement(p)
-    from rota.pauses as p
+        w.words, w.remedy
+    from rota.pauses as p cross join lateral rota._pause_finding(p) as w
     where coalesce(p.queue, job.queue) = job.queue
       and coalesce(p.job_type, job.job_type) = job.job_type
       and (p.until is null or p.until > c_now)
@@ -217,10 +216,7 @@ create or replace function rota._explain_limits(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
     c_now constant timestamptz := rota.now();
-    c_hold constant text := case
-        when job.hold not in ('time', 'expired') and job.hold not like 'pause %'
-          and job.hold not like 'retries %' then job.hold
-    end;
+    c_hold constant text := substring(job.hold, '^(?:queue|type|key) .*');
     c_visible constant text[] := rota._allowed_queues('observer');
     c_max_room constant integer := 1000;
     v_bound rota.limits; v_free integer; v_next_start_at timestamptz; v_running text[];
@@ -384,7 +380,6 @@ create or replace function rota._explain_parents(job rota.jobs)
     order by coalesce(s.status, '') not in ('dead', 'cancelled', ''), s.parent_id limit 5;
 $$;
 
-/* The jobs before it under its ordering key. */
 create or replace function rota._explain_order(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
@@ -421,7 +416,6 @@ begin
     end if;
 end $$;
 
-/* Whether a live worker takes such jobs. */
 create or replace function rota._explain_workers(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare

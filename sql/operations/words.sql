@@ -94,9 +94,9 @@ create or replace function rota._forwarder_words(queue text)
             'no forwarder here ever knew a database with that number'));
 $$;
 
-/* What is paused, by whom and why. */
-create or replace function rota._pause_words(pause rota.pauses)
-    returns text language sql stable as $$
+/* What is paused, and the statement that ends it. */
+create or replace function rota._pause_finding(pause rota.pauses)
+    returns table (words text, remedy text) language sql stable as $$
     select format('%s paused by %s %s ago%s%s',
         case
             when pause.job_type is not null then format('type %s%s was', pause.job_type,
@@ -112,13 +112,8 @@ create or replace function rota._pause_words(pause rota.pauses)
         rota._ago(pause.paused_at),
         coalesce(', because ' || rota._one_line(pause.reason), ', without a reason'),
         coalesce(', for another ' || rota._span(case when isfinite(pause.until)
-            then pause.until - rota.now() end), ''));
-$$;
-
-/* The statement that ends a pause. */
-create or replace function rota._resume_statement(pause rota.pauses)
-    returns text language sql immutable as $$
-    select case
+            then pause.until - rota.now() end), '')),
+    case
         when pause.job_type is not null then format('select rota.resume_type(%L%s);',
             pause.job_type, coalesce(', queue => ' || quote_literal(pause.queue), ''))
         when pause.set_by = 'move'
@@ -153,7 +148,6 @@ create or replace function rota._jobs_words(jobs bigint, counted_to bigint)
         case jobs when 1 then 'job is' else 'jobs are' end);
 $$;
 
-/* An error as its type and its text. */
 create or replace function rota._error_words(error_type text, error text)
     returns text language sql immutable as $$
     select coalesce(nullif(concat_ws(': ', nullif(rota._one_line(error_type), ''),
