@@ -55,13 +55,13 @@ begin
         next_after_id := v_ids[max_jobs];
     end if;
     matched := cardinality(v_ids);
-    samples := case when v_ids = '{}' then '[]' else (
+    samples := (
         select coalesce(jsonb_agg(jsonb_build_object('job_id', r.id, 'queue', r.queue,
             'job_type', r.job_type, 'status', r.status,
             'last_error', rota._cut(r.last_error, 200),
             'created_at', r.created_at) order by r.id), '[]')
         from rota.job_runs as r where r.id = any(v_ids[:10])
-    ) end;
+    );
     conflicts := rota._missing_jobs(v_filter, after_id);
     if dry_run then
         changed := 0;
@@ -128,7 +128,6 @@ create or replace function rota._acts()
     ) as a (act, takes, statuses, by_default);
 $$;
 
-/* The statuses of jobs that an act can be done to. */
 create or replace function rota._act_statuses(act text, arguments jsonb)
     returns text[] language sql immutable as $$
     select case when a.act = 'retry' and not arguments @> '{"force": true}'
@@ -136,7 +135,6 @@ create or replace function rota._act_statuses(act text, arguments jsonb)
     from rota._acts() as a where a.act = _act_statuses.act;
 $$;
 
-/* The arguments of an act, checked. */
 create or replace function rota._check_act(act text, arguments jsonb)
     returns jsonb language plpgsql as $$
 begin
@@ -155,17 +153,12 @@ begin
         ('force', 'boolean', 'must be true or false'),
         ('keep_run_at', 'boolean', 'must be true or false')) as k (name, type, problem)
     where jsonb_typeof(_check_act.arguments -> k.name) <> k.type limit 1;
-    perform case
-            when g.key in ('payload', 'merge')
-            then rota._check_size('arguments.' || g.key, g.value, '')
-            else rota._check_reads('arguments.' || g.key, g.value, case
-                when g.key in ('max_attempts', 'priority') then 'a whole number'
-                when g.key = 'run_at' then 'a time'
-                else 'a length of time'
-            end)
-        end
-    from jsonb_each(_check_act.arguments) as g
-    where g.key in ('payload', 'merge', 'max_attempts', 'priority', 'run_at', 'delay');
+    perform rota._check_size('arguments.' || g.key, g.value, '')
+    from jsonb_each(_check_act.arguments) as g where g.key in ('payload', 'merge');
+    perform rota._check_reads('arguments.' || k.name, _check_act.arguments -> k.name, k.must_be)
+    from (values ('max_attempts', 'a whole number'), ('priority', 'a whole number'),
+        ('run_at', 'a time'), ('delay', 'a length of time')) as k (name, must_be)
+    where _check_act.arguments ? k.name;
     if arguments ? 'max_attempts' then
         perform rota._check_number('arguments.max_attempts',
             (arguments ->> 'max_attempts')::integer, 1, 2147483647);
