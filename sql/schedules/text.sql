@@ -161,13 +161,9 @@ begin
         return null;
     end if;
 
-    if v_step is null then
-        v_set := (1::bigint << v_to + 1) - (1::bigint << v_from);
-    else
-        for v_value in v_from..v_to by v_step loop
-            v_set := v_set | (1::bigint << v_value);
-        end loop;
-    end if;
+    for v_value in v_from..v_to by coalesce(v_step, 1) loop
+        v_set := v_set | (1::bigint << v_value);
+    end loop;
     -- Sunday has two numbers.
     if field = 'weekday' then v_set := (v_set | (v_set >> 7)) & 127; end if;
     return v_set;
