@@ -64,37 +64,40 @@ where (rota.sees_all_queues() or r.way <> 'open')
 comment on view rota.job_runs is 'Every job, live or ended, one row each, in one shape.';
 
 create or replace view rota.queue_stats with (security_barrier = true) as
-select j.queue, exists (
+select n.queue, exists (
         select from rota.pauses as p
-        where p.pause_name in ('all', 'queue ' || j.queue)
+        where p.pause_name in ('all', 'queue ' || n.queue)
           and (p.until is null or p.until > rota.now())
-    ) as is_paused,
-    coalesce(sum(j.jobs) filter (
-        where j.status in ('queued', 'failed') and j.is_due), 0)::bigint as ready,
-    coalesce(sum(j.jobs) filter (where j.status = 'queued' and not j.is_due), 0)::bigint
-        as scheduled,
-    coalesce(sum(j.jobs) filter (where j.status = 'failed' and not j.is_due), 0)::bigint
-        as retrying,
-    coalesce(sum(j.jobs) filter (where j.status = 'running'), 0)::bigint as running,
-    coalesce(sum(j.jobs) filter (where j.status = 'blocked'), 0)::bigint as blocked,
-    coalesce(sum(j.jobs) filter (where j.status = 'dead'), 0)::bigint as dead,
-    rota.now() - min(j.first_run_at) filter (
-        where j.status in ('queued', 'failed') and j.is_due) as oldest_ready_age,
-    min(j.first_run_at) filter (where j.status in ('queued', 'failed') and not j.is_due)
-        as next_run_at,
-    min(j.counted_at) as counted_at
+    ) as is_paused, coalesce(c.ready, 0) as ready,
+    coalesce(c.scheduled, 0) as scheduled, coalesce(c.retrying, 0) as retrying,
+    coalesce(c.running, 0) as running, coalesce(c.blocked, 0) as blocked,
+    coalesce(c.dead, 0) as dead, rota.now() - c.oldest_ready_at as oldest_ready_age,
+    c.next_run_at, c.counted_at
 from (
-    select c.queue, c.status, c.is_due, c.jobs, c.first_run_at, c.counted_at
-    from rota.job_counts() as c
-    union all
-    select q.queue, null, null, null, null, null from rota.queues as q
-    union all
-    select p.queue, null, null, null, null, null from rota.pauses as p
-    where p.queue is not null
-) as j
+    select
+        j.queue,
+        (sum(j.jobs) filter (where j.status in ('queued', 'failed') and j.is_due))::bigint
+            as ready,
+        (sum(j.jobs) filter (where j.status = 'queued' and not j.is_due))::bigint as scheduled,
+        (sum(j.jobs) filter (where j.status = 'failed' and not j.is_due))::bigint as retrying,
+        (sum(j.jobs) filter (where j.status = 'running'))::bigint as running,
+        (sum(j.jobs) filter (where j.status = 'blocked'))::bigint as blocked,
+        (sum(j.jobs) filter (where j.status = 'dead'))::bigint as dead,
+        min(j.first_run_at) filter (where j.status in ('queued', 'failed') and j.is_due)
+            as oldest_ready_at,
+        min(j.first_run_at) filter (where j.status in ('queued', 'failed') and not j.is_due)
+            as next_run_at,
+        min(j.counted_at) as counted_at
+    from rota.job_counts() as j group by j.queue
+) as c
+full join (
+    select q.queue from rota.queues as q
+    union
+    select p.queue from rota.pauses as p where p.queue is not null
+) as s on s.queue = c.queue
+cross join lateral (select coalesce(s.queue, c.queue) as queue) as n
 where (select rota.visible_queues()) is null
-   or j.queue = any((select rota.visible_queues())::text[])
-group by j.queue;
+   or n.queue = any((select rota.visible_queues())::text[]);
 
 comment on view rota.queue_stats is
     'One row per queue: how many jobs are ready, scheduled for later, waiting for a retry, '
