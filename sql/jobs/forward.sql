@@ -103,26 +103,6 @@ end $$;
 comment on function rota.waiting_forwards is
     'The numbers of the databases for which jobs wait here to be carried, and are not paused.';
 
-/* The queues between these that have jobs which may start; of very many not all. */
-create or replace function rota._ready_queues(above text default '', until text default '~')
-    returns text[] language plpgsql stable as $$
-begin
-    return array(
-        with recursive queues as (
-            select _ready_queues.above collate "C" as queue
-            union all
-            select n.queue from queues as q
-            cross join lateral (
-                select j.queue from rota.jobs as j
-                where j.queue > q.queue and j.queue <= _ready_queues.until
-                  and j.hold is null and j.status in ('queued', 'failed')
-                order by j.queue limit 1
-            ) as n
-        )
-        select r.queue from queues as r where r.queue <> _ready_queues.above limit 1024
-    );
-end $$;
-
 create or replace function rota.take_forwards(
     worker text, database integer, max_jobs integer default 100,
     max_bytes integer default 8000000

@@ -1,5 +1,5 @@
 /*
- * jobs/queues.sql -- settings of a queue, and of a job type.
+ * jobs/queues.sql -- settings of a queue and of a job type; which queues have ready jobs.
  *
  * A queue needs no row: it exists as soon as a producer enqueues to it, with the defaults.  A
  * row holds what differs.  What is set for a type is written to its jobs as they come in, and
@@ -115,4 +115,24 @@ begin
         (select t.expires_after from rota.job_types as t
             where t.job_type = _default_expiry.job_type),
         (select q.expires_after from rota.queues as q where q.queue = _default_expiry.queue));
+end $$;
+
+/* The queues between these that have jobs which may start; of very many not all. */
+create or replace function rota._ready_queues(above text default '', until text default '~')
+    returns text[] language plpgsql stable as $$
+begin
+    return array(
+        with recursive queues as (
+            select _ready_queues.above collate "C" as queue
+            union all
+            select n.queue from queues as q
+            cross join lateral (
+                select j.queue from rota.jobs as j
+                where j.queue > q.queue and j.queue <= _ready_queues.until
+                  and j.hold is null and j.status in ('queued', 'failed')
+                order by j.queue limit 1
+            ) as n
+        )
+        select r.queue from queues as r where r.queue <> _ready_queues.above limit 1024
+    );
 end $$;

@@ -324,7 +324,8 @@ create table rota.workers (
 
 comment on table rota.workers is
     'Workers and when they were last seen, for people to read; no decision depends on it.';
-comment on column rota.workers.job_types is 'What it has handlers for; null means all types.';
+comment on column rota.workers.job_types is
+    'What it takes: null means all types, and an empty list that it leaves.';
 comment on column rota.workers.concurrency is
     'How many jobs it runs at a time; null if it has not reported that.';
 comment on column rota.workers.backend_pid is

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
+from math import inf
 from queue import SimpleQueue
 from typing import Any
 
@@ -616,6 +617,24 @@ def test_a_handler_that_outlives_its_lease_is_warned_of_once(
     assert "lost" in _events(caplog)
 
 
+class Hanging:
+    """A registry whose handler of `hangs` goes on until *is_over*; `ok` does nothing."""
+
+    def __init__(self) -> None:
+        self.registry, self.is_over = Registry(), threading.Event()
+        self.jobs: list[Job] = []
+        self.registry.add("ok", lambda _job: None)
+        self.registry.add("hangs", self._hang)
+
+    def _hang(self, job: Job) -> None:
+        self.jobs.append(job)
+        assert self.is_over.wait(60)
+
+    def wait(self, count: int = 1) -> None:
+        """Wait until so many have begun."""
+        wait_until(lambda: len(self.jobs) == count)
+
+
 def test_a_worker_whose_places_are_all_of_handlers_without_jobs_leaves(
     client: Client,
     background: Background,
@@ -624,19 +643,11 @@ def test_a_worker_whose_places_are_all_of_handlers_without_jobs_leaves(
 ) -> None:
     """It would take no job any more, and nobody would know."""
     monkeypatch.setattr(executor, "MAX_USELESS", 3.0)
-    registry = Registry()
-    started, is_over = threading.Semaphore(0), threading.Event()
-
-    @registry.handler("hangs")
-    def hangs(_job: Job) -> None:
-        started.release()
-        assert is_over.wait(60)
-
+    hanging = Hanging()
     jobs = [client.enqueue("hangs", lease=timedelta(seconds=1.5)).job_id for _ in "ab"]
     with caplog.at_level(logging.INFO, "rota"):
-        worker = background(registry, concurrency=2)
-        assert started.acquire(timeout=10)
-        assert started.acquire(timeout=10)
+        worker = background(hanging.registry, concurrency=2)
+        hanging.wait(2)
         client.pause_queue("default")
         client.retry_job(jobs[0], force=True)
         wait_until(lambda: "continues" in caplog.text)
@@ -645,7 +656,7 @@ def test_a_worker_whose_places_are_all_of_handlers_without_jobs_leaves(
         client.retry_job(jobs[1], force=True)
         worker.thread.join(30)
         has_left = not worker.thread.is_alive()
-        is_over.set()
+        hanging.is_over.set()
 
     assert has_left
     assert caplog.text.count("the process has to end it") == 2
@@ -657,25 +668,17 @@ def test_a_worker_that_makes_room_does_not_wait_for_a_handler_without_a_job(
 ) -> None:
     """It waits however long for what runs, and so would never be replaced."""
     monkeypatch.setattr(executor, "MAX_USELESS", 2.0)
-    registry = Registry()
-    started, is_over = threading.Event(), threading.Event()
-    registry.add("ok", lambda _job: None)
-
-    @registry.handler("hangs")
-    def hangs(_job: Job) -> None:
-        started.set()
-        assert is_over.wait(60)
-
+    hanging = Hanging()
     job_id = client.enqueue("hangs", queue="slow", lease=timedelta(seconds=1.5)).job_id
-    worker = background(registry, queues=["slow", "default"], concurrency=2, max_jobs=1)
-    assert started.wait(10)
+    worker = background(hanging.registry, queues=["slow", "default"], concurrency=2, max_jobs=1)
+    hanging.wait()
     client.pause_queue("slow")
     client.retry_job(job_id, force=True)
     client.enqueue("ok")
 
     worker.thread.join(20)
     has_left = not worker.thread.is_alive()
-    is_over.set()
+    hanging.is_over.set()
     assert has_left
 
 
@@ -687,24 +690,17 @@ def test_a_handler_without_a_job_has_the_grace_period(
 ) -> None:
     """It may be in the middle of something, as in an outage."""
     monkeypatch.setattr(executor, "MAX_USELESS", 2.0)
-    registry = Registry()
-    started, is_over = threading.Event(), threading.Event()
-
-    @registry.handler("hangs")
-    def hangs(_job: Job) -> None:
-        started.set()
-        assert is_over.wait(60)
-
+    hanging = Hanging()
     job_id = client.enqueue("hangs", lease=timedelta(seconds=1.5)).job_id
     with caplog.at_level(logging.INFO, "rota"):
-        worker = background(registry, concurrency=2, grace_period=60)
-        assert started.wait(10)
+        worker = background(hanging.registry, concurrency=2, grace_period=60)
+        hanging.wait()
         client.pause_queue("default")
         client.retry_job(job_id, force=True)
         wait_until(lambda: "continues" in caplog.text)
         worker.worker.stop()
         time.sleep(4)  # longer than all may be useless
-        is_over.set()
+        hanging.is_over.set()
         worker.stop()
 
     assert "the process has to end it" not in caplog.text
@@ -718,27 +714,20 @@ def test_a_lease_that_was_kept_after_all_counts_from_its_end(
 ) -> None:
     """In a second outage all handlers had long been without jobs, since the first one."""
     monkeypatch.setattr(executor, "MAX_USELESS", 5.0)
-    registry = Registry()
-    jobs: list[Job] = []
-    is_over = threading.Event()
-
-    @registry.handler("hangs")
-    def hangs(job: Job) -> None:
-        jobs.append(job)
-        assert is_over.wait(60)
-
+    hanging = Hanging()
     lease = timedelta(seconds=3)
     client.enqueue("hangs", lease=lease)
     with caplog.at_level(logging.INFO, "rota"):
-        worker = background(registry, concurrency=1, tick=False)
-        wait_until(lambda: jobs)
-        for _ in range(2):
-            jobs[0].lease = timedelta(0)  # the database refuses its heartbeats
-            time.sleep(2.5)
-            jobs[0].lease = lease
-            wait_until(lambda: not jobs[0].is_lost)
-            time.sleep(5)
-        is_over.set()
+        worker = background(hanging.registry, concurrency=1, tick=False)
+        hanging.wait()
+        (job,) = hanging.jobs
+        for pause in (6, 0):  # longer than all may be useless
+            job.lease = timedelta(0)  # the database refuses its heartbeats
+            wait_until(lambda: job.confirmed_at <= job.over_since < inf)
+            job.lease = lease
+            wait_until(lambda: not job.is_lost)
+            time.sleep(pause)
+        hanging.is_over.set()
         worker.stop()
 
     assert "succeeded" in _events(caplog)
@@ -755,18 +744,10 @@ def test_a_worker_that_waits_for_its_last_jobs_is_not_gone(
 ) -> None:
     """The remedy for a worker that is gone takes its jobs away, and runs them again."""
     monkeypatch.setattr("rota.worker.fetcher.REPORT_INTERVAL", 0.2)
-    registry = Registry()
-    started, is_over = threading.Event(), threading.Event()
-    registry.add("ok", lambda _job: None)
-
-    @registry.handler("hangs")
-    def hangs(_job: Job) -> None:
-        started.set()
-        assert is_over.wait(60)
-
+    hanging = Hanging()
     job_id = client.enqueue("hangs").job_id
-    worker = background(registry, **how)
-    assert started.wait(10)
+    worker = background(hanging.registry, **how)
+    hanging.wait()
     if "max_jobs" in how:
         client.enqueue("ok")
     else:
@@ -776,7 +757,7 @@ def test_a_worker_that_waits_for_its_last_jobs_is_not_gone(
     wait_until(lambda: client.explain_job(job_id)[0].reason != "worker_gone")
     waiting = client.enqueue("ok").job_id
     reasons = [row.reason for row in client.explain_job(waiting)]
-    is_over.set()
+    hanging.is_over.set()
 
     assert "no_worker" in reasons
 

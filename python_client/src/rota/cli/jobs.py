@@ -34,7 +34,6 @@ from .output import (
     acting,
     asking,
     changing,
-    columns,
     confirm,
     connected,
     print_findings,
@@ -43,9 +42,7 @@ from .output import (
     print_record,
     short,
     shortened,
-    table_lines,
     tell,
-    width,
 )
 
 STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
@@ -350,16 +347,14 @@ def effects(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(rows)
         return
-    names, more = ("scope", "key"), ("job_id", "status", "job_type")
-    # What is to be settled is told whole.
-    whole = table_lines([{name: row[name] for name in names} for row in rows])
-    room = max([width(), *(columns(line) + 3 for line in whole)])
-    shown = [
-        {name: row[name] for name in names + more} | {"recorded": short(row["recorded_at"])}
-        for row in rows
-    ]
-    for line in table_lines(shown):
-        print(shortened(line, room))
+    names = ("scope", "key", "job_id", "status", "job_type")
+    print_list(
+        [
+            {name: row[name] for name in names} | {"recorded": short(row["recorded_at"])}
+            for row in rows
+        ],
+        whole=2,  # by scope and key it is settled
+    )
     if rows:
         print("\n(once you know: rota effects settle SCOPE KEY --done, or --again)")
 

@@ -382,10 +382,15 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     print("\n".join(table_lines(rows)))
 
 
-def print_list(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows as aligned columns, of which the last takes what is left of the line."""
+def print_list(rows: Sequence[Mapping[str, Any]], whole: int = 0) -> None:
+    """Print rows as aligned columns, of which the last takes what is left of the line.
+
+    So many columns, from the first on, are never cut, however long the line becomes.
+    """
+    first = table_lines([dict(list(row.items())[:whole]) for row in rows]) if whole else []
+    room = max([width(), *(columns(line) + 3 for line in first)])
     for line in table_lines(rows):
-        print(shortened(line))
+        print(shortened(line, room))
 
 
 def shortened(line: str, most: int | None = None) -> str:

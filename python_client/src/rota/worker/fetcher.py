@@ -20,7 +20,6 @@ from math import inf
 import psycopg
 
 from ..client.async_client import AsyncClient
-from ..exceptions import RotaError
 from ..rows import ClaimedJob
 from .connection import Connection, Retry, wait_for
 from .executor import Executor
@@ -79,7 +78,6 @@ class Fetcher:
         self.hurry = self._poller.hurry
         notifier.on_maintenance = self._hurry_tick
         self._retry = Retry("claim", connection.state)
-        self._retry_of_reports = Retry("reporting the worker", connection.state)
         self._looks_since: float | None = None
         self._has_found = False
 
@@ -134,7 +132,7 @@ class Fetcher:
             await wait_for(self._wake, max(until - time.monotonic(), 0.0))
 
     async def _maintain(self, executor: Executor) -> None:
-        """Do what is due; a failure is logged, and tried again when it is due again."""
+        """Tick and report when it is due; a failure is logged, and tried again later."""
         presence = self._presence
         presence.interval = IDLE_REPORT_INTERVAL if executor.is_idle else REPORT_INTERVAL
         if time.monotonic() >= self._tick_at:
@@ -144,13 +142,7 @@ class Fetcher:
             else:
                 self._must_tick = False
                 await self._ticker.tick()
-        try:
-            if time.monotonic() >= presence.due_at:
-                await presence.report()
-            if time.monotonic() >= presence.look_at:
-                await presence.look_for_untaken()
-        except (psycopg.Error, RotaError) as error:
-            self._retry_of_reports.fail(error)
+        await presence.maintain()
 
     async def _claim_for(self, executor: Executor, wanted: int, *, is_patient: bool) -> bool:
         """Claim so many jobs; return whether the database answered."""

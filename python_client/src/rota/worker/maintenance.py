@@ -108,6 +108,7 @@ class Presence:
         self._concurrency = concurrency
         self._reported_at = -inf
         self._is_known = False
+        self._retry = Retry("reporting the worker", connection.state)
         self._untaken: set[tuple[str, str]] = set()
 
     @property
@@ -125,15 +126,22 @@ class Presence:
         self._reported_at = time.monotonic()
         await self._connection.call(self._report)
 
+    async def maintain(self) -> None:
+        """Do what is due; a failure is logged, and tried again when it is due again."""
+        try:
+            if time.monotonic() >= self.due_at:
+                await self.report()
+            if time.monotonic() >= self.look_at:
+                await self.look_for_untaken()
+        except (psycopg.Error, RotaError) as error:
+            self._retry.fail(error)
+
     async def go_on(self) -> None:
         """Report until cancelled: a worker that waits for its last jobs is not gone."""
-        retry = Retry("reporting the worker", self._connection.state)
+        self.look_at = inf  # it would take none of the jobs that nobody takes
         while True:
             await asyncio.sleep(max(self.due_at - time.monotonic(), 0.0))
-            try:
-                await self.report()
-            except (psycopg.Error, RotaError) as error:
-                retry.fail(error)
+            await self.maintain()
 
     async def _report(self, client: AsyncClient) -> None:
         self._is_known = True  # first: it may be stored though no answer comes
