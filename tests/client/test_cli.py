@@ -411,6 +411,15 @@ def test_status_tells_workers_that_are_gone(
     assert "killed" not in run("top", "--once")
 
 
+def test_status_says_which_worker_takes_no_more_jobs(
+    run: Callable[..., str], client: Client
+) -> None:
+    client.report_worker("leaving", "host", 1, "0.2.0", ["default"], [])
+
+    (line,) = (line for line in run("status").splitlines() if line.startswith("leaving"))
+    assert line.endswith("default  none: it leaves")
+
+
 def test_status_says_how_old_its_numbers_are(
     run: Callable[..., str], client: Client, db: psycopg.Connection[Any]
 ) -> None:

@@ -329,8 +329,14 @@ def _worker(row: dict[str, Any]) -> dict[str, Any]:
         "version": row["version"],
         "seen": f"{'gone, ' * row['is_gone']}{span(row['silent_for']) or '0 s'} ago",
         "queues": " ".join(row["queues"]),
-        "job types": "all" if row["job_types"] is None else " ".join(row["job_types"]),
+        "job types": _types(row["job_types"]),
     }
+
+
+def _types(job_types: list[str] | None) -> str:
+    if job_types is None:
+        return "all"
+    return " ".join(job_types) or "none: it leaves"
 
 
 SHOWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
