@@ -35,12 +35,18 @@ do $$ begin
       and t.spcname = current_setting('default_tablespace');
 end $$;
 
--- Of two installers at once the second waits here, and then finds the schema.
+-- Of installers at once, as of an application whose processes all begin with it, one goes on,
+-- and the others wait here and then find the schema.
 do $$
 declare
     c_lock constant bigint := hashtextextended('rota.install', 0);
 begin
-    perform pg_advisory_xact_lock(c_lock);
+    if not pg_try_advisory_xact_lock(c_lock) then
+        raise warning 'waiting for another session, which is installing rota in this database';
+        perform set_config('lock_timeout', '1min', true);
+        perform pg_advisory_xact_lock(c_lock);
+        perform set_config('lock_timeout', '5s', true);
+    end if;
 exception when lock_not_available then
     raise exception using errcode = 'lock_not_available',
         message = 'another session is installing rota in this database',

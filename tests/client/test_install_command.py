@@ -156,7 +156,7 @@ def test_install_says_what_the_database_says_of_who_is_in_its_way(
     dsn: str, sql_dir: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     manifest = Path(shutil.copytree(sql_dir, tmp_path / "sql"), "install.sql")
-    manifest.write_text(manifest.read_text().replace("lock_timeout = '5s'", "lock_timeout = 1"))
+    manifest.write_text(manifest.read_text().replace("'1min'", "'1ms'"))
     monkeypatch.setattr(schema, "sql_dir", lambda: manifest.parent)
     with psycopg.connect(dsn) as other:
         other.execute("select pg_advisory_xact_lock(hashtextextended('rota.install', 0))")

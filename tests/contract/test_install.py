@@ -20,6 +20,8 @@ pytestmark = pytest.mark.slow
 
 Dump = Callable[[str], str]
 
+WAITING = "waiting for another session, which is installing rota in this database"
+
 
 def has_rota(dsn: str) -> bool:
     with psycopg.connect(dsn) as connection:
@@ -174,7 +176,25 @@ def test_installers_at_once_take_turns(empty: str, sql_dir: Path) -> None:
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
     ended = [(process.communicate()[1], process.returncode) for process in running]
 
-    assert ended == [("", 0)] * 4
+    assert [code for _, code in ended] == [0] * 4
+    assert all(WAITING in said for said, _ in ended if said)
+
+
+@pytest.mark.slow
+def test_an_install_waits_longer_for_another_than_for_a_lock(empty: str, copied: Path) -> None:
+    """As where an application has many processes, and each of them begins with it."""
+    manifest = copied / "install.sql"
+    manifest.write_text(manifest.read_text().replace("'5s'", "'20ms'"))
+    command = ["psql", "-X", "-q", "-d", empty, "-f", str(manifest)]
+    long_since = "select from pg_locks where waitstart < clock_timestamp() - interval '60 ms'"
+
+    with psycopg.connect(empty) as other, psycopg.connect(empty, autocommit=True) as db:
+        other.execute("select pg_advisory_xact_lock(hashtextextended('rota.install', 0))")
+        second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: db.execute(long_since).rowcount or second.poll(), "the second")
+    said = second.communicate()[1]
+
+    assert (WAITING in said, second.returncode) == (True, 0)
 
 
 @pytest.mark.slow
@@ -315,7 +335,7 @@ def test_another_installer_that_takes_too_long_is_named(
     empty: str, psql: Any, copied: Path, admin: psycopg.Connection[Any]
 ) -> None:
     manifest = copied / "install.sql"
-    manifest.write_text(manifest.read_text().replace("lock_timeout = '5s'", "lock_timeout = 1"))
+    manifest.write_text(manifest.read_text().replace("'1min'", "'1ms'"))
     lock = "select pg_advisory_xact_lock(hashtextextended('rota.install', 0))"
     with psycopg.connect(empty) as other, admin.transaction():
         other.execute(lock)
