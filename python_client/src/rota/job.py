@@ -382,7 +382,7 @@ class BaseJob:
         self.open_effects.discard(str(effect))
         if not effect.is_due:
             return
-        if effect._is_withdrawn or _is_of(error, withdraw_on):
+        if effect._is_withdrawn or isinstance(error, withdraw_on):
             await self._repeat(lambda client: client.withdraw_effect(**names))
         elif error is None:
             result = storable(effect.result, self.job_id)
@@ -468,8 +468,9 @@ class Job(BaseJob):
 
         If an earlier run died or raised in its block, the outcome is unknown: *if_unknown* is
         ``skip`` (at most once) or ``again`` (at least once).  An exception of *withdraw_on*
-        means that it did not happen, so the next run finds it due.  Raise
-        EffectInProgressError while another job causes it.
+        means that it did not happen, so the next run finds it due; an exception group never
+        does, since other tasks may have caused it.  Raise EffectInProgressError while another
+        job causes it.
         """
         effect = _done(self._open_effect(scope, key, if_unknown, keep))
         try:
@@ -488,13 +489,6 @@ class Job(BaseJob):
 
     async def _pause(self, retry: Retry, error: BaseException) -> None:
         retry.wait_in_thread(error, max(self.seconds_left, 0.0))
-
-
-def _is_of(error: BaseException | None, kinds: Errors) -> bool:
-    """Whether an exception is of these kinds; a group, as of a task group, if all in it are."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.split(lambda each: isinstance(each, kinds))[1] is None
-    return isinstance(error, kinds)
 
 
 def _done(steps: Coroutine[Any, Any, T]) -> T:
