@@ -83,6 +83,8 @@ declare
         and current_setting('transaction_isolation') = 'read committed';
 begin
     is_requested := false;
+    new_job.run_at := case when new_job.run_at is not null then least(new_job.run_at,
+        coalesce(new_job.created_at, rota.now()) + rota._exact(max_wait)) end;
     if v_is_versioned and current_setting('transaction_isolation') = 'read committed' then
         -- Most calls with a known key end here, and lock and write nothing.
         select k.job_id into job_id from rota.idempotency_keys as k
@@ -219,7 +221,8 @@ begin
 end $$;
 
 /* Give the waiting job of the key, which the caller has locked, what is new.  A failed job has
- * all attempts; a rerun without a time keeps its backoff. */
+ * all attempts; a rerun without a time keeps its backoff.  What was asked for before its last
+ * attempt was in that: so max_wait counts from there, or each call would retry it at once. */
 create or replace function rota._update_keyed(
     job_id bigint, new_job rota.jobs, is_rerun boolean, max_wait interval
 ) returns void language plpgsql as $$
@@ -235,7 +238,8 @@ begin
         run_at = case
             when j.status = 'failed' and _update_keyed.is_rerun and new_job.run_at is null
                 then j.run_at
-            else least(v_run_at, j.created_at + rota._exact(_update_keyed.max_wait))
+            else least(v_run_at, greatest(j.created_at, j.started_at, j.failed_at)
+                + rota._exact(_update_keyed.max_wait))
         end,
         attempts = 0, updated_at = v_now
     where j.id = _update_keyed.job_id and j.status <> 'running';

@@ -57,6 +57,8 @@ class Keys(Waiting):
             return live or self.jobs[known], False
         delay, run_at = job.pop("delay", None), job.pop("run_at", None)
         when = self.now + (delay or 0) if run_at is None else run_at
+        if max_wait is not None:
+            when = min(when, self.now + max_wait)
         its = live or self._put(
             depends_on, if_parent_dead, **job, job_type=job_type, run_at=when
         )
@@ -89,8 +91,8 @@ class Keys(Waiting):
                 live.rerun = [payload, when, priority]
             return
         if live.status != "failed" or has_time or rule == "replace":
-            latest = when if max_wait is None else live.created_at + max_wait
-            live.run_at = min(when, latest)
+            since = max(live.created_at, live.started_at or 0, live.failed_at or 0)
+            live.run_at = when if max_wait is None else min(when, since + max_wait)
         live.payload, live.priority, live.attempts = payload, priority, 0
 
     def _put(

@@ -69,6 +69,28 @@ ONCE = (
         sql("jobs/keys", "headers = nullif(r.job -> 'headers', 'null'),", ""),
     ),
     mutant(
+        "debounce-counts-from-the-first-day",
+        "Each debounced call of a job that has failed retries it at once.",
+        "sql/jobs/test_keys.py",
+        sql(
+            "jobs/keys",
+            "greatest(j.created_at, j.started_at, j.failed_at)",
+            "j.created_at",
+        ),
+    ),
+    mutant(
+        "debounce-without-a-second-call",
+        "A job that is called for once waits for longer than its max_wait.",
+        "sql/jobs/test_keys.py",
+        sql(
+            "jobs/keys",
+            """\
+    new_job.run_at := case when new_job.run_at is not null then least(new_job.run_at,
+        coalesce(new_job.created_at, rota.now()) + rota._exact(max_wait)) end;""",
+            "",
+        ),
+    ),
+    mutant(
         "rules-of-keys-order-a-batch",
         "Jobs of an ordering key in one batch run in the order of their idempotency keys.",
         "sql/jobs/test_keys.py sql/jobs/test_forward.py",

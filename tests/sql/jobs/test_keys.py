@@ -259,6 +259,43 @@ def test_enqueue_debounces_up_to_max_wait(db, clock):
     assert scalar(db, "select count(*) from rota.job_runs") == 1
 
 
+@pytest.mark.parametrize("function", ["enqueue", "enqueue_many"])
+def test_enqueue_waits_no_longer_than_max_wait_after_a_first_and_only_call(db, clock, function):
+    start = clock.set("2026-01-01 00:00+00")
+    job = {"job_type": "t", **REPLACE, "delay": "1 hour", "max_wait": "25 s"}
+
+    if function == "enqueue":
+        call(db, "enqueue", **job)
+    else:
+        call(db, "enqueue_many", jobs=Jsonb([job]))
+
+    assert scalar(db, "select run_at from rota.jobs") - start == timedelta(seconds=25)
+
+
+@pytest.mark.parametrize("end", ["fail", "snooze"])
+@pytest.mark.parametrize("rule", [REPLACE, RERUN])
+def test_enqueue_debounces_a_job_anew_after_an_attempt(db, clock, rule, end):
+    """The service is down, and calls come all the time: each retried the job at once."""
+    clock.set("2026-01-01 00:00+00")
+    job_id = enqueue(db, **KEY)
+    clock.advance("1 hour")
+    (job,) = claim(db)
+    if end == "fail":
+        clock.advance("5 s")
+        call(db, "fail_job", **owner(job), error="down")
+    else:
+        value(db, "snooze_job", **owner(job), delay="1 hour")
+    ended = clock.now()
+
+    waits = []
+    for _ in range(4):
+        enqueue(db, **rule, delay="10 s", max_wait="25 s")
+        waits.append((run(db, job_id).run_at - ended).total_seconds())
+        clock.advance("6 s")
+
+    assert waits == [10, 16, 22, 25]
+
+
 @pytest.mark.parametrize("ending", ["finish", "cancel"])
 def test_enqueue_unique_for_makes_no_other_job_in_that_time(db, clock, enqueue_in, ending):
     clock.set("2026-01-01 00:00+00")
