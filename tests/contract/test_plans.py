@@ -690,6 +690,29 @@ def test_effects_of_unknown_outcome_are_found_without_the_others(own: Session) -
     assert read(own, "effects") <= 10
 
 
+def test_an_end_reads_no_edges_of_other_jobs(own: Session) -> None:
+    own.prepare("select rota.enqueue('x') from generate_series(1, 100)")
+    own.prepare(
+        "insert into rota.dependencies (parent_id, job_id)"
+        " select -1, n from generate_series(1001, 101000) as n"
+    )
+    own.prepare("analyze rota.dependencies")
+
+    for _ in range(own.rounds):
+        jobs = own.call(CLAIM, ["default"], 4, None)
+        ids, tokens = [job.job_id for job in jobs], [job.lease_token for job in jobs]
+        for query, parameters in [
+            ("select rota.finish_job(%s, %s)", (ids[0], tokens[0])),
+            ("select rota.finish_jobs(%s, %s)", (ids[1:2], tokens[1:2])),
+            ("select rota.release_jobs(%s, %s)", (ids[2:3], tokens[2:3])),
+            ("select rota.fail_job(%s, %s, 'e', fatal => true)", (ids[3], tokens[3])),
+            ("select rota.retry_with_dependants(%s)", ids[3:]),
+            ("select rota.cancel_job(%s)", ids[3:]),
+        ]:
+            own.call(query, *parameters)
+            assert read(own, "dependencies") <= 100, query
+
+
 def test_a_run_that_follows_is_compared_with_no_other_that_waits(own: Session) -> None:
     call = "select rota.enqueue('x', idempotency_key => 'k', on_conflict => 'rerun')"
     own.call(call)

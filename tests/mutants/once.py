@@ -91,6 +91,16 @@ ONCE = (
         ),
     ),
     mutant(
+        "edges-with-statistics",
+        "Where all jobs wait for one, each end of any other reads all their edges.",
+        "contract/test_plans.py",
+        sql(
+            "tables/waiting",
+            "alter table rota.dependencies alter column parent_id set statistics 0;",
+            "",
+        ),
+    ),
+    mutant(
         "rules-of-keys-order-a-batch",
         "Jobs of an ordering key in one batch run in the order of their idempotency keys.",
         "sql/jobs/test_keys.py sql/jobs/test_forward.py",
