@@ -408,10 +408,9 @@ begin
         max_more := max_more - cardinality(v_more);
         v_ids := v_ids || v_more;
         -- The place in its lane that a limit let one of these take is for another.
-        perform rota._add_checks('limit', array(
-            select j.opened_for from rota.jobs as j
-            where j.id = any(v_ids) and j.opened_for is not null
-        ));
+        -- The nulls are taken out after: the planner would read all that limits have let in.
+        perform rota._add_checks('limit', array_remove(array(
+            select j.opened_for from rota.jobs as j where j.id = any(v_ids)), null));
         update rota.jobs as j
         set hold = coalesce('pause ' || v_reason.pause_name, 'expired'), opened_for = null
         where j.id = any(v_ids);

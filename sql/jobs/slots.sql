@@ -118,10 +118,8 @@ begin
             full_queues := full_queues || v_limit.queue;
         else
             -- Another job may have the slot that one of these was let in for.
-            limits_to_check := limits_to_check || v_limit.limit_name || array(
-                select j.opened_for from rota.jobs as j
-                where j.id = any(v_refused) and j.opened_for is not null
-            );
+            limits_to_check := limits_to_check || v_limit.limit_name || array_remove(array(
+                select j.opened_for from rota.jobs as j where j.id = any(v_refused)), null);
             v_leaving := v_leaving || v_refused;
             v_holds := v_holds
                 || array_fill(v_limit.limit_name, array[cardinality(v_refused)]);

@@ -713,6 +713,32 @@ def test_an_end_reads_no_edges_of_other_jobs(own: Session) -> None:
             assert read(own, "dependencies") <= 100, query
 
 
+@pytest.mark.parametrize(
+    "stop", ["pause_type('x')", "set_limit(job_type => 'x', max_running => 0)"]
+)
+def test_a_claim_that_holds_jobs_reads_none_that_other_limits_let_in(
+    own: Session, stop: str
+) -> None:
+    let_in = (
+        "insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status,"
+        " run_at, opened_for) select 'other', 'y', '{}', 0, 10, 'queued', rota.now(),"
+        " 'key shop:' || n from generate_series(1, %s) as n"
+    )
+    own.prepare(READY, 100_000)
+    own.prepare(f"select rota.{stop}")
+    own.prepare(let_in, 100)
+    own.prepare("vacuum analyze rota.jobs")
+    while own.call("select has_more from rota.tick()") == [(True,)]:
+        pass
+    own.prepare(let_in, 5000)
+
+    for _ in range(own.rounds):
+        assert own.call(CLAIM, ["a"], 10, None) == []
+        for node in own.nodes():
+            if node.get("Index Name") == "jobs_opened_for_idx":
+                assert node["Actual Rows"] + node.get("Rows Removed by Filter", 0) <= 100, node
+
+
 def test_a_run_that_follows_is_compared_with_no_other_that_waits(own: Session) -> None:
     call = "select rota.enqueue('x', idempotency_key => 'k', on_conflict => 'rerun')"
     own.call(call)

@@ -6,6 +6,30 @@ from mutants.mutant import mutant, sql
 
 CLAIMS = (
     mutant(
+        "held-by-a-pause-reads-all-let-in",
+        "A claim that holds jobs of a paused type reads all that limits have let in.",
+        "contract/test_plans.py",
+        sql(
+            "jobs/claim",
+            "select j.opened_for from rota.jobs as j where j.id = any(v_ids)), null));",
+            """\
+            select j.opened_for from rota.jobs as j
+            where j.id = any(v_ids) and j.opened_for is not null), null));""",
+        ),
+    ),
+    mutant(
+        "held-by-a-limit-reads-all-let-in",
+        "A claim that holds jobs of a full limit reads all that others have let in.",
+        "contract/test_plans.py",
+        sql(
+            "jobs/slots",
+            "select j.opened_for from rota.jobs as j where j.id = any(v_refused)), null);",
+            """\
+                select j.opened_for from rota.jobs as j
+                where j.id = any(v_refused) and j.opened_for is not null), null);""",
+        ),
+    ),
+    mutant(
         "time-limit-by-hand-stops-claims",
         "A time limit of millions of years in one row keeps all others from being claimed.",
         "sql/jobs/test_claim.py",
