@@ -122,4 +122,4 @@ comment on table rota.fair_queues is 'Queues whose keys have fair shares.';
 
 -- Whether there is a check for later is asked before one is added.
 create index pending_checks_subject_idx on rota.pending_checks (kind, subject, due_at)
-    where kind = any ('{limit,slots}') and due_at > '-infinity';
+    where kind = any ('{limit,queue,slots}') and due_at > '-infinity';

@@ -658,6 +658,24 @@ def test_a_check_for_later_is_left_without_a_look_at_those_of_other_limits(
     assert read(own, "pending_checks") <= 10
 
 
+@pytest.mark.parametrize("kind", ["queue", "slots"])
+def test_a_check_that_waits_for_transactions_is_found_among_those_for_later(
+    own: Session, kind: str
+) -> None:
+    own.prepare(
+        "insert into rota.pending_checks (kind, subject, due_at, deferrals)"
+        " select %s, 'key k' || n, rota.now() + interval '1 minute', 1"
+        " from generate_series(1, 3000) as n",
+        kind,
+    )
+    own.prepare("set plan_cache_mode = force_generic_plan")  # as tick() does
+
+    ((is_over,),) = own.call("select rota._has_outlasted_others(%s, 'key k2000')", kind)
+
+    assert is_over
+    assert read(own, "pending_checks") <= 10
+
+
 def test_a_claim_reads_few_parts_of_a_large_limit(own: Session) -> None:
     own.call("select rota.set_limit(job_type => 'x', max_running => 1000000)")
     own.call("select rota.enqueue('x') from generate_series(1, 10)")

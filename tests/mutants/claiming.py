@@ -6,6 +6,12 @@ from mutants.mutant import mutant, sql
 
 CLAIMS = (
     mutant(
+        "checks-for-later-without-their-index",
+        "Each check that waits for transactions reads all that wait, of all keys of a class.",
+        "contract/test_plans.py",
+        sql("base/pending", "c.kind = any('{limit,queue,slots}') and", ""),
+    ),
+    mutant(
         "held-by-a-pause-reads-all-let-in",
         "A claim that holds jobs of a paused type reads all that limits have let in.",
         "contract/test_plans.py",
