@@ -18,9 +18,10 @@ create table rota.dependencies (
 
 create index dependencies_job_id_idx on rota.dependencies (job_id, parent_id);
 
--- One parent may have all the children there are: with statistics of that, each end would read
--- all edges to find that it has none.
-alter table rota.dependencies alter column parent_id set statistics 0;
+-- One parent may have all the children there are, or one child all the parents: with statistics
+-- of that, each end of another job would read all edges to find that it has none.
+alter table rota.dependencies alter column parent_id set statistics 0,
+    alter column job_id set statistics 0;
 
 comment on table rota.dependencies is
     'Jobs that a job waits for and that have not succeeded; kept for a retry as long as '

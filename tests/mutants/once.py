@@ -91,13 +91,21 @@ ONCE = (
         ),
     ),
     mutant(
-        "edges-with-statistics",
+        "parents-with-statistics",
         "Where all jobs wait for one, each end of any other reads all their edges.",
+        "contract/test_plans.py",
+        sql("tables/waiting", "alter column parent_id set statistics 0,", ""),
+    ),
+    mutant(
+        "children-with-statistics",
+        "Where one job waits for all, each end under an ordering key reads all its edges.",
         "contract/test_plans.py",
         sql(
             "tables/waiting",
-            "alter table rota.dependencies alter column parent_id set statistics 0;",
-            "",
+            """\
+ set statistics 0,
+    alter column job_id set statistics 0;""",
+            " set statistics 0;",
         ),
     ),
     mutant(
