@@ -265,6 +265,21 @@ def test_unknown_database_errors_pass_through(
         client.tick()
 
 
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_call_within_a_pipeline_raises_the_error_of_the_database(
+    client: Client, connect: Callable[..., psycopg.Connection[Any]], is_broken: bool
+) -> None:
+    connection = connect(autocommit=False)
+
+    error = psycopg.errors.UndefinedTable if is_broken else rota.JobNotFoundError
+    with connection.pipeline():
+        assert Client(connection).enqueue("a").is_new
+        if is_broken:
+            connection.execute("select from nothing")
+        with pytest.raises(error):
+            Client(connection).enqueue("a", depends_on=[999])
+
+
 def test_a_text_is_no_list_of_queues(client: Client) -> None:
     with pytest.raises(TypeError):
         client.claim_jobs("w", "default")

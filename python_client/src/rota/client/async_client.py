@@ -898,4 +898,6 @@ async def _fetch(
         try:
             return await cursor.fetchall()
         except Exception:  # whatever a value did to its loader
+            if cursor.pgresult is None:  # in a pipeline the answer comes only now: an error
+                raise
             return read_forgiving(cursor, row_factory(cursor))
