@@ -462,6 +462,18 @@ def test_an_error_that_says_that_nothing_happened_makes_it_due_again(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_exceptions_that_are_no_tuple_are_refused_before_the_effect_is_recorded(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, kind: str
+) -> None:
+    client.enqueue(kind)
+    drain(_registry(lambda job, effect: None, withdraw_on=[KeyError]))
+
+    (error,) = db.execute("select last_error from rota.job_runs").fetchone() or ()
+    assert error.startswith("withdraw_on takes an exception class or a tuple of them, got [")
+    assert _ledger(db) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_stays_unknown_is_told_when_it_does_and_at_each_skip(
     client: Client,
     db: psycopg.Connection[Any],

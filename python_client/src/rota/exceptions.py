@@ -12,7 +12,7 @@ from __future__ import annotations
 from asyncio import CancelledError
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psycopg
 
@@ -213,6 +213,19 @@ def to_duration(argument: str, value: timedelta | float) -> timedelta:
     if duration < timedelta(0):
         raise ValueError(message)
     return duration
+
+
+def kinds_of(
+    argument: str, kinds: object, base: type[BaseException] = Exception
+) -> tuple[type[Any], ...]:
+    """Return exception classes as a tuple; raise TypeError for what is no class of them."""
+    found = kinds if isinstance(kinds, tuple) else (kinds,)
+    for kind in found:
+        if not (isinstance(kind, type) and issubclass(kind, base)):
+            raise TypeError(
+                f"{argument} takes an exception class or a tuple of them, got {kind!r}"
+            )
+    return found
 
 
 def text_of(error: BaseException) -> str:

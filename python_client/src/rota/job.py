@@ -28,6 +28,7 @@ from .exceptions import (
     JobFinishedError,
     LeaseLostError,
     TimeLimitExceeded,
+    kinds_of,
 )
 from .rows import ClaimedJob, EffectResult
 from .worker.connection import PASSING, ConnectionState, NoAnswerError, Retry, is_lost
@@ -81,7 +82,11 @@ class Effect:
     """An effect as the once-only ledger has it, and what the handler reports about it."""
 
     def __init__(
-        self, names: dict[str, Any], is_due: bool, earlier: EffectResult | None
+        self,
+        names: dict[str, Any],
+        is_due: bool,
+        earlier: EffectResult | None,
+        withdraw_on: Errors,
     ) -> None:
         self.is_due = is_due
         """Whether the block has to cause it now."""
@@ -90,6 +95,7 @@ class Effect:
         self.result: Any = earlier.result if earlier else None
         """The stored result: of the earlier run, or what this one sets if it is due."""
         self._names = names
+        self._withdraw_on = withdraw_on
         self._is_withdrawn = False
 
     def __str__(self) -> str:
@@ -342,9 +348,15 @@ class BaseJob:
         return {"scope": scope, "key": key, **self._ids}
 
     async def _open_effect(
-        self, scope: str, key: str, if_unknown: str, keep: timedelta | Unset
+        self,
+        scope: str,
+        key: str,
+        if_unknown: str,
+        keep: timedelta | Unset,
+        withdraw_on: Errors,
     ) -> Effect:
         """Record an effect that is due, or find what became of it."""
+        withdraw_on = kinds_of("withdraw_on", withdraw_on, BaseException)
         names, name = self._names(scope, key), (scope, key)
         was_sent = name in self._sent_effects
 
@@ -366,7 +378,7 @@ class BaseJob:
         earlier: EffectResult | None = None
         if not is_due:
             earlier = await self._call(lambda client: client.effect_result(scope, key))
-        effect = Effect(names, is_due, earlier)
+        effect = Effect(names, is_due, earlier, withdraw_on)
         if is_due:
             self.open_effects.add(str(effect))
         elif not effect.is_done:
@@ -374,15 +386,13 @@ class BaseJob:
             logger.warning(text, effect)
         return effect
 
-    async def _close_effect(
-        self, effect: Effect, error: BaseException | None, withdraw_on: Errors
-    ) -> None:
+    async def _close_effect(self, effect: Effect, error: BaseException | None) -> None:
         """Store what became of an effect, if that is known."""
         names = effect._names
         self.open_effects.discard(str(effect))
         if not effect.is_due:
             return
-        if effect._is_withdrawn or isinstance(error, withdraw_on):
+        if effect._is_withdrawn or isinstance(error, effect._withdraw_on):
             await self._repeat(lambda client: client.withdraw_effect(**names))
         elif error is None:
             result = storable(effect.result, self.job_id)
@@ -472,13 +482,13 @@ class Job(BaseJob):
         does, since other tasks may have caused it.  Raise EffectInProgressError while another
         job causes it.
         """
-        effect = _done(self._open_effect(scope, key, if_unknown, keep))
+        effect = _done(self._open_effect(scope, key, if_unknown, keep, withdraw_on))
         try:
             yield effect
         except BaseException as error:
-            _done(self._close_effect(effect, error, withdraw_on))
+            _done(self._close_effect(effect, error))
             raise
-        _done(self._close_effect(effect, None, withdraw_on))
+        _done(self._close_effect(effect, None))
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Record how far the job is; raise LeaseLostError if another worker has it."""
@@ -548,13 +558,13 @@ class AsyncJob(BaseJob):
         withdraw_on: Errors = WITHDRAW_ON,
     ) -> AsyncIterator[Effect]:
         """Cause an effect outside of the database once, like `Job.effect`."""
-        effect = await self._open_effect(scope, key, if_unknown, keep)
+        effect = await self._open_effect(scope, key, if_unknown, keep, withdraw_on)
         try:
             yield effect
         except BaseException as error:
-            await self._close_effect(effect, error, withdraw_on)
+            await self._close_effect(effect, error)
             raise
-        await self._close_effect(effect, None, withdraw_on)
+        await self._close_effect(effect, None)
 
     async def run_in_process(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs

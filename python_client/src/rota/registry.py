@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, ove
 
 from .client.values import check_name
 from .codec import Codec
+from .exceptions import kinds_of
 from .job import AsyncJob, BaseJob, Job, JobEnd
 from .tasks import Errors, Handler, Task, TaskDecorator, TaskOptions, check_kind_of_job
 
@@ -140,8 +141,8 @@ class Registry:
         """
         if not isinstance(job_type, str | None):
             raise TypeError("use @registry.task(), with parentheses")
-        retried = None if retry_on is None else _errors("retry_on", retry_on)
-        given_up = _errors("give_up_on", give_up_on)
+        retried = None if retry_on is None else kinds_of("retry_on", retry_on)
+        given_up = kinds_of("give_up_on", give_up_on)
         if both := [kind for kind in retried or () if kind in given_up]:
             raise ValueError(f"{both[0].__name__} is in both retry_on and give_up_on")
         if isinstance(aliases, str):
@@ -364,16 +365,6 @@ def _raise_if_error(result: object) -> object:
     if isinstance(result, Exception):
         raise result  # which is what it means, and middleware shall see it
     return result
-
-
-def _errors(argument: str, errors: type[Exception] | Errors) -> Errors:
-    kinds = errors if isinstance(errors, tuple) else (errors,)
-    for kind in kinds:
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise TypeError(
-                f"{argument} takes an exception class or a tuple of them, got {kind!r}"
-            )
-    return kinds
 
 
 @asynccontextmanager
