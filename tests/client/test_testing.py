@@ -79,6 +79,18 @@ def test_a_handler_runs_with_payload_and_attempt(registry: Registry) -> None:
     assert outcome.result == ["ada", 2, 3, "mail"]
 
 
+def test_a_handler_that_returns_nothing_has_the_result_that_it_has_set(
+    registry: Registry,
+) -> None:
+    @registry.handler("sets")
+    def sets(job: Job) -> object:
+        job.result = 1
+        return job.payload.get("returned")
+
+    assert run_job(registry, "sets").result == 1
+    assert run_job(registry, "sets", {"returned": 2}).result == 2
+
+
 def test_an_async_handler_runs_with_and_without_a_loop(registry: Registry) -> None:
     @registry.handler("fetch")
     async def fetch(job: AsyncJob) -> int:

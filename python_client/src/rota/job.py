@@ -135,7 +135,7 @@ class BaseJob:
     """What both kinds of job share: the claim, and what became known about it since."""
 
     result: Any = None
-    """What `transaction` and `finish_in` store; else what the handler returns is stored."""
+    """What is stored when it ends, unless the handler returns a value."""
     next_stage: str | None = None
     """Where its run of a pipeline goes on to: None is the next in order, ``end`` none."""
     is_given_up = False

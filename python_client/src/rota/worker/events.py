@@ -97,7 +97,7 @@ def _refusal(job: BaseJob) -> Outcome | None:
 
 def _returned(job: BaseJob, result: object) -> Outcome:
     """Return what a returned value means; one that shows that nothing has run is an error."""
-    if result is None:
+    if result is None and (result := job.result) is None:
         return SUCCEEDED  # the usual case, without half a microsecond of questions
     if isinstance(result, BaseException):
         return outcome_of(job, result)
