@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from math import inf
 from typing import Any, TypeVar
 
 import psycopg
@@ -35,7 +36,7 @@ from .statement import (
     read_forgiving,
     unescaped,
 )
-from .values import clean, of_one_job
+from .values import check_range, clean, of_one_job
 
 Row = TypeVar("Row")
 
@@ -629,6 +630,8 @@ class Client:
         """
         if not isinstance(active, Unset):
             return self._ask_result(job_id, active)
+        if timeout is not None:
+            check_range("timeout", timeout, -inf, inf)
         driver = self._driver()
         connection: Connection[Any] | None = None
         if listen and isinstance(driver, Connection) and driver.autocommit:
@@ -636,7 +639,7 @@ class Client:
         active = connection is not None
         until = time.monotonic() + (1e9 if timeout is None else timeout)
         pause = 0.02
-        answer = self._ask_result(job_id, active)
+        answer = self._ask_result(job_id, active=False)
         if answer.is_ended:
             return answer
         try:
