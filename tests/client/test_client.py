@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from math import nan
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -281,7 +282,7 @@ def test_a_call_within_a_pipeline_raises_the_error_of_the_database(
 
 
 def test_a_text_is_no_list_of_queues(client: Client) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"^queues must be a list, got the text 'default'$"):
         client.claim_jobs("w", "default")
 
 
@@ -290,7 +291,6 @@ def test_a_moment_needs_a_time_zone(client: Client, db: psycopg.Connection[Any])
     naive = datetime(2030, 1, 1)
     calls: list[Callable[[], Any]] = [
         lambda: client.enqueue("a", run_at=naive),
-        lambda: client.enqueue_many([{"job_type": "a", "run_at": naive}]),
         lambda: client.reschedule_job(job_id, run_at=naive),
         lambda: client.enqueue("a", run_at=date(2030, 1, 1)),  # type: ignore[arg-type]
         lambda: client.reschedule_job(job_id, run_at=date(2030, 1, 1)),  # type: ignore[arg-type]
@@ -308,6 +308,13 @@ def test_enqueue_speaks_of_its_own_arguments(client: Client) -> None:
         client.enqueue("a", priority=10**6)
     with pytest.raises(rota.InvalidArgumentError, match=r"^jobs\[1\]\.priority must "):
         client.enqueue_many([{"job_type": "a", "priority": 10**6}])
+    flaws: list[tuple[str, dict[str, Any]]] = [
+        ("run_at must have a time zone", {"run_at": datetime(2030, 1, 1)}),
+        (r"payload\['n'\] must be a finite number", {"payload": {"n": nan}}),
+    ]
+    for said, flaw in flaws:
+        with pytest.raises(rota.InvalidArgumentError, match=rf"^jobs\[2\]\.{said}"):
+            client.enqueue_many([{"job_type": "a"}, {"job_type": "a", **flaw}])
 
 
 @pytest.mark.parametrize("factory", [psycopg.ClientCursor, psycopg.RawCursor])

@@ -756,6 +756,13 @@ def test_drain_leaves_the_connection_as_it_was(
     assert len(notices) == 1
 
 
+def test_drain_refuses_a_text_as_queues(
+    own: psycopg.Connection[Any], registry: Registry
+) -> None:
+    with pytest.raises(TypeError, match=r"^queues must be a list, got the text 'mail'$"):
+        drain(own, registry, queues="mail")
+
+
 def test_drain_refuses_what_is_no_connection(registry: Registry) -> None:
     with pytest.raises(TypeError, match="Registry"):
         drain(registry, registry)

@@ -69,8 +69,8 @@ def test_dump_result_leaves_characters_beyond_the_first_plane() -> None:
 def test_to_array_keeps_a_list_of_what_are_no_whole_numbers() -> None:
     lists: list[list[Any]] = [[], [True], [1, None], ["1"], [1.0]]
 
-    assert type(to_array((1, 2**63))) is Numbers
-    assert [type(to_array(each)) for each in lists] == [list] * len(lists)
+    assert type(to_array("job_ids", (1, 2**63))) is Numbers
+    assert [type(to_array("queues", each)) for each in lists] == [list] * len(lists)
 
 
 def test_join_results_keeps_the_place_of_what_is_missing() -> None:

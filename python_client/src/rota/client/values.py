@@ -321,10 +321,10 @@ class _NumbersDumper(Dumper):
 adapters.register_dumper(Numbers, _NumbersDumper)
 
 
-def to_array(value: Any) -> Any:
+def to_array(name: str, value: Any) -> Any:
     """Return a list for a sequence; raise TypeError for a text, which is one, too."""
     if isinstance(value, str):
-        raise TypeError(f"a list is needed, not the text {value!r}")
+        raise TypeError(f"{name} must be a list, got the text {value!r}")
     if not isinstance(value, Sequence):
         return value
     return (Numbers if set(map(type, value)) == {int} else list)(value)
@@ -373,16 +373,6 @@ def check_is_job(job: object) -> None:
         raise InvalidArgumentError(f"each job must be a mapping of arguments, got {job!r:.80}")
 
 
-def to_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the arguments of one ``enqueue`` into what ``enqueue_many`` reads.
-
-    Only its own values are turned: a duration into seconds, a moment into ISO text.
-    A payload is never changed: one that Postgres would not take is refused.
-    """
-    check_is_job(job)
-    return {name: _plain(name, value) for name, value in job.items()}
-
-
 def to_jsonb(name: str, value: Any) -> Any:
     """Wrap an argument that is JSON, as it is or as its text; or raise InvalidArgumentError."""
     check_json(name, value)
@@ -401,20 +391,33 @@ def _plain(name: str, value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def to_jobs(jobs: Sequence[Mapping[str, Any]] | str) -> Jsonb | str:
-    """Wrap a list of jobs; a text of JSON goes as it is, numbers of any size too."""
-    if not isinstance(jobs, str):
-        return Jsonb([to_job(job) for job in jobs])
-    try:
-        json.loads(jobs)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"jobs must be the text of a JSON array: {error}") from None
-    return jobs
+def to_jobs(name: str, jobs: Sequence[Mapping[str, Any]] | str) -> Jsonb | str:
+    """Wrap a list of jobs; a text of JSON goes as it is, numbers of any size too.
+
+    Only the arguments of a job are turned: a duration into seconds, a moment into ISO text.
+    A payload is never changed: one that Postgres would not take is refused.
+    """
+    if isinstance(jobs, str):
+        try:
+            json.loads(jobs)
+        except (ValueError, RecursionError) as error:
+            text = f"{name} must be the text of a JSON array: {error}"
+            raise InvalidArgumentError(text) from None
+        return jobs
+    made = []
+    for number, job in enumerate(jobs, 1):
+        check_is_job(job)
+        try:
+            made.append({each: _plain(each, value) for each, value in job.items()})
+        except InvalidArgumentError as error:
+            error.args = (f"{name}[{number}].{error}",)
+            raise
+    return Jsonb(made)
 
 
 CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "endings": to_endings,
-    **dict.fromkeys(("databases", "jobs", "stages"), to_jobs),
+    **{name: partial(to_jobs, name) for name in ("databases", "jobs", "stages")},
     **dict.fromkeys(("result", "results"), to_result),
     **dict.fromkeys(("error", "message", "reason", "stack"), clean),
     **{
@@ -423,13 +426,13 @@ CONVERTERS: dict[str, Callable[[Any], Any]] = {
             "arguments", "backoff", "facts", "filter", "headers", "payload", "retry_budget",
         )
     },
-    **dict.fromkeys(
-        (
+    **{
+        name: partial(to_array, name)
+        for name in (
             "depends_on", "enqueue_times", "group_by", "job_ids", "job_types", "kept_job_ids",
             "kept_lease_tokens", "lease_tokens", "next_stages", "queues",
-        ),
-        to_array,
-    ),
+        )
+    },
 }  # fmt: skip
 """What makes of an argument of that name what Postgres takes."""
 

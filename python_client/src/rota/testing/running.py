@@ -27,7 +27,7 @@ from typing import Any, TypeVar, cast
 
 from psycopg.rows import scalar_row
 
-from ..client.values import check_json, check_known, check_stage, storable
+from ..client.values import check_json, check_known, check_stage, storable, to_array
 from ..exceptions import (
     InvalidArgumentError,
     JobFinishedError,
@@ -307,7 +307,7 @@ class _Runner:
 
     def _queues(self, queues: Sequence[str] | None) -> list[str]:
         if queues is not None:
-            return list(queues)
+            return list(to_array("queues", queues))
         return self._ask(
             "select distinct queue from rota.job_runs where status in ('queued', 'failed')"
         )
