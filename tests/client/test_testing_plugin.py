@@ -58,7 +58,8 @@ def count(connection):
 @pytest.mark.parametrize("again", range(2))
 def test_rolls_back(rota_connection, again):
     assert_not_enqueued(rota_connection, "write")
-    rota.Client(rota_connection).enqueue("write")
+    with rota_connection.transaction():  # which would commit, were it not within another
+        rota.Client(rota_connection).enqueue("write")
     assert_enqueued(rota_connection, "write")
     drain(rota_connection, registry)
     assert count(rota_connection) == 1
@@ -74,7 +75,8 @@ def test_commits(rota_url, again):
 @pytest.mark.anyio
 @pytest.mark.parametrize("again", range(2))
 async def test_async_rolls_back(rota_async_connection, rota_connection, again):
-    await rota.AsyncClient(rota_async_connection).enqueue("write_async")
+    async with rota_async_connection.transaction():
+        await rota.AsyncClient(rota_async_connection).enqueue("write_async")
     assert_enqueued(rota_async_connection, "write_async")
     await drain_async(rota_async_connection, registry)
     assert count(rota_connection) == 1

@@ -168,6 +168,7 @@ def rota_shared_url(rota_databases: Databases) -> Iterator[str]:
 def rota_connection(rota_shared_url: str) -> Iterator[Connection[Any]]:
     """Open a connection whose transaction is rolled back after the test."""
     connection = psycopg.connect(rota_shared_url)
+    connection.execute("")  # so a block of transaction() is a savepoint, and commits nothing
     yield connection
     connection.close()
 
