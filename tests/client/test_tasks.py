@@ -543,6 +543,44 @@ def test_model_of_pydantic_goes_through_the_payload(client: Client, drain: Drain
     }
 
 
+class Flat(Address):
+    floor: int = 0
+
+
+class Twice(pydantic.BaseModel):
+    street: str = pydantic.Field("", validation_alias="from", serialization_alias="to")
+
+
+class Hidden(pydantic.BaseModel):
+    street: str = pydantic.Field("", exclude=True)
+
+
+def test_a_model_that_would_lose_a_field_on_its_way_is_refused() -> None:
+    def take(address: Address, twice: Twice, all: list[Address | Hidden]) -> None: ...
+
+    task = Registry().task()(take)
+    address = Address(Street="Mill Lane", since=date(2026, 1, 2))
+    flat = Flat(Street="Mill Lane", since=date(2026, 1, 2), floor=3)
+    twice = Twice(**{"from": "Mill Lane"})
+
+    refused: list[tuple[Any, str]] = [
+        (
+            (flat, Twice(), []),
+            r"address: Flat\(.*Address\(.* Address does not read all that Flat",
+        ),
+        (
+            (address, twice, []),
+            r"twice: Twice\(.* the model Twice does not read all that Twice",
+        ),
+        ((address, Twice(), [flat]), r"all: Flat\(.* the model Address does not read"),
+    ]
+    for arguments, said in refused:
+        with pytest.raises(rota.InvalidArgumentError, match=said):
+            task.job(*arguments)
+
+    assert task.job(address, Twice(), [address, Hidden(street="a")])
+
+
 def test_dataclass_of_pydantic_that_takes_its_names_is_made_again() -> None:
     parcel = Named(sizes=[1, 2])
 

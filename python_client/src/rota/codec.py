@@ -167,7 +167,7 @@ class Codec:
 
 
 def misread(kind: Any, sent: Any, arrived: Any) -> tuple[Any, Any] | None:
-    """Return what of a value arrives as another member of its union, and as what."""
+    """Return what of a value arrives as another member of its union, or less, and as what."""
     with suppress(Exception):  # arrays say neither yes nor no
         if sent is arrived or sent == arrived:
             return None
@@ -176,6 +176,11 @@ def misread(kind: Any, sent: Any, arrived: Any) -> tuple[Any, Any] | None:
         if type(sent) in _choices_of(kind) - {type(arrived)}:
             return sent, arrived
         pairs = [(part, sent, arrived) for part in get_args(kind)]
+    elif _is_model(type(sent)) and _is_model(type(arrived)):
+        known = type(sent).model_fields
+        lost = sent.model_fields_set - arrived.model_fields_set
+        is_lost = any(name not in known or not known[name].exclude for name in lost)
+        return (sent, arrived) if is_lost else None
     else:
         both = zip(_inside(kind, sent), _inside(kind, arrived), strict=False)
         pairs = [(part, one, other) for (part, one), (_, other) in both]

@@ -339,15 +339,21 @@ class Task(Generic[Call, P, R]):
             raise InvalidArgumentError(f"payload.{name}: {error}") from None
 
     def _check_arrives(self, sent: Mapping[str, Any], arrived: Mapping[str, Any]) -> None:
-        """Raise InvalidArgumentError for what arrives as another member of a union."""
+        """Raise InvalidArgumentError for what arrives as another value."""
         for name, value in sent.items():
             kind = self._signature.parameters[name].annotation
             if (found := misread(kind, value, arrived[name])) is not None:
                 value, other = found
+                was, becomes = type(value).__name__, type(other).__name__
+                if isinstance(value, type(other)) and hasattr(value, "model_dump"):
+                    cause = f": the model {becomes} does not read all that {was} writes"
+                else:
+                    cause = (
+                        ", for nothing in JSON tells one from the other: put it into a "
+                        f"dataclass with a field such as kind: Literal[{was!r}]"
+                    )
                 raise InvalidArgumentError(
-                    f"payload.{name}: {value!r:.80} would arrive as {other!r:.80}, for nothing "
-                    "in JSON tells one from the other: put it into a dataclass with a field "
-                    f"such as kind: Literal[{type(value).__name__!r}]"
+                    f"payload.{name}: {value!r:.80} would arrive as {other!r:.80}{cause}"
                 )
 
     def _key(self, option: str, values: Mapping[str, Any]) -> str:
