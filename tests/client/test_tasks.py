@@ -380,6 +380,8 @@ RAISED: list[tuple[dict[str, Any], Callable[[], Exception], str]] = [
         ConnectionRefusedError,
         "dead",
     ),
+    ({"give_up_on": Exception}, rota.EffectInProgressError, "failed"),
+    ({"give_up_on": rota.EffectInProgressError}, rota.EffectInProgressError, "dead"),
     ({"give_up_on": Exception}, lambda: rota.RetryIn(60), "failed"),
     ({"give_up_on": Exception}, lambda: rota.Snooze(60), "queued"),
     ({"retry_on": ConnectionError}, rota.EffectInProgressError, "failed"),

@@ -391,11 +391,14 @@ class Task(Generic[Call, P, R]):
 
     def _gives_up(self, raised: Exception) -> bool:
         error = only_of(raised)
-        if isinstance(error, self._give_up_on):
+        is_ours = isinstance(error, _NEVER_GIVEN_UP)
+        # Who lists all exceptions means those of the function.
+        if any(
+            isinstance(error, kind) and not (is_ours and kind is Exception)
+            for kind in self._give_up_on
+        ):
             return True
-        if self._retry_on is None or isinstance(error, _NEVER_GIVEN_UP):
-            return False
-        return not isinstance(error, self._retry_on)
+        return not (self._retry_on is None or is_ours or isinstance(error, self._retry_on))
 
 
 class AsyncFunctionNeedsAsyncJob:
