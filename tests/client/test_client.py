@@ -416,8 +416,10 @@ def test_what_is_no_list_of_jobs_is_refused(
         yield
 
     monkeypatch.setattr("rota.client.statement.HOOKS", [hook])
-    with pytest.raises(InvalidArgumentError, match="each job must be a mapping of arguments"):
+    with pytest.raises(InvalidArgumentError, match=r"^jobs\[1\] must be a mapping, got"):
         client.enqueue_many(jobs)
+    with pytest.raises(InvalidArgumentError, match=r"^stages\[2\] must be a mapping, got 'b'"):
+        client.define_pipeline("p", [{"stage": "a"}, "b"])  # type: ignore[list-item]
 
 
 def test_a_role_without_a_grant_is_told_the_statement_that_gives_it(

@@ -34,7 +34,7 @@ from ..exceptions import InvalidArgumentError
 from .values import (
     CONVERTERS,
     check_durations,
-    check_is_job,
+    check_is_mapping,
     check_json,
     check_known,
     check_size,
@@ -308,8 +308,8 @@ HOOKS: list[Hook] = []
 def outgoing(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Outgoing]:
     """Run a call that adds jobs within all hooks, which may take them for mappings."""
     out = Outgoing(list(jobs))
-    for job in out.jobs:
-        check_is_job(job)
+    for number, job in enumerate(out.jobs, 1):
+        check_is_mapping("jobs", number, job)
     with ExitStack() as stack:
         for hook in HOOKS:
             stack.enter_context(hook(out))

@@ -367,10 +367,10 @@ def _join(texts: Sequence[str]) -> str:
     return f"[{','.join(texts)}]"
 
 
-def check_is_job(job: object) -> None:
-    """Raise InvalidArgumentError for what is no mapping of the arguments of a job."""
-    if not isinstance(job, Mapping):
-        raise InvalidArgumentError(f"each job must be a mapping of arguments, got {job!r:.80}")
+def check_is_mapping(name: str, number: int, item: object) -> None:
+    """Raise InvalidArgumentError for what is no mapping, as the arguments of a job are."""
+    if not isinstance(item, Mapping):
+        raise InvalidArgumentError(f"{name}[{number}] must be a mapping, got {item!r:.80}")
 
 
 def to_jsonb(name: str, value: Any) -> Any:
@@ -406,7 +406,7 @@ def to_jobs(name: str, jobs: Sequence[Mapping[str, Any]] | str) -> Jsonb | str:
         return jobs
     made = []
     for number, job in enumerate(jobs, 1):
-        check_is_job(job)
+        check_is_mapping(name, number, job)
         try:
             made.append({each: _plain(each, value) for each, value in job.items()})
         except InvalidArgumentError as error:
