@@ -226,13 +226,19 @@ def test_completion_is_repeated_until_the_database_answers(
     assert _results(db) == [None]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+CUT = psycopg.OperationalError("cut")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("plain", CUT), ("async", CUT), ("async", asyncio.CancelledError())]
+)
 @pytest.mark.parametrize("is_stored", [True, False])
 def test_an_effect_whose_record_had_no_answer_is_due_in_the_next_run(
     client: Client,
     db: psycopg.Connection[Any],
     drain: Drain,
     kind: str,
+    error: BaseException,
     is_stored: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -243,13 +249,13 @@ def test_an_effect_whose_record_had_no_answer_is_due_in_the_next_run(
     def cut(self: Client, *args: Any, **kwargs: Any) -> bool:
         is_due = sync(self, *args, **kwargs) if is_stored or not answers else True
         if answers and not answers.pop():
-            raise psycopg.OperationalError("cut")
+            raise error
         return is_due
 
     async def cut_async(self: rota.AsyncClient, *args: Any, **kwargs: Any) -> bool:
         is_due = await in_loop(self, *args, **kwargs) if is_stored or not answers else True
         if answers and not answers.pop():
-            raise psycopg.OperationalError("cut")
+            raise error
         return is_due
 
     monkeypatch.setattr(Client, "record_effect", cut)
@@ -260,6 +266,38 @@ def test_an_effect_whose_record_had_no_answer_is_due_in_the_next_run(
 
     assert sent == [2]
     assert _ledger(db) == [("k", True, None)]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_effect_is_withdrawn_though_its_handler_is_cancelled_meanwhile(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    times: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by a TaskGroup, of which another task has failed, or again and again by anyio."""
+    withdraw, handlers, sent = rota.AsyncClient.withdraw_effect, [], []
+
+    async def withdraw_slowly(self: rota.AsyncClient, *args: Any, **kwargs: Any) -> None:
+        for _ in range(times):
+            handlers[0].cancel()
+            await asyncio.sleep(0.01)
+        await withdraw(self, *args, **kwargs)
+
+    def body(job: Any, effect: Effect) -> None:
+        handlers.append(asyncio.current_task())
+        if job.attempt == 1:
+            raise ConnectionRefusedError
+        sent.append(effect.is_due)
+
+    monkeypatch.setattr(rota.AsyncClient, "withdraw_effect", withdraw_slowly)
+    client.enqueue("async", backoff=NOW)
+    wait_until(lambda: drain(_registry(body)) or sent)
+
+    assert sent == [True]
+    (error,) = db.execute("select error_type from rota.job_errors").fetchone() or ()
+    assert error == "asyncio.exceptions.CancelledError"
 
 
 def test_an_unknown_effect_stays_unknown_though_its_next_record_had_no_answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import threading
@@ -366,10 +367,11 @@ class BaseJob:
 
         try:
             is_due: bool = await self._call(record)
-        except PASSING as error:
+        except (*PASSING, asyncio.CancelledError) as error:
             # It may be recorded, though its block has certainly not begun.  But an earlier one
             # of this attempt may have, or one of another attempt whose record is taken over.
-            is_in_doubt = is_lost(error) or isinstance(error, NoAnswerError)
+            has_no_answer = isinstance(error, NoAnswerError | asyncio.CancelledError)
+            is_in_doubt = is_lost(error) or has_no_answer
             is_first = name in self._sent_effects and not was_sent
             if is_in_doubt and is_first and if_unknown == "skip":
                 with suppress(EffectNotHeldError):  # so it was not recorded either
@@ -581,6 +583,19 @@ class AsyncJob(BaseJob):
     async def set_progress(self, percent: float, message: str | None = None) -> None:
         """Record how far the job is; raise LeaseLostError if another worker has it."""
         await self._store_progress(percent, message)
+
+    async def _repeat(self, action: Callable[[Any], Any]) -> None:
+        # In a task of its own: what is known of an effect is stored also by who is cancelled.
+        storing = asyncio.create_task(super()._repeat(action))
+        cancellation: asyncio.CancelledError | None = None
+        while not storing.done():
+            try:
+                await asyncio.wait([storing])
+            except asyncio.CancelledError as error:
+                cancellation = error
+        if cancellation is not None:
+            raise cancellation from storing.exception()
+        storing.result()
 
     async def _call(self, action: Callable[[Any], Any], seconds: float | None = None) -> Any:
         return await self._context.calls.call_async(self, action, seconds)
