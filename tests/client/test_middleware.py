@@ -101,6 +101,24 @@ def test_a_lifespan_that_fails_is_named_and_keeps_the_worker_from_claiming(
     assert status(job.job_id) == ("succeeded" if opens else "queued")
 
 
+def test_a_lifespan_that_yields_no_mapping_is_named(dsn: str) -> None:
+    registry = Registry()
+    registry.add("nothing", lambda job: None)
+    closed = []
+
+    @registry.lifespan  # type: ignore[type-var]
+    async def pool() -> AsyncIterator[str]:
+        try:
+            yield "http"
+        finally:
+            closed.append(True)
+
+    with pytest.raises(RuntimeError, match=r"pool failed: TypeError: it must yield a mapping"):
+        rota.Worker(dsn, registry).run(drain=True)
+
+    assert closed == [True]
+
+
 @pytest.mark.parametrize(
     ("place", "grace_period", "then"),
     [("open", 60.0, []), ("close", 0.1, []), ("close", 60.0, [True])],

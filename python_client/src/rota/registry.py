@@ -373,6 +373,10 @@ async def _lifespan(function: Resources) -> AsyncIterator[Any]:
     is_open = False
     try:
         async with asynccontextmanager(function)() as opened:
+            if not isinstance(opened, Mapping | None):
+                raise TypeError(
+                    f"it must yield a mapping, such as {{'http': http}}: {opened!r}"
+                )
             is_open = True
             yield opened
             is_open = False
