@@ -292,6 +292,22 @@ def test_options_of_the_task_are_defaults_and_those_of_a_call_go_first(
     ]
 
 
+def test_options_are_not_lost_on_jobs_that_are_made_without_them(client: Client) -> None:
+    def count_to(n: int) -> None: ...
+
+    task = Registry().task(queue="mail", ordering_key="n:{n}")(count_to)
+    slow = task.options(queue="slow").options(ordering_key=None)
+
+    with pytest.raises(
+        ValueError, match=r"^queue of options\(\) is 'slow', and of a job 'mail'"
+    ):
+        slow.enqueue_many(client, [task.job(1)])
+    with pytest.raises(ValueError, match=r"^ordering_key .* is None, and of a job 'n:1'"):
+        slow.enqueue_many(client, [task.options(queue="slow").job(1)])
+    assert len(slow.enqueue_many(client, [slow.job(1)])) == 1
+    assert len(task.enqueue_many(client, [task.job(1), slow.job(2)])) == 2
+
+
 def test_a_value_has_one_key_in_whatever_form_it_is_given() -> None:
     @Registry().task(idempotency_key="{user}:{amount}")
     def pay(user: UUID, amount: float) -> None: ...

@@ -139,6 +139,7 @@ class Task(Generic[Call, P, R]):
             if options.get(name) is not None
         }
         self._options = _check_options(TaskOptions, options)
+        self._chosen: dict[str, Any] = {}
         # Without the attributes of the function, whose names are its own.
         functools.update_wrapper(self, function, updated=())
 
@@ -155,7 +156,8 @@ class Task(Generic[Call, P, R]):
         Keys are taken as they are: braces in them mean nothing.
         """
         task = copy(self)
-        task._options = {**self._options, **_check_options(CallOptions, options)}
+        task._chosen = {**self._chosen, **_check_options(CallOptions, options)}
+        task._options = {**self._options, **task._chosen}
         task._templates = {
             name: text for name, text in self._templates.items() if name not in options
         }
@@ -231,6 +233,12 @@ class Task(Generic[Call, P, R]):
                     f"enqueue_many() of {self.job_type} takes what its job(...) returns; use "
                     "enqueue_many() of the client for jobs of several tasks"
                 )
+            for name, value in self._chosen.items():
+                if job.get(name) != value:
+                    raise ValueError(
+                        f"{name} of options() is {value!r}, and of a job {job.get(name)!r}: "
+                        "job(...) of the task with these options has to make it"
+                    )
         added: list[EnqueuedJob] | Coroutine[Any, Any, list[EnqueuedJob]]
         added = _client(client).enqueue_many(made)
         return added
