@@ -790,6 +790,9 @@ def test_what_waits_is_found_by_type_payload_and_columns(own: psycopg.Connection
     assert_not_enqueued(own, "letter")
     with pytest.raises(TypeError, match="'que'"):
         assert_enqueued(own, "mail", que="slow")
+    changed = {"job_type": "index", "idempotency_key": "7", "updated_at": datetime.now(UTC)}
+    client.enqueue(**changed, on_conflict="rerun")
+    assert_enqueued(own, changed)
 
 
 @pytest.mark.parametrize(

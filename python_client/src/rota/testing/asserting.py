@@ -83,7 +83,9 @@ def _search(
     elif isinstance(job, Mapping):
         if payload is not None and "payload" in job:
             raise TypeError("a job that task.job(...) has made brings its payload")
-        wanted |= {name: value for name, value in job.items() if name in names}
+        # Its updated_at is when its data changed, that of the row when the row did.
+        known = {name for name in names if name != "updated_at"}
+        wanted |= {name: value for name, value in job.items() if name in known}
     else:
         wanted["job_type"] = job
     if payload is not None:
