@@ -16,6 +16,7 @@ import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
+from asgiref.sync import sync_to_async
 from django.db import close_old_connections, connections, transaction
 from django.db.transaction import TransactionManagementError
 from psycopg2.pool import ThreadedConnectionPool
@@ -35,6 +36,8 @@ from client.own_connections import (
     url,
 )
 from rota import AsyncClient, Client
+from rota.contrib.django import fresh_connections
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -246,6 +249,39 @@ def test_a_connection_that_django_keeps_is_renewed_like_its_own(
         client.enqueue("a")
 
     assert db.execute("select count(*) from rota.jobs").fetchone() == (2,)
+
+
+@pytest.mark.own_session
+def test_a_connection_of_async_handlers_that_broke_is_renewed(
+    db: psycopg.Connection[Any], dsn: str, drain: Callable[..., None]
+) -> None:
+    own = rota.Registry()
+    own.middleware(fresh_connections)
+    seen: list[int] = []
+
+    def ask() -> None:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("select pg_backend_pid()")
+            seen.append(cursor.fetchone()[0])
+
+    @own.handler("a")
+    async def handler(job: rota.AsyncJob) -> None:
+        await sync_to_async(ask)()
+
+    def pid_of_the_next() -> int:
+        seen.clear()
+        Client(db).enqueue("a", backoff={"kind": "fixed", "base_seconds": 0.001})
+        wait_until(lambda: drain(own) or seen)
+        return seen[0]
+
+    with django_on(dsn):
+        first = pid_of_the_next()
+        db.execute("select pg_terminate_backend(%s)", [first])
+        second = pid_of_the_next()
+        asyncio.run(sync_to_async(lambda: connections["default"].close())())
+
+    assert first != second
+    assert db.execute("select count(*) from rota.job_errors").fetchone() == (1,)
 
 
 def test_a_broken_transaction_of_django_takes_no_job(dsn: str) -> None:
