@@ -268,6 +268,38 @@ def test_an_effect_whose_record_had_no_answer_is_due_in_the_next_run(
     assert _ledger(db) == [("k", True, None)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_effect_that_was_recorded_as_its_time_ended_is_due_in_the_next_run(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sync, in_loop = Client.record_effect, rota.AsyncClient.record_effect
+    recorded, sent = [], []
+
+    def slow(self: Client, *args: Any, **kwargs: Any) -> bool:
+        recorded.append(sync(self, *args, **kwargs))
+        if len(recorded) == 1:
+            self.connection.execute("select pg_sleep(60)")
+        return recorded[-1]
+
+    async def slow_async(self: rota.AsyncClient, *args: Any, **kwargs: Any) -> bool:
+        recorded.append(await in_loop(self, *args, **kwargs))
+        if len(recorded) == 1:
+            await self.connection.execute("select pg_sleep(60)")
+        return recorded[-1]
+
+    monkeypatch.setattr(Client, "record_effect", slow)
+    monkeypatch.setattr(rota.AsyncClient, "record_effect", slow_async)
+    client.enqueue(kind, backoff=NOW, time_limit=timedelta(seconds=0.4))
+    wait_until(lambda: drain(_registry(lambda job, effect: sent.append(effect.is_due))) or sent)
+
+    assert sent == [True]
+    assert _ledger(db) == [("k", True, None)]
+
+
 @pytest.mark.parametrize("times", [1, 3])
 def test_an_effect_is_withdrawn_though_its_handler_is_cancelled_meanwhile(
     client: Client,

@@ -183,7 +183,7 @@ def test_a_plain_handler_waits_for_a_connection_no_longer_than_its_lease() -> No
 
 
 def test_who_waits_for_a_connection_in_vain_takes_none_from_others(dsn: str) -> None:
-    job: Any = SimpleNamespace(lease=timedelta(minutes=1))
+    job: Any = SimpleNamespace(lease=timedelta(minutes=1), last_words=0)
     pool = Pool(dsn, 1, Watch())
 
     async def wait() -> None:

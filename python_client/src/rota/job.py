@@ -146,6 +146,8 @@ class BaseJob:
     """Whether an operator called ``cancel_job()``."""
     is_lease_gone = False
     """Whether its lease is known to be lost: no heartbeat brings it back."""
+    last_words = 0
+    """How many effects it is storing, which it may also after its time limit."""
     _put_at = inf  # when a transaction last got its end
     _sent_effects: frozenset[tuple[str, str]] = frozenset()
 
@@ -367,11 +369,12 @@ class BaseJob:
 
         try:
             is_due: bool = await self._call(record)
-        except (*PASSING, asyncio.CancelledError) as error:
+        except (*PASSING, TimeLimitExceeded, asyncio.CancelledError) as error:
             # It may be recorded, though its block has certainly not begun.  But an earlier one
             # of this attempt may have, or one of another attempt whose record is taken over.
-            has_no_answer = isinstance(error, NoAnswerError | asyncio.CancelledError)
-            is_in_doubt = is_lost(error) or has_no_answer
+            is_in_doubt = is_lost(error) or isinstance(
+                error, NoAnswerError | TimeLimitExceeded | asyncio.CancelledError
+            )
             is_first = name in self._sent_effects and not was_sent
             if is_in_doubt and is_first and if_unknown == "skip":
                 with suppress(EffectNotHeldError):  # so it was not recorded either
@@ -409,14 +412,18 @@ class BaseJob:
     async def _repeat(self, action: Callable[[Any], Any]) -> None:
         """Make a call that may be made twice, until the database answers."""
         retry = Retry("storing what became of an effect", self._context.state)
-        while True:
-            try:
-                await self._call(action)
-                return
-            except PASSING as error:
-                if self.is_lost:
-                    raise
-                await self._pause(retry, error)
+        self.last_words += 1
+        try:
+            while True:
+                try:
+                    await self._call(action)
+                    return
+                except PASSING as error:
+                    if self.is_lost or self.is_overdue:
+                        raise
+                    await self._pause(retry, error)
+        finally:
+            self.last_words -= 1
 
     async def _call(self, action: Callable[[Any], Any], seconds: float | None = None) -> Any:
         """Make a call of ours: at once in a thread, and else in the loop."""

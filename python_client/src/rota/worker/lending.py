@@ -117,6 +117,8 @@ class Lent(Generic[C]):
         self.limit = 0.0
         self.error: Exception | None = None
         """Why its socket was shut down."""
+        self.has_last_word = False
+        """Whether the time of the job may be over, as long as its lease is not."""
         self._watch = watch
         self._resets = resets
         self._is_new = True
@@ -305,20 +307,20 @@ class Watch:
     def _look(self, lent: Lent[Any]) -> float:
         """Shut down what is over; return when to look again."""
         job, now = lent.job, time.monotonic()
-        if (reason := _reason(job)) is not None:
+        if (reason := _reason(job, lent.has_last_word)) is not None:
             lent.shut(reason)
         elif now >= lent.until:
             lent.shut(NoAnswerError(f"no answer within {lent.limit:g} seconds"))
         if lent.error is not None:
             return inf
-        return min(lent.until, job.over_at)
+        return min(lent.until, now + job.seconds_left if lent.has_last_word else job.over_at)
 
 
-def _reason(job: BaseJob) -> Exception | None:
+def _reason(job: BaseJob, has_last_word: bool = False) -> Exception | None:
     """Return what ends a job, also while its end is under way."""
     if job.is_lease_gone or job.seconds_left < 0:
         return LeaseLostError(f"the lease of job {job.job_id} is lost")
-    if job.is_overdue:
+    if job.is_overdue and not has_last_word:
         text = f"job {job.job_id} has exceeded its time limit of {job.time_limit}"
         return TimeLimitExceeded(text)
     return None
@@ -472,6 +474,7 @@ class Pool:
     @contextmanager
     def _using(self, job: BaseJob, lent: Lent[Any]) -> Iterator[None]:
         lent.job = job
+        lent.has_last_word = job.last_words > 0 and not self._resets
         self._watch.add(lent)
         lent.expect()
         try:
