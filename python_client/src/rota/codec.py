@@ -147,15 +147,12 @@ class Codec:
             return partial(_tuple, [self.decoder(part) for part in inner])
         if issubclass(plain, Mapping) and issubclass(dict, plain):
             key, item = inner or (str, Any)
-            return partial(_mapping, self._decoder_of_key(key), self.decoder(item))
+            # A key is a text, as which an int stands in JSON.
+            return partial(_mapping, partial(_key_of, self.decoder(key)), self.decoder(item))
         for made in (list, tuple, set, frozenset):
             if issubclass(made, plain):
                 return partial(_array, made, self.decoder(inner[0] if inner else Any))
         raise _unknown(kind)
-
-    def _decoder_of_key(self, kind: Any) -> Decoder:
-        """Return what makes a key of a mapping from a text, as which an int stands in JSON."""
-        return partial(_key_of, self.decoder(kind))
 
     def _parts(self, kind: Any, names: Set[str] | None = None) -> dict[str, Decoder]:
         hints = hints_of(kind, kind.__name__)

@@ -417,23 +417,22 @@ def to_jobs(name: str, jobs: Sequence[Mapping[str, Any]] | str) -> Jsonb | str:
 
 CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "endings": to_endings,
-    **{name: partial(to_jobs, name) for name in ("databases", "jobs", "stages")},
     **dict.fromkeys(("result", "results"), to_result),
     **dict.fromkeys(("error", "message", "reason", "stack"), clean),
     **{
-        name: partial(to_jsonb, name)
-        for name in (
-            "arguments", "backoff", "facts", "filter", "headers", "payload", "retry_budget",
+        name: partial(make, name)
+        for make, names in (
+            (to_jobs, "databases jobs stages"),
+            (to_jsonb, "arguments backoff facts filter headers payload retry_budget"),
+            (
+                to_array,
+                "depends_on enqueue_times group_by job_ids job_types kept_job_ids "
+                "kept_lease_tokens lease_tokens next_stages queues",
+            ),
         )
+        for name in names.split()
     },
-    **{
-        name: partial(to_array, name)
-        for name in (
-            "depends_on", "enqueue_times", "group_by", "job_ids", "job_types", "kept_job_ids",
-            "kept_lease_tokens", "lease_tokens", "next_stages", "queues",
-        )
-    },
-}  # fmt: skip
+}
 """What makes of an argument of that name what Postgres takes."""
 
 
