@@ -200,10 +200,22 @@ def test_no_job_is_refused_for_what_its_trace_carries(
 
     with carrying({str(number): "x" * 2700 for number in range(3)}):
         client.enqueue("x", headers={"tenant": "7" * 3000})
+        client.enqueue("x", headers={"tenant": "7" * 8150})
 
     assert db.execute(
-        "select headers ? 'baggage', headers ? 'traceparent' from rota.jobs"
-    ).fetchall() == [(False, True)]
+        "select headers ? 'baggage', headers ? 'traceparent' from rota.jobs order by id"
+    ).fetchall() == [(False, True), (False, False)]
+
+
+def test_a_wrong_argument_is_named_also_where_calls_are_traced(
+    client: Client, traces: Traces
+) -> None:
+    otel.instrument(tracer_provider=traces.provider)
+    wrong: list[dict[str, Any]] = [{"headers": "x"}, {"queue": ["x"]}, {"job_type": ["x"]}]
+
+    for argument in wrong:
+        with pytest.raises(rota.InvalidArgumentError, match=f"^{next(iter(argument))} must be"):
+            client.enqueue(**{"job_type": "x", **argument})
 
 
 def _snooze(job: Job) -> None:

@@ -283,6 +283,10 @@ def read_quickly(connection: AsyncConnection[Any]) -> None:
         connection.adapters.register_loader("jsonb", _JsonLoader)
 
 
+MAX_HEADERS = 8192
+"""A job that has more than so many bytes of headers is refused."""
+
+
 class Outgoing:
     """The jobs of one call: mappings of the arguments of ``enqueue``."""
 
@@ -292,12 +296,18 @@ class Outgoing:
         """The ids of the jobs once they are added, in the same order."""
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
-        """Add headers to all jobs, in copies; those that a job has already stay as they are."""
+        """Add headers to all jobs that have room, in copies; those that a job has stay."""
         if headers:
-            self.jobs = [
-                {**job, "headers": {**headers, **(job.get("headers") or {})}}
-                for job in self.jobs
-            ]
+            self.jobs = [_with_headers(job, headers) for job in self.jobs]
+
+
+def _with_headers(job: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, Any]:
+    own = job.get("headers") or {}
+    if not isinstance(own, Mapping):
+        return job  # which is refused
+    together = {**headers, **own}
+    size = len(json.dumps(together, skipkeys=True, default=str))
+    return {**job, "headers": together} if size <= MAX_HEADERS else job
 
 
 Hook = Callable[[Outgoing], AbstractContextManager[None]]

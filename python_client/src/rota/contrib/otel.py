@@ -108,7 +108,7 @@ def uninstrument() -> None:
 
 
 def _name(operation: str, jobs: Sequence[Mapping[str, Any]]) -> str:
-    types = {job.get("job_type") for job in jobs}
+    types = {str(job.get("job_type")) for job in jobs}
     return f"{operation} {types.pop()}" if len(types) == 1 else f"{operation} jobs"
 
 
@@ -118,9 +118,9 @@ def _sent(out: Outgoing) -> dict[str, Any]:
         "messaging.operation.name": "enqueue",
         "messaging.operation.type": "send",
     }
-    queues = {job.get("queue", DEFAULT_QUEUE) for job in out.jobs}
+    queues = {str(job.get("queue", DEFAULT_QUEUE)) for job in out.jobs}
     if len(queues) == 1:
-        attributes["messaging.destination.name"] = str(queues.pop())
+        attributes["messaging.destination.name"] = queues.pop()
     if len(out.jobs) != 1:
         attributes["messaging.batch.message_count"] = len(out.jobs)
     return attributes
