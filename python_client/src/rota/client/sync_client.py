@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from math import inf
 from typing import Any, TypeVar
 
 import psycopg
@@ -36,7 +35,7 @@ from .statement import (
     read_forgiving,
     unescaped,
 )
-from .values import check_range, clean, of_one_job
+from .values import clean, of_one_job
 
 Row = TypeVar("Row")
 
@@ -630,8 +629,8 @@ class Client:
         """
         if not isinstance(active, Unset):
             return self._ask_result(job_id, active)
-        if timeout is not None:
-            check_range("timeout", timeout, -inf, inf)
+        if not isinstance(timeout, int | float | None):
+            raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
         driver = self._driver()
         connection: Connection[Any] | None = None
         if listen and isinstance(driver, Connection) and driver.autocommit:
