@@ -534,7 +534,7 @@ WORKER = (
         "refused-mail-is-unknown",
         "A mail server that was down for a while has cost its mails for ever.",
         "client/test_effect_blocks.py",
-        client("job", " or isinstance(error, withdraw_on)", ""),
+        client("job", " or isinstance(error, effect._withdraw_on)", ""),
     ),
     mutant(
         "lost-record-is-unknown",
