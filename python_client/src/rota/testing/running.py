@@ -67,7 +67,7 @@ class JobOutcome:
     """``succeeded``, ``failed`` (and to be tried again), ``dead``, ``snoozed``, ``cancelled``
     or ``lost``."""
     result: Any = None
-    """What the handler returned, or set before the end of ``job.transaction()``."""
+    """What the handler returned, or set as ``job.result``."""
     error: BaseException | None = None
     """What the handler raised to fail, `RetryIn` as well."""
     delay: timedelta | None = None
