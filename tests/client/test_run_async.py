@@ -116,6 +116,37 @@ def test_a_worker_that_is_cancelled_while_it_leaves_takes_no_longer(
     assert db.execute("select status, attempts from rota.jobs").fetchall() == [("queued", 0)]
 
 
+@pytest.mark.own_session
+def test_a_handler_that_cannot_complete_its_effect_leaves_with_its_worker(
+    admin: psycopg.Connection[Any], client: Client, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    """Its database is away for longer than anybody wants to wait."""
+    allow = f"alter database {db.info.dbname} with allow_connections {{}}"
+    registry, begun = Registry(), threading.Event()
+
+    @registry.handler("mail")
+    async def mail(job: AsyncJob) -> None:
+        async with job.effect("mail", "k"):
+            admin.execute(allow.format("false"))
+            db.execute(f"select pg_terminate_backend(pid) {SESSIONS.partition('(*) ')[2]}")
+            begun.set()
+
+    client.enqueue("mail", lease=timedelta(minutes=10))
+    worker = Worker(dsn, registry)
+
+    async def run() -> None:
+        task = asyncio.create_task(worker.run_async())
+        await _until(begun.is_set)
+        worker.stop(now=True)
+        await task
+        await _until(lambda: len(asyncio.all_tasks()) == 1)
+
+    try:
+        asyncio.run(run())
+    finally:
+        admin.execute(allow.format("true"))
+
+
 def test_a_worker_runs_once(dsn: str) -> None:
     worker = Worker(dsn, _registry(threading.Event()))
     worker.run(drain=True)

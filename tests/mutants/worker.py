@@ -415,8 +415,8 @@ WORKER = (
         "client/test_effect_blocks.py",
         client(
             "job",
-            "                if self.is_lost:\n                    raise\n",
-            "                raise\n",
+            "if self.is_lost or self.is_overdue or self._context.is_stopping:\n",
+            "if True:\n",
         ),
     ),
     mutant(
@@ -520,7 +520,7 @@ WORKER = (
         "client/test_frozen.py",
         client(
             "worker/lending",
-            "        if (reason := _reason(job)) is not None:\n",
+            "        if (reason := _reason(job, lent.has_last_word)) is not None:\n",
             "        if (reason := None) is not None:\n",
         ),
     ),

@@ -419,7 +419,7 @@ class BaseJob:
                     await self._call(action)
                     return
                 except PASSING as error:
-                    if self.is_lost or self.is_overdue:
+                    if self.is_lost or self.is_overdue or self._context.is_stopping:
                         raise
                     await self._pause(retry, error)
         finally:
