@@ -406,6 +406,21 @@ def test_a_worker_reads_jobs_whatever_the_styles_of_the_database(
     assert status(job_id) == "succeeded"
 
 
+@pytest.mark.parametrize("style", ["sql_standard", "iso_8601", "postgres_verbose"])
+def test_a_tick_is_read_in_whatever_style_the_database_writes_intervals(
+    client: Client, db: psycopg.Connection[Any], style: str
+) -> None:
+    client.schedule_job("often", "every 2 seconds", "work")
+    db.execute("update rota.job_definitions set next_run_at = rota.now()")
+    db.execute(f"set intervalstyle = {style}")  # type: ignore[arg-type]
+
+    report = Client(db).tick()
+
+    assert report.jobs_enqueued == 1
+    assert report.look_again_in is not None
+    assert timedelta(0) < report.look_again_in <= timedelta(seconds=2)
+
+
 def test_a_moment_that_python_has_not_costs_no_job(
     client: Client, db: psycopg.Connection[Any], drain: Drain, status: Status
 ) -> None:

@@ -241,6 +241,8 @@ def _forgiving(
             try:
                 return loader(self.oid, self.connection).load(data)
             except NotImplementedError:  # a DateStyle or IntervalStyle that psycopg cannot read
+                if found := instead is _longest and _SECONDS.fullmatch(data):
+                    return timedelta(seconds=float(found[1]))
                 raise
             except Exception as error:
                 return instead(bytes(data), error)
@@ -259,6 +261,8 @@ def _longest(data: bytes, _: Exception) -> timedelta:
     return timedelta(days=-999_999_999 if is_negative else 999_999_999)
 
 
+# As tick() tells when to look again: it alone is read as a text, and that is within a minute.
+_SECONDS = re.compile(rb"(?:0:00:|PT|@ )([\d.]+)(?:S| secs?)?")
 _INSTEAD: dict[str, Callable[[bytes, Exception], Any]] = {
     "timestamptz": _nearest,
     "interval": _longest,
