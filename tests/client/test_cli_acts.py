@@ -114,6 +114,21 @@ def test_several_ids_and_conflicts(run: Run, partly: Run, client: Client, db: Db
     assert found == {"act": "cancel", "matched": 2, "changed": 2, "conflicts": []}
 
 
+def test_a_dry_run_promises_no_more_than_it_has_looked_at(
+    run: Run, partly: Run, db: Db, connect: Callable[..., Db]
+) -> None:
+    db.execute("select rota.enqueue('a') from generate_series(1, 1001)")
+    other = connect(autocommit=False)
+    other.execute("select from rota.jobs order by id desc limit 1 for update")
+    asked = ["cancel", "--type", "a"]
+
+    told = run(*asked, "--dry-run")
+    assert run(*asked, "--dry-run", "--limit", "1000").startswith("1000 jobs would be changed")
+
+    assert told.startswith("at most 1001 jobs would be changed, such as\n")
+    assert partly(*asked, "--yes").startswith("1000 jobs cancelled")
+
+
 def test_a_locked_job_is_told_with_its_holder(
     partly: Run, client: Client, connect: Callable[..., Db]
 ) -> None:

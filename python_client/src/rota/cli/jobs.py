@@ -413,9 +413,9 @@ def act(arguments: argparse.Namespace) -> int:
     wanted = chosen | ({"ids": ids} if ids else {})
     with connected(arguments) as connection:
         calls = partial(_calls, connection, what, wanted, given, arguments.limit)
-        found, samples, conflicts = _count(calls(dry_run=True), arguments.limit)
+        found, samples, conflicts, at_most = _count(calls(dry_run=True), arguments.limit)
         if arguments.dry_run:
-            return _tell_count(arguments, found, samples, conflicts)
+            return _tell_count(arguments, found, samples, conflicts, at_most)
         # Who names jobs by their ids has counted them.
         if found and not arguments.yes and (chosen or what in ("purge", "erase")):
             verb = "set the priority of" if what == "set_priority" else what
@@ -557,9 +557,9 @@ def _calls(
 
 def _count(
     reports: Iterator[ActReport], limit: int | None
-) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]], str]:
     found, samples, conflicts = 0, list[dict[str, Any]](), list[dict[str, Any]]()
-    is_first = True
+    is_first, at_most = True, ""
     for report in reports:
         found += report.matched
         is_last = report.next_after_id is None
@@ -568,9 +568,11 @@ def _count(
             end = "\n" if is_last else ""
             print(f"\r{f'{found} found {upto}':<40}", end=end, file=sys.stderr, flush=True)
         is_first = False
+        if min(report.matched, limit or found) > AT_ONCE:
+            at_most = "at most "  # of a call that counts, the others are not looked at
         samples += report.samples[: 10 - len(samples)]
         conflicts += report.conflicts
-    return found if limit is None else min(found, limit), samples, conflicts
+    return found if limit is None else min(found, limit), samples, conflicts, at_most
 
 
 def _jobs(number: int) -> str:
@@ -582,6 +584,7 @@ def _tell_count(
     found: int,
     samples: list[dict[str, Any]],
     conflicts: list[dict[str, Any]],
+    at_most: str,
 ) -> int:
     if arguments.json:
         print_json(
@@ -591,7 +594,8 @@ def _tell_count(
     # Of an id that is missing there is no job that was counted.
     refused = {conflict["job_id"] for conflict in conflicts if not conflict.get("is_missing")}
     samples = [sample for sample in samples if sample["job_id"] not in refused]
-    print(f"{_jobs(found - len(refused))} would be changed{', such as' if samples else ''}")
+    such_as = ", such as" if samples else ""
+    print(f"{at_most}{_jobs(found - len(refused))} would be changed{such_as}")
     if samples:
         names = ("job_id", "status", "queue", "job_type", "last_error")
         print_list([{name: sample[name] for name in names} for sample in samples])
