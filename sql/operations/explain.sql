@@ -464,6 +464,8 @@ declare
     c_now constant timestamptz := rota.now();
     c_lane constant smallint := coalesce(job.own_lane, job.priority);
     c_limit constant text := substring(job.hold, '^(?:queue|type|key) .*');
+    -- A worker may have had it meanwhile, and lost it.
+    c_ready_since constant timestamptz := greatest(job.run_at, job.updated_at);
     v_ahead integer; v_ended record;
 begin
     if job.run_at > c_now or job.hold <> coalesce(c_limit, '') then return; end if;
@@ -512,10 +514,10 @@ begin
                 then 'it is next in its queue: ' || case when job.queue ~ '^forward:[0-9]+$'
                     then 'a forwarder will carry it, or its log says why it does not'
                     else 'a worker with a free place will claim it'
-                        || case when is_free and job.run_at < c_now - interval '1 minute'
+                        || case when is_free and c_ready_since < c_now - interval '1 minute'
                             -- Such as one whose handlers continue without their jobs.
                             then format(', but none has for %s: if rota top shows one that is '
-                                'not busy, its log says why', rota._ago(job.run_at))
+                                'not busy, its log says why', rota._ago(c_ready_since))
                         else '' end end
             when v_ahead = 0 then format('it is the first in queue %s to wait for limit %s',
                 job.queue, c_limit)

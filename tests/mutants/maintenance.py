@@ -2231,6 +2231,12 @@ MAINTENANCE = (
         sql("operations/explain", "least(job.run_at, '9999-01-01')", "job.run_at"),
     ),
     mutant(
+        "explain-of-taken-back",
+        "Of a job that was just taken back it is said that no worker took it.",
+        "sql/operations/test_explain.py",
+        sql("operations/explain", "greatest(job.run_at, job.updated_at)", "job.run_at"),
+    ),
+    mutant(
         "doctor-stopped-by-a-hand",
         "A run_at that was written by hand keeps all from queue_stats and half of doctor().",
         "sql/operations/test_doctor.py sql/operations/test_views.py",

@@ -101,6 +101,19 @@ def test_a_job_that_no_free_worker_takes_leads_to_the_log_of_one(db, clock):
     assert none_has not in explain(db, job_id)[-1].explanation
 
 
+def test_a_job_that_was_just_taken_back_was_not_passed_over(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    settle(db)
+    job_id = running(db).job_id
+    clock.advance("90 s")
+    db.execute("select rota.retry_job(%s, force => true)", (job_id,))
+
+    assert "none has" not in explain(db, job_id)[-1].explanation
+
+    clock.advance("61 s")
+    assert "none has for 1 min 1 s" in explain(db, job_id)[-1].explanation
+
+
 def test_a_job_that_has_expired_says_so_and_a_retry_lets_it_run(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     job_id = enqueue(db, expires_at=now + timedelta(hours=1))
