@@ -169,7 +169,8 @@ begin
         '{"modular_mapping": "1"}' || (
             select jsonb_object_agg('p' || s.ordinal, (
                 select string_agg(format('%s=''%s''', o.key,
-                    replace(replace(o.value, '\', '\\'), '''', '\''')), ' ' order by o.key)
+                    regexp_replace(o.value, E'([\\\\''])', E'\\\\\\1', 'g')), ' '
+                    order by o.key)
                 from jsonb_each_text(d - 'number' || c_options) as o
             ))
             from jsonb_array_elements(databases) as d
@@ -703,12 +704,12 @@ create or replace function rota_front.raise_of_shard(
 declare
     -- The word after REMOTE is that for an error in the language of the shard.
     v_message constant text := regexp_replace(message,
-        '^rota(?:_front)?\._?ask_\w+\(\d+\): \[[^]]*\] REMOTE [^:]+: ', '');
+        E'^rota(?:_front)?[.]_?ask_\\w+[(]\\d+[)]: [[][^]]*[]] REMOTE [^:]+: ', '');
     v_detail constant text := regexp_replace(detail, '^Remote detail: ', '');
     v_hint constant text := regexp_replace(hint, '^Remote hint: ', '');
 begin
     -- Under the same id, mostly; what came in behind its queue has another one there.
-    if state = 'RT016' and v_message ~ '^job ([0-9]+) .* as job \1$' and exists (
+    if state = 'RT016' and v_message ~ E'^job ([0-9]+) .* as job \\1$' and exists (
         select from rota_front.shards as s
         where s.number = split_part(v_detail, ' ', 1)::integer
     ) then
@@ -724,9 +725,9 @@ begin
         perform rota_front.refuse('a database behind this front cannot be reached: '
             || rtrim(regexp_replace(v_message, '^.*PQconnectPoll: ', ''), E'\n'),
             code => '08001');
-    elsif state = 'XX000' and v_message ~ '\] PQ\w+: ' then
+    elsif state = 'XX000' and v_message ~ E'[]] PQ\\w+: ' then
         perform rota_front.refuse('the connection to a database behind this front was lost: '
-            || regexp_replace(v_message, '^.*?\] PQ\w+: ([^\n]*).*$', '\1'),
+            || regexp_replace(v_message, E'^.*?[]] PQ\\w+: ([^\n]*).*$', E'\\1'),
             'The call may have been done there anyway.', '08006');
     end if;
     perform rota_front.refuse(v_message, v_hint, state, v_detail);

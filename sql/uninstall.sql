@@ -83,7 +83,7 @@ do $$
 declare
     v_callers constant text := (
         select string_agg(p.oid::regprocedure::text, ', ' order by p.oid) from pg_proc as p
-        where p.prosrc ~ '\mrota\.\w' and p.pronamespace <> 'pg_catalog'::regnamespace
+        where p.prosrc ~ E'\\mrota[.]\\w' and p.pronamespace <> 'pg_catalog'::regnamespace
     );
 begin
     if v_callers is not null then

@@ -306,7 +306,10 @@ def test_uninstall_refuses_when_nobody_can_confirm(empty: str, install_sh: Run) 
 
 
 @pytest.mark.slow
-def test_uninstall_names_the_functions_that_would_fail(empty: str, install_sh: Run) -> None:
+@pytest.mark.parametrize("setting", ["on", "off"])
+def test_uninstall_names_the_functions_that_would_fail(
+    empty: str, install_sh: Run, setting: str
+) -> None:
     install_sh("-d", empty)
     with psycopg.connect(empty, autocommit=True) as connection:
         connection.execute("""
@@ -316,9 +319,11 @@ def test_uninstall_names_the_functions_that_would_fail(empty: str, install_sh: R
             create function shop.other() returns text language sql as $$ select 'rota' $$
         """)
 
-    removed = install_sh("-d", empty, "--uninstall", "--yes")
+    options = {"PGOPTIONS": f"-c standard_conforming_strings={setting}"}
+    removed = install_sh("-d", empty, "--uninstall", "--yes", env=options)
 
     assert removed.returncode == 0
+    assert removed.stderr.count("WARNING") == 1
     assert "functions still name it: shop.mine()\n" in removed.stderr
 
 

@@ -112,7 +112,7 @@ def test_forbidden_words_are_absent(path: Path) -> None:
     assert numbered(text, r"\b(varchar|char|serial|bigserial|money)\b") == []
 
 
-@every_part
+@every_file
 def test_only_strings_with_an_e_have_a_backslash(path: Path) -> None:
     """What it means in others is a setting of the session: standard_conforming_strings."""
     text = path.read_text()
