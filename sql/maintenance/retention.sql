@@ -243,9 +243,7 @@ declare
         'and f.%2$I between $2 and $3 and (%4$s)',
         name, time_column, v_key, condition,
         case v_key when 'id' then 'bigint' else 'tid' end));
-    v_keys text[]; v_first timestamptz; v_last timestamptz; v_one text; v_rows integer;
-    v_deleted integer := 0;
-    v_failed integer := 0;
+    v_keys text[]; v_first timestamptz; v_last timestamptz;
 begin
     execute format('select array_agg(o.key), min(o.moment), max(o.moment) from ('
         'select f.%3$I::text as key, f.%2$I as moment from rota.%1$I as f '
@@ -255,15 +253,32 @@ begin
     into v_keys, v_first, v_last using before, rota._from_micros(v_from), max_rows, subject;
     perform rota._keep_scan_from(v_scan, v_now, v_from is null, null, rota._micros(v_now),
         rota._micros(coalesce(v_last, before)), '1 hour');
-    if v_keys is null then return 0; end if;
+    return rota._delete_rows(name, c_delete, v_keys, v_first, v_last, subject);
+end $$;
+
+/* Delete the locked rows of these keys by a statement; those that cannot be deleted keep none
+ * of the others.  Returns how many. */
+create or replace function rota._delete_rows(
+    name text, statement text, keys text[], since timestamptz default null,
+    until timestamptz default null, subject text default null
+) returns integer language plpgsql as $$
+-- A statement is not what a caller sends, and plpgsql_check does not see that it deletes.
+-- @plpgsql_check_options: security_warnings = off, performance_warnings = off
+declare
+    c_now constant timestamptz := rota.now();
+    v_key text; v_rows integer;
+    v_deleted integer := 0;
+    v_failed integer := 0;
+begin
+    if keys is null then return 0; end if;
     begin
-        execute c_delete using v_keys, v_first, v_last, subject;
+        execute statement using keys, since, until, subject;
         get diagnostics v_deleted = row_count;
     exception when others then
-        foreach v_one in array v_keys loop
-            exit when rota.now() - v_now > interval '1 second';
+        foreach v_key in array keys loop
+            exit when rota.now() - c_now > interval '1 second';
             begin
-                execute c_delete using array[v_one], v_first, v_last, subject;
+                execute statement using array[v_key], since, until, subject;
                 get diagnostics v_rows = row_count;
                 v_deleted := v_deleted + v_rows;
             exception when others then
@@ -481,28 +496,27 @@ end $$;
 create or replace function rota._purge_partition(
     partition regclass, max_rows integer, condition text
 ) returns integer language plpgsql as $$
+-- @plpgsql_check_options: security_warnings = off
 declare
     v_now constant timestamptz := rota.now();
     v_scan constant text := 'partition ' || partition::oid::text;
     v_page bigint := rota._scan_from(v_scan, v_now, '1 hour');
     v_is_full constant boolean := v_page is null;
-    v_rows tid[]; v_deleted integer;
+    c_name constant text := (
+        select c.relname::text from pg_class as c where c.oid = _purge_partition.partition);
+    v_keys text[];
 begin
     execute format(
-        'select array_agg(o.ctid), coalesce(max((o.ctid::text::point)[0]::bigint), $1) from ('
-        'select f.ctid from %s as f where f.ctid >= format(''(%%s,0)'', $1)::tid and %s '
+        'select array_agg(o.key), coalesce(max((o.key::point)[0]::bigint), $1) from ('
+        'select f.ctid::text as key from %s as f '
+        'where f.ctid >= format(''(%%s,0)'', $1)::tid and %s '
         'limit $2 for update skip locked) as o', partition, condition)
-    into v_rows, v_page using coalesce(v_page, 0), max_rows;
+    into v_keys, v_page using coalesce(v_page, 0), max_rows;
     perform rota._keep_scan_from(v_scan, v_now, v_is_full, null, rota._micros(v_now), v_page,
         '1 hour');
-    if v_rows is null then return 0; end if;
-    -- @plpgsql_check_options: security_warnings = off
-    execute rota._removing(
-        (select c.relname::text from pg_class as c where c.oid = partition),
-        format('delete from %s as f where f.ctid = any($1) and %s', partition, condition))
-    using v_rows;
-    get diagnostics v_deleted = row_count;
-    return v_deleted;
+    return rota._delete_rows(c_name, rota._removing(c_name, format(
+        'delete from %s as f where f.ctid = any($1::tid[]) and %s', partition, condition)),
+        v_keys);
 end $$;
 
 /* Partitions for the next days and weeks, and for the current ones only in a new installation:

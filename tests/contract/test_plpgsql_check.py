@@ -97,6 +97,19 @@ def test_maintenance_that_it_is_told_to_overlook_cannot_be_stable(
     assert (kept, dropped) == ((0,), (1,))
 
 
+def test_a_delete_that_it_is_told_to_overlook_cannot_be_stable(
+    checker: psycopg.Connection[Any],
+) -> None:
+    checker.execute("insert into rota.maintenance (task, done_at) values ('a', now())")
+    delete = "'x', 'delete from rota.maintenance where task = any($1)', '{a}'"
+    deleted = []
+    for volatility in ("stable", "volatile"):
+        checker.execute(f"alter function rota._delete_rows {volatility}")
+        deleted += checker.execute(f"select rota._delete_rows({delete})").fetchall()
+
+    assert deleted == [(0,), (1,)]
+
+
 @pytest.mark.slow
 def test_nothing_else_is_overlooked(checker: psycopg.Connection[Any]) -> None:
     findings = checker.execute(CHECK, (False, "rota")).fetchall()
@@ -107,7 +120,8 @@ def test_nothing_else_is_overlooked(checker: psycopg.Connection[Any]) -> None:
         if level == "performance"
     ]
     message = "routine is marked as VOLATILE, should be STABLE"
-    assert notices == [(name, message) for name in sorted([*_OVERLOOKED, "_drop_partitions"])]
+    overlooked = [*_OVERLOOKED, "_delete_rows", "_drop_partitions"]
+    assert notices == [(name, message) for name in sorted(overlooked)]
 
 
 @with_and_without_legacy_casts

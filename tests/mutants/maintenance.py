@@ -184,8 +184,8 @@ MAINTENANCE = (
         "races/test_waiting.py",
         sql(
             "maintenance/retention",
-            "where f.ctid = any($1) and %s', partition, condition))",
-            "where f.ctid = any($1)', partition))",
+            "where f.ctid = any($1::tid[]) and %s', partition, condition)),",
+            "where f.ctid = any($1::tid[])', partition)),",
         ),
     ),
     mutant(

@@ -457,6 +457,26 @@ def test_retain_goes_on_behind_rows_that_cannot_be_deleted(db, clock, keeps):
     assert partitions(db) == names(clock.now(), range(1, 8))
 
 
+def test_retain_goes_on_behind_a_row_of_a_partition_that_stays(db, clock):
+    day = f"finished_jobs_done_{clock.now():%Y%m%d}"
+    ids = [end(db, "succeeded") for _ in range(3)]
+    db.execute(f"create view public.mine as select * from rota.{day}")
+    db.execute(
+        "create function public.no() returns trigger language plpgsql as"
+        " $$ begin raise 'never'; end $$"
+    )
+    db.execute(
+        f"create trigger no before delete on rota.{day} for each row"
+        f" when (old.id = {ids[1]}) execute function public.no()"
+    )
+    db.execute(f"alter table rota.{day} enable always trigger no")
+
+    clock.advance("10 days")
+    tick_until_done(db, clock)
+
+    assert [is_there(db, job_id) for job_id in ids] == [False, True, False]
+
+
 @pytest.mark.parametrize("when", ["", "deferrable initially deferred"])
 @pytest.mark.parametrize("kind", ["keys", "effects"])
 def test_retain_goes_on_where_a_table_of_a_user_refers_to_a_row(db, clock, kind, when):
