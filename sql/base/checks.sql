@@ -400,5 +400,6 @@ create or replace function rota._raise_not_found(job_id bigint)
 begin
     perform rota._raise_moved(job_id);
     raise exception using errcode = 'RT001', message = format('job %s not found', job_id),
-        hint = 'It never existed, or retention has removed it.';
+        hint = 'It never existed, retention has removed it, or its queue is not granted to '
+            'the role.';
 end $$;

@@ -781,7 +781,8 @@ def test_errors_are_json_where_the_answer_is(
     assert main(["job", "999", "--json", "-d", dsn]) == 1
     assert json.loads(capsys.readouterr().err) == {
         "error": "job 999 not found",
-        "hint": "It never existed, or retention has removed it.",
+        "hint": "It never existed, retention has removed it, or its queue is not granted to"
+        " the role.",
         "exit_code": 1,
     }
     assert main(["doctor", "--check", "--json", "-d", "port=1"]) == 3

@@ -36,7 +36,6 @@ from ..client.sync_client import Client
 from ..exceptions import (
     BadScheduleError,
     JobFinishedError,
-    JobNotFoundError,
     JobRunningError,
     RotaError,
     UnknownScheduleError,
@@ -506,7 +505,6 @@ def _plain(value: Any) -> Any:
 
 
 _HINTS: dict[type[RotaError], str] = {
-    JobNotFoundError: "It never existed, or retention has removed it.",
     JobFinishedError: "To run it again: rota retry {job_id}",
     JobRunningError: "Wait, or take it from its worker: rota retry {job_id} --force",
     UnknownScheduleError: "To list them: rota schedule list",
