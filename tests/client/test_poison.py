@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 import rota
 from rota import Client, InvalidArgumentError, Job, Registry
 from rota.client.connecting import connect_async
+from rota.client.statement import seconds_of
 from support.mutation import mutate
 from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
@@ -419,6 +420,18 @@ def test_a_tick_is_read_in_whatever_style_the_database_writes_intervals(
     assert report.jobs_enqueued == 1
     assert report.look_again_in is not None
     assert timedelta(0) < report.look_again_in <= timedelta(seconds=2)
+
+
+@pytest.mark.parametrize("style", ["sql_standard", "postgres_verbose", "iso_8601"])
+@pytest.mark.parametrize("seconds", [-1.5, 0, 1, 59.999999])
+def test_less_than_a_minute_is_read_in_any_style(
+    db: psycopg.Connection[Any], style: str, seconds: float
+) -> None:
+    db.execute(f"set intervalstyle = {style}")  # type: ignore[arg-type]
+    row = db.execute("select make_interval(secs => %s)::text", [seconds]).fetchone()
+
+    assert row is not None
+    assert seconds_of(row[0].encode()) == timedelta(seconds=seconds)
 
 
 def test_a_moment_that_python_has_not_costs_no_job(

@@ -241,8 +241,8 @@ def _forgiving(
             try:
                 return loader(self.oid, self.connection).load(data)
             except NotImplementedError:  # a DateStyle or IntervalStyle that psycopg cannot read
-                if found := instead is _longest and _SECONDS.fullmatch(data):
-                    return timedelta(seconds=float(found[1]))
+                if instead is _longest and (length := seconds_of(data)) is not None:
+                    return length
                 raise
             except Exception as error:
                 return instead(bytes(data), error)
@@ -261,8 +261,21 @@ def _longest(data: bytes, _: Exception) -> timedelta:
     return timedelta(days=-999_999_999 if is_negative else 999_999_999)
 
 
-# As tick() tells when to look again: it alone is read as a text, and that is within a minute.
-_SECONDS = re.compile(rb"(?:0:00:|PT|@ )([\d.]+)(?:S| secs?)?")
+_SECONDS = re.compile(rb"(-?)(?:0:00:|PT|@ )?(-?[\d.]+)(?:S| secs?)?( ago)?")
+
+
+def seconds_of(data: Buffer) -> timedelta | None:
+    """Read less than a minute in any IntervalStyle, as tick() tells when to look again.
+
+    It is the only length that is read as a text.
+    """
+    found = _SECONDS.fullmatch(data)
+    if found is None:
+        return None
+    length = timedelta(seconds=float(found[2]))
+    return -length if found[1] or found[3] else length
+
+
 _INSTEAD: dict[str, Callable[[bytes, Exception], Any]] = {
     "timestamptz": _nearest,
     "interval": _longest,
