@@ -431,7 +431,9 @@ def test_less_than_a_minute_is_read_in_any_style(
     row = db.execute("select make_interval(secs => %s)::text", [seconds]).fetchone()
 
     assert row is not None
-    assert seconds_of(row[0].encode()) == timedelta(seconds=seconds)
+    assert seconds_of(row[0].encode(), NotImplementedError()) == timedelta(seconds=seconds)
+    with pytest.raises(NotImplementedError):
+        seconds_of(b"P1DT1S", NotImplementedError())
 
 
 def test_a_moment_that_python_has_not_costs_no_job(

@@ -240,22 +240,22 @@ def _forgiving(
         def load(self, data: Buffer) -> Any:
             try:
                 return loader(self.oid, self.connection).load(data)
-            except NotImplementedError:  # a DateStyle or IntervalStyle that psycopg cannot read
-                if instead is _longest and (length := seconds_of(data)) is not None:
-                    return length
-                raise
             except Exception as error:
                 return instead(bytes(data), error)
 
     return Forgiving
 
 
-def _nearest(data: bytes, _: Exception) -> datetime:
+def _nearest(data: bytes, error: Exception) -> datetime:
+    if isinstance(error, NotImplementedError):  # a DateStyle that psycopg cannot read
+        raise error
     is_before = data[0] >= 0x80 or data[:1] == b"-" or data.endswith(b"BC")
     return (datetime.min if is_before else datetime.max).replace(tzinfo=UTC)
 
 
-def _longest(data: bytes, _: Exception) -> timedelta:
+def _longest(data: bytes, error: Exception) -> timedelta:
+    if isinstance(error, NotImplementedError):  # an IntervalStyle that psycopg cannot read
+        return seconds_of(data, error)
     days, months = (int.from_bytes(data[n : n + 4], "big", signed=True) for n in (8, 12))
     is_negative = data[:1] == b"-" or days + 30 * months < 0
     return timedelta(days=-999_999_999 if is_negative else 999_999_999)
@@ -264,14 +264,14 @@ def _longest(data: bytes, _: Exception) -> timedelta:
 _SECONDS = re.compile(rb"(-?)(?:0:00:|PT|@ )?(-?[\d.]+)(?:S| secs?)?( ago)?")
 
 
-def seconds_of(data: Buffer) -> timedelta | None:
+def seconds_of(data: bytes, error: Exception) -> timedelta:
     """Read less than a minute in any IntervalStyle, as tick() tells when to look again.
 
-    It is the only length that is read as a text.
+    It is the only length that is read as a text; raise *error* for another one.
     """
     found = _SECONDS.fullmatch(data)
     if found is None:
-        return None
+        raise error
     length = timedelta(seconds=float(found[2]))
     return -length if found[1] or found[3] else length
 
