@@ -6,9 +6,10 @@ import re
 import smtplib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from aiosmtpd.controller import Controller
 
 import rota
 from rota import AsyncJob, Client, Effect, Job, Registry
+from rota.job import _done
+from rota.worker.lending import Watch
 from support.clock import Clock
 from support.waiting import wait_until
 
@@ -27,7 +30,9 @@ Drain = Callable[..., None]
 Status = Callable[[int], str]
 Body = Callable[[Any, Effect], None]
 NOW = {"kind": "fixed", "base_seconds": 0.001}
+Make = Callable[[], Awaitable[Any]]
 KINDS = ["plain", "async"]
+CUT = psycopg.OperationalError("cut")
 
 
 def _registry(body: Body, **options: Any) -> Registry:
@@ -47,6 +52,27 @@ def _registry(body: Body, **options: Any) -> Registry:
         return effect.result
 
     return registry
+
+
+def _replace(
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+    call: Callable[[Any, Make], Coroutine[Any, Any, Any]],
+) -> None:
+    """Replace a function of both clients; *call* gets the client, and what makes the call."""
+    sync, in_loop = getattr(Client, function), getattr(rota.AsyncClient, function)
+
+    def replaced(self: Client, *args: Any, **kwargs: Any) -> Any:
+        async def make() -> Any:
+            return sync(self, *args, **kwargs)
+
+        return _done(call(self, make))
+
+    async def replaced_async(self: rota.AsyncClient, *args: Any, **kwargs: Any) -> Any:
+        return await call(self, partial(in_loop, self, *args, **kwargs))
+
+    monkeypatch.setattr(Client, function, replaced)
+    monkeypatch.setattr(rota.AsyncClient, function, replaced_async)
 
 
 def _ledger(db: psycopg.Connection[Any]) -> list[Any]:
@@ -203,30 +229,19 @@ def test_completion_is_repeated_until_the_database_answers(
 ) -> None:
     """Its first connection is cut after the commit, as far as the handler can tell."""
     calls: list[str] = []
-    sync, in_loop = Client.complete_effect, rota.AsyncClient.complete_effect
 
-    def cut(self: Client, *args: Any, **kwargs: Any) -> str:
-        calls.append(sync(self, *args, **kwargs))
+    async def cut(client: Any, make: Make) -> str:
+        calls.append(await make())
         if len(calls) == 1:
-            raise psycopg.OperationalError("cut")
+            raise CUT
         return calls[-1]
 
-    async def cut_async(self: rota.AsyncClient, *args: Any, **kwargs: Any) -> str:
-        calls.append(await in_loop(self, *args, **kwargs))
-        if len(calls) == 1:
-            raise psycopg.OperationalError("cut")
-        return calls[-1]
-
-    monkeypatch.setattr(Client, "complete_effect", cut)
-    monkeypatch.setattr(rota.AsyncClient, "complete_effect", cut_async)
+    _replace(monkeypatch, "complete_effect", cut)
     client.enqueue(kind)
     drain(_registry(lambda job, effect: None))
 
     assert calls == ["completed", "already_completed"]
     assert _results(db) == [None]
-
-
-CUT = psycopg.OperationalError("cut")
 
 
 @pytest.mark.parametrize(
@@ -243,23 +258,15 @@ def test_an_effect_whose_record_had_no_answer_is_due_in_the_next_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The block has not begun, so it is known that nothing was sent."""
-    sync, in_loop = Client.record_effect, rota.AsyncClient.record_effect
-    answers = [False]
+    errors = [error]
 
-    def cut(self: Client, *args: Any, **kwargs: Any) -> bool:
-        is_due = sync(self, *args, **kwargs) if is_stored or not answers else True
-        if answers and not answers.pop():
-            raise error
+    async def cut(client: Any, make: Make) -> bool:
+        is_due = await make() if is_stored or not errors else True
+        if errors:
+            raise errors.pop()
         return is_due
 
-    async def cut_async(self: rota.AsyncClient, *args: Any, **kwargs: Any) -> bool:
-        is_due = await in_loop(self, *args, **kwargs) if is_stored or not answers else True
-        if answers and not answers.pop():
-            raise error
-        return is_due
-
-    monkeypatch.setattr(Client, "record_effect", cut)
-    monkeypatch.setattr(rota.AsyncClient, "record_effect", cut_async)
+    _replace(monkeypatch, "record_effect", cut)
     sent = []
     client.enqueue(kind, backoff=NOW)
     drain(_registry(lambda job, effect: effect.is_due and sent.append(job.attempt)))
@@ -276,23 +283,23 @@ def test_an_effect_that_was_recorded_as_its_time_ended_is_due_in_the_next_run(
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sync, in_loop = Client.record_effect, rota.AsyncClient.record_effect
-    recorded, sent = [], []
+    """Its connection is cut then, and that over which the record is withdrawn is not."""
+    recorded, sent, add = [], [], Watch.add
 
-    def slow(self: Client, *args: Any, **kwargs: Any) -> bool:
-        recorded.append(sync(self, *args, **kwargs))
+    async def slow(client: Any, make: Make) -> bool:
+        recorded.append(await make())
         if len(recorded) == 1:
-            self.connection.execute("select pg_sleep(60)")
+            sleeping = client.connection.execute("select pg_sleep(60)")
+            if kind == "async":
+                await sleeping
         return recorded[-1]
 
-    async def slow_async(self: rota.AsyncClient, *args: Any, **kwargs: Any) -> bool:
-        recorded.append(await in_loop(self, *args, **kwargs))
-        if len(recorded) == 1:
-            await self.connection.execute("select pg_sleep(60)")
-        return recorded[-1]
+    def add_and_look(self: Watch, lent: Any) -> None:
+        add(self, lent)
+        self.look()  # as it may at any moment
 
-    monkeypatch.setattr(Client, "record_effect", slow)
-    monkeypatch.setattr(rota.AsyncClient, "record_effect", slow_async)
+    _replace(monkeypatch, "record_effect", slow)
+    monkeypatch.setattr(Watch, "add", add_and_look)
     client.enqueue(kind, backoff=NOW, time_limit=timedelta(seconds=0.4))
     wait_until(lambda: drain(_registry(lambda job, effect: sent.append(effect.is_due))) or sent)
 

@@ -525,6 +525,16 @@ WORKER = (
         ),
     ),
     mutant(
+        "no-last-word",
+        "A job records an effect as its time ends, and the mail is lost, which was not begun.",
+        "client/test_effect_blocks.py",
+        client(
+            "worker/lending",
+            "lent.has_last_word = job.last_words > 0 and not self._resets",
+            "lent.has_last_word = False",
+        ),
+    ),
+    mutant(
         "lent-without-bound",
         "A handler opens as many sessions as it makes calls at once.",
         "client/test_lending.py",
