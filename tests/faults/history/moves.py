@@ -63,7 +63,7 @@ class Moves:
                 left = Left(row["move_id"], row["database"], row["new_job_id"])
                 self.left[number, row["job_id"]] = left
             elif table == "receipts":
-                if not row["move_id"]:
+                if row["move_id"] <= 0:  # it was sent alone, or is the end of a move
                     continue
                 came = Came(number, row["job_id"], row["received_at"])
                 self.came[row["move_id"], row["source_job_id"]] = came

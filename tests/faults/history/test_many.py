@@ -231,6 +231,11 @@ def a_job_that_moved(tale: Tale) -> None:
     tale.ran(tale.moved(where), "a:1", 2, at=120, due=104.5, attempts=2)
 
 
+def a_move_that_has_ended(tale: Tale) -> None:
+    a_job_that_moved(tale)
+    tale.two.table("receipts", **{**arrival(0, 0, 1, moment(50)), "move_id": -MOVE[1]})
+
+
 def a_job_that_moved_late(tale: Tale) -> None:
     tale.ran(tale.moved(tale.told("a:1", 1), job_id(5, 2)), "a:1", 2)
 
@@ -342,7 +347,7 @@ def a_key_with_two_live_jobs(tale: Tale) -> None:
 
 
 MOVED: list[Callable[[Tale], None]] = [
-    a_job_that_moved, a_job_that_moved_late, a_job_that_came_back,
+    a_job_that_moved, a_move_that_has_ended, a_job_that_moved_late, a_job_that_came_back,
     a_job_whose_key_was_live_there,
     a_key_that_is_used_there_after_it_was_used_here, a_line_that_moved,
 ]  # fmt: skip
