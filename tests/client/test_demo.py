@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,22 +76,19 @@ class Demo:
 
 
 @pytest.fixture
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Demo]]:
+def demo() -> Iterator[Callable[..., Demo]]:
     started: list[Demo] = []
 
     def start(*options: str) -> Demo:
-        folder = tmp_path_factory.mktemp("demo")
-        # The server's user has to pass the folders of pytest and of its workers.
-        for parent in list(folder.parents)[:3]:
-            if parent.stat().st_uid == os.getuid():
-                parent.chmod(parent.stat().st_mode | 0o011)
-        started.append(Demo(folder, *options))
+        # The server's user may not pass the folders of pytest.
+        started.append(Demo(Path(tempfile.mkdtemp()), *options))
         return started[-1]
 
     yield start
     for demo in started:
         demo.process.kill()
         demo.process.communicate()
+        shutil.rmtree(demo.temporary, ignore_errors=True)
 
 
 @pytest.fixture
