@@ -234,7 +234,7 @@ ACTS: dict[str, dict[str, list[Any]]] = {
     },
     "limit": {"whose": WHOSE, "bound": BOUNDS},
     "settle": {},
-    "crowd_in": {"jobs": lists(CROWD, 1, 4, 1000)},
+    "crowd_in": {"jobs": lists(CROWD, 1, 9, 1000)},
     "define": {"stages": STAGES},
     "drop": {},
     "start": {"given": RUNS},
@@ -286,7 +286,7 @@ PASS = (
     + ["cancel", "retry", "restart_pipeline", "let_time_pass"] * 2 + ["limit", "settle"]
 )  # fmt: skip
 LIMIT = (
-    ["limit", "finish", "let_time_pass", "crowd_in"] * 4 + ["settle"] + ["claim"] * 8
+    ["limit", "finish", "let_time_pass", "crowd_in"] * 4 + ["settle"] * 3 + ["claim"] * 8
     + ["fail", "finish_many", "finish_and_claim", "maintenance", "retry", "cancel", "end"] * 2
     + ["snooze", "release", "begin", "brake", "change"]
 )  # fmt: skip

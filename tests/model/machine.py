@@ -277,7 +277,7 @@ class Machine(RuleBasedStateMachine):
         self.play("set_limit", **whose, **bound)
 
     def settle(self) -> None:
-        """Tick and claim until all is given that has room, or nothing comes any more."""
+        """Tick, claim and finish until nothing comes any more, and nothing is left with room."""
         if self.backup is not None:
             return
         idle = 0
@@ -289,9 +289,18 @@ class Machine(RuleBasedStateMachine):
             self.model.settle()
             before = len(self.leases)
             self.play("claim_jobs", worker="w1", queues=["default", "mail"], max_jobs=10)
-            if not self.model.late:
+            if given := self.leases[before:]:
+                ids, tokens = [list(part) for part in zip(*given, strict=True)]
+                more = {"results": None, "next_stages": None}
+                self.play(
+                    "finish_jobs", {"refs": given, **more}, job_ids=ids, lease_tokens=tokens,
+                    **more,
+                )  # fmt: skip
+                idle = 0
+            elif not self.model.late:
                 return
-            idle = idle + 1 if len(self.leases) == before else 0
+            else:
+                idle += 1
             if idle == PATIENCE:
                 raise Divergence(f"{[job.id for job in self.model.late]} were passed over")
 

@@ -68,7 +68,12 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_lock_lane", "order by coalesce(j.own_place, j.run_at), j.id", "order by j.id")
     ],
     "a key that is free too soon": [
-        ("_hold_key", "coalesce(k.unique_until, '-infinity') <= v_now", "true")
+        (
+            "_enqueue_keyed",
+            "_enqueue_keyed.unique_for is not null and k.unique_until > rota.now()",
+            "false",
+        ),
+        ("_hold_key", "coalesce(k.unique_until, '-infinity') <= v_now", "true"),
     ],
     "a run after this one that is lost": [
         ("_archive_jobs", "if v_keyed is not null", "if false")
@@ -143,7 +148,12 @@ MUTANTS: dict[str, list[Mutation]] = {
         )
     ],
     "a run that is over with its first stage": [
-        ("_end_stages", "filter (where n.stage is null)", "")
+        (
+            "_end_stages",
+            "filter (where n.stage is not null and h.cancel_requested_at is null)",
+            "filter (where false)",
+        ),
+        ("_end_stages", "filter (where n.stage is null)", ""),
     ],
     "a stage whose finish nobody remembers": [
         ("_is_finished", "r.status = 'succeeded'", "r.status = 'dead'")
@@ -168,6 +178,7 @@ MUTANTS: dict[str, list[Mutation]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", some_of(MUTANTS, every=len(MUTANTS)))
 def test_a_guard_that_is_missing_is_found(
     dsn: str, db: psycopg.Connection[Any], mutant: str
