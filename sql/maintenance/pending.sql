@@ -10,7 +10,8 @@
  * other.  Some let a thousand jobs in, so a call begins with no further check of a kind after
  * 0.3 s: no other kind waits for the rest.
  *
- * Checks are due at once, and then in the order of their ids, or at a time.  A session scans
+ * Checks are due at once, and then in the order of their ids, or at a time.  That of a limit
+ * which an operator has set has a negative id, and so is in front of all.  A session scans
  * both from where its last scan found the first one (base/scan_start.sql).  A check that was
  * written at a time that is still to come was deferred before the clock stepped back, and is
  * due; but not that of a pause, which ends at a time and not after one.
@@ -104,7 +105,7 @@ begin
     end if;
     v_ids := array(
         select c.id from rota.pending_checks as c
-        where c.due_at <= '-infinity' and c.id >= coalesce(v_from, 0)
+        where c.due_at <= '-infinity' and c.id >= coalesce(v_from, '-9223372036854775808')
           and c.made_by is distinct from v_me
           and (v_left_since is null or c.kind not in ('limit', 'slots')
             or c.updated_at < v_left_since)

@@ -60,7 +60,7 @@ begin
             insert into rota.limits_to_count (limit_name)
             select l.limit_name from rota.limits as l
             where l.limit_name = any(rota._key_limits(set_limit.limit_key));
-            perform rota._add_checks('limit', v_limit_name || rota._key_limits(limit_key));
+            perform rota._check_first(v_limit_name || rota._key_limits(limit_key));
         end if;
         return;
     elsif not exists (select from rota.limits as l where l.limit_name = v_limit_name) then
@@ -102,13 +102,24 @@ begin
     where v_limit.max_running is not null and rota._is_counted(v_limit) and not exists (
         select from rota.limit_parts as p where p.limit_name = v_limit_name
     );
-    perform rota._add_checks('limit', array[v_limit_name]);
+    perform rota._check_first(array[v_limit_name]);
 end $$;
 
 comment on function rota.set_limit is
     'Limit how many jobs of a queue, job_type or limit_key run at once or start per period: '
     'null leaves a setting unchanged, reset removes the others, and the limit with the last of '
     'them; raises 22023.';
+
+/* Have limits checked before all that is due already, of which there may be very many: until
+ * then nothing starts under a limit that has changed. */
+create or replace function rota._check_first(limit_names text[])
+    returns void language plpgsql as $$
+begin
+    insert into rota.pending_checks (id, kind, subject) overriding system value
+    select -nextval('rota.pending_checks_id_seq'), 'limit', n.limit_name
+    from unnest(_check_first.limit_names) as n (limit_name);
+    perform rota._notify('');
+end $$;
 
 /* Trigger at the commit: what others have started since set_limit() looked, and before they can
  * know of the limit, is counted before anything starts under it. */

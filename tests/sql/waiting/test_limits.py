@@ -1046,6 +1046,24 @@ def test_set_limit_holds_while_older_checks_come_first(db):
     assert take(db, max_jobs=1) == []
 
 
+@pytest.mark.parametrize("arguments", [{"max_running": 3}, {"reset": True}])
+def test_set_limit_takes_effect_before_the_checks_that_are_due_already(db, arguments):
+    limit(db, job_type="x", max_running=1)
+    for _ in range(9):
+        enqueue(db)
+    assert len(take(db)) == 1
+    settle(db)
+    db.execute(
+        "insert into rota.pending_checks (kind, subject)"
+        " select 'limit', 'key k' || n from generate_series(1, 1000) as n"
+    )
+
+    value(db, "set_limit", job_type="x", **arguments)
+    one(db, "tick")
+
+    assert claim(db, max_jobs=10) != []
+
+
 def test_set_limit_and_a_claim_in_one_transaction_wait_for_those_who_do_not_know_yet(
     db, connect, clock
 ):
