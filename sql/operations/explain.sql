@@ -126,6 +126,8 @@ begin
     where coalesce(p.queue, job.queue) = job.queue
       and coalesce(p.job_type, job.job_type) = job.job_type
       and (p.until is null or p.until > c_now)
+      -- What a breaker lets through to try.
+      and (p.set_by = 'breaker' and job.opened_for = 'try ' || p.pause_name) is not true
     order by num_nonnulls(p.queue, p.job_type), p.pause_name;
     if job.hold like 'pause %' and not found then
         return query

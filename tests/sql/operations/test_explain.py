@@ -506,6 +506,21 @@ def test_a_rate_says_when_the_next_may_start(db, clock):
     assert [job.job_id for job in claim(db)] == [job_id]
 
 
+def test_a_job_that_a_breaker_lets_through_to_try_is_not_paused(db):
+    value(db, "set_breaker", job_type="x", max_failures=1, pause_for="1 s")
+    failed, tried = running(db), enqueue(db)
+    one(db, "fail_job", **owner(failed), error="e")
+    settle(db)
+    assert claim(db) == []
+    assert first(db, tried).reason == "type_paused"
+    db.execute("update rota.breaker_states set retry_at = rota.now() - interval '1 s'")
+    settle(db)
+
+    assert reasons(db, tried) == ["next"]
+    value(db, "pause_type", job_type="x", queue="default")
+    assert first(db, tried).reason == "type_paused"
+
+
 def test_a_job_that_was_held_by_what_is_over_needs_a_tick(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     value(db, "pause_type", job_type="x", until=now + timedelta(minutes=1))
