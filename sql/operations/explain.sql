@@ -69,7 +69,10 @@ begin
     select 'row_locked', format('its row is locked by %s; claims skip it', h.words), h.remedy
     from rota._lasting_holder(array[row_xmax]) as h;
     v_is_free := v_is_free and not found;
-    if job.status in ('queued', 'failed') then
+    -- What moves starts in the other database.
+    if job.status in ('queued', 'failed') and not exists (
+        select from rota.queue_moves as m where m.queue = job.queue and m.direction = 'out'
+    ) then
         return query select n.* from rota._explain_limits(job) as n;
         v_is_free := v_is_free and not found;
         return query select w.* from rota._explain_workers(job) as w;

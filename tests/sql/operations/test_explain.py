@@ -521,6 +521,19 @@ def test_a_job_that_a_breaker_lets_through_to_try_is_not_paused(db):
     assert first(db, tried).reason == "type_paused"
 
 
+def test_a_job_that_moves_to_another_database_is_for_no_worker_here(db):
+    value(db, "set_database_number", number=5)
+    value(db, "set_limit", job_type="x", max_running=0)
+    settle(db)
+    job_id = enqueue(db, queue="q")
+    value(db, "begin_queue_move", queue="q", database=6)
+
+    (row,) = explain(db, job_id)
+
+    assert row.reason == "queue_paused"
+    assert row.remedy == "select * from rota.queue_move_status('q');"
+
+
 def test_a_job_that_was_held_by_what_is_over_needs_a_tick(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     value(db, "pause_type", job_type="x", until=now + timedelta(minutes=1))
