@@ -505,7 +505,10 @@ begin
                     then 'it was erased: without another payload it cannot run'
                 when act = 'retry' and k.key is not null
                     then 'its idempotency_key is taken by job '
-                        || coalesce(rota._find_keyed(k.key, k.key_scope),
+                        -- As _find_keyed() has it, which here would be planned for each.
+                        || coalesce((select max(j.id) from rota.jobs as j
+                                where j.idempotency_key = k.key and coalesce(
+                                    'pipeline ' || j.pipeline, j.job_type) = k.key_scope),
                             nullif(k.first_of_key, i.id))::text
                 when act = 'purge' and (
                         exists (select from rota.dependencies as d where d.parent_id = i.id)

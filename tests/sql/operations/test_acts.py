@@ -247,6 +247,21 @@ def test_conflicts_are_listed_and_stop_no_other(db, connect):
     assert statuses(db, [good, done, taken]) == ["queued", "queued", "dead"]
 
 
+def test_a_retry_looks_for_live_jobs_of_all_keys_by_one_plan(db):
+    """Within an act each statement of a function that it calls for a job is planned again."""
+    for number in range(3):
+        dead(db, idempotency_key=f"k{number}")
+
+    with db.transaction():
+        db.execute("set local track_functions = 'all'")
+        assert act(db, "retry", {"queue": "default"}, dry_run=True).matched == 3
+        calls = scalar(
+            db, "select pg_stat_get_xact_function_calls('rota._find_keyed'::regproc)"
+        )
+
+    assert not calls
+
+
 @pytest.mark.parametrize("act_on", ["retry", "erase"])
 def test_what_an_open_transaction_has_taken_keeps_the_job_and_no_other(db, connect, act_on):
     """A key that a producer has not committed, or a record that is of the jobs of both."""
