@@ -124,6 +124,10 @@ def test_a_dry_run_promises_no_more_than_it_has_looked_at(
 
     told = run(*asked, "--dry-run")
     assert run(*asked, "--dry-run", "--limit", "1000").startswith("1000 jobs would be changed")
+    assert [
+        json.loads(run(*asked, "--dry-run", "--json", "--limit", limit))["has_all_conflicts"]
+        for limit in ("1000", "1001")
+    ] == [True, False]
 
     assert told.startswith("at most 1001 jobs would be changed, such as\n")
     assert partly(*asked, "--yes").startswith("1000 jobs cancelled")

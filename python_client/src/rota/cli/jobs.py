@@ -587,9 +587,8 @@ def _tell_count(
     at_most: str,
 ) -> int:
     if arguments.json:
-        print_json(
-            {"act": arguments.act, "matched": found, "samples": samples, "conflicts": conflicts}
-        )
+        said = {"act": arguments.act, "matched": found, "samples": samples}
+        print_json(said | {"conflicts": conflicts, "has_all_conflicts": not at_most})
         return 0
     # Of an id that is missing there is no job that was counted.
     refused = {conflict["job_id"] for conflict in conflicts if not conflict.get("is_missing")}
