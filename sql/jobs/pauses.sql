@@ -244,11 +244,12 @@ create or replace function rota._check_known_queue(queue text)
 begin
     perform rota._check_name('queue', queue);
     if exists (select from rota.configured_names as c where c.name = _check_known_queue.queue)
-      or exists (select from rota.jobs as j where j.queue = _check_known_queue.queue)
       or exists (select from rota.workers as w where _check_known_queue.queue = any(w.queues))
       or exists (select from rota.job_definitions as d where d.queue = _check_known_queue.queue)
       or exists (select from rota.pipeline_stages as g where g.queue = _check_known_queue.queue)
       or exists (select from rota.finished_jobs as f where f.queue = _check_known_queue.queue)
+      -- Last, since no index has the queues of all.
+      or exists (select from rota.jobs as j where j.queue = _check_known_queue.queue)
     then
         return;
     end if;

@@ -122,6 +122,17 @@ def test_pause_queue_and_resume_queue_refuse_unknown_and_bad_names(db, function)
     assert run(db, job_id).status == "queued"
 
 
+def test_pause_queue_reads_no_jobs_of_others_to_know_a_queue_that_a_worker_names(db):
+    db.execute("select rota.enqueue('x') from generate_series(1, 20)")
+    value(db, "report_worker", worker="w", host="h", pid=1, version="1", queues=["q"])
+
+    with db.transaction():
+        value(db, "pause_queue", queue="q")
+        read = scalar(db, "select pg_stat_get_xact_tuples_returned('rota.jobs'::regclass)")
+
+    assert read == 0
+
+
 @pytest.mark.of_utf8
 def test_pauses_of_types_refuse_bad_arguments_by_name(db):
     for function in ("pause_type", "resume_type"):
