@@ -262,7 +262,8 @@ begin
         where r.id = any(array(
             select n.id from rota.reruns as n
             where n.job_id = any(_take_reruns.job_ids) and n.seen is null
-            order by n.id desc limit 10000 for update skip locked
+            -- By no index of ids, or those of all jobs were read.
+            order by n.id + 0 desc limit 10000 for update skip locked
         ))
         returning r as rerun
     )

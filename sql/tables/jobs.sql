@@ -200,6 +200,10 @@ create index reruns_job_id_idx on rota.reruns (job_id, id);
 create index reruns_idempotency_key_idx on rota.reruns (idempotency_key, job_type, id);
 create index reruns_seen_idx on rota.reruns (idempotency_key, job_type) where seen is not null;
 
+-- All may be of one job: with statistics of that, each end of another would read them all.
+alter table rota.reruns alter column job_id set statistics 0,
+    alter column idempotency_key set statistics 0, alter column job_type set statistics 0;
+
 comment on table rota.reruns is
     'Runs that are to follow those that were under way when a producer asked for them.';
 comment on column rota.reruns.job_id is 'The job of the key at that time.';

@@ -743,6 +743,26 @@ def test_an_end_reads_no_edges_of_other_jobs(own: Session, edges: str) -> None:
             assert blocks <= 60, query
 
 
+@pytest.mark.parametrize("job_id", ["-n", "-1"])
+def test_an_end_reads_no_runs_that_follow_other_jobs(own: Session, job_id: str) -> None:
+    """There may be one of each job, or all of one, and the planner knows."""
+    own.prepare(
+        "insert into rota.reruns (job_id, run_at, job)"
+        f" select {job_id}, rota.now(), jsonb_build_object('idempotency_key', {job_id},"
+        " 'job_type', 'x') from generate_series(1, 30000) as n"
+    )
+    own.prepare("analyze rota.reruns")
+
+    for _ in range(own.rounds):
+        own.call("select rota.enqueue('x', idempotency_key => 'k')")
+        (job,) = own.call(CLAIM, ["default"], 1, None)
+        own.call("select rota.enqueue('x', idempotency_key => 'k', on_conflict => 'rerun')")
+        own.call("select rota.finish_job(%s, %s)", job.job_id, job.lease_token)
+        assert read(own, "reruns") <= 10
+        (job,) = own.call(CLAIM, ["default"], 1, None)
+        own.call("select rota.finish_job(%s, %s)", job.job_id, job.lease_token)
+
+
 @pytest.mark.parametrize(
     "stop", ["pause_type('x')", "set_limit(job_type => 'x', max_running => 0)"]
 )

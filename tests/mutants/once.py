@@ -91,6 +91,24 @@ ONCE = (
         ),
     ),
     mutant(
+        "reruns-by-their-ids",
+        "Where many runs are to follow, the end of a job that has one reads all of them.",
+        "contract/test_plans.py",
+        sql("jobs/keys", "order by n.id + 0 desc", "order by n.id desc"),
+    ),
+    mutant(
+        "reruns-with-statistics",
+        "Where many runs are to follow one job, the end of any other that has one reads all.",
+        "contract/test_plans.py",
+        sql(
+            "tables/jobs",
+            """\
+alter table rota.reruns alter column job_id set statistics 0,
+    alter column idempotency_key set statistics 0, alter column job_type set statistics 0;""",
+            "",
+        ),
+    ),
+    mutant(
         "parents-with-statistics",
         "Where all jobs wait for one, each end of any other reads all their edges.",
         "contract/test_plans.py",
