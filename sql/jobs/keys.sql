@@ -143,8 +143,15 @@ begin
     elsif on_conflict = 'keep' then
         null;
     elsif is_requested then
+        -- Since the first call for this run, of which each tells the next.
+        new_job.created_at := coalesce((
+            select (r.job ->> 'created_at')::timestamptz from rota.reruns as r
+            where r.job_id = _enqueue_keyed.job_id and r.seen is null
+            order by r.id desc limit 1
+        ), new_job.created_at, rota.now());
         insert into rota.reruns (job_id, run_at, job, max_wait)
-        values (_enqueue_keyed.job_id, coalesce(new_job.run_at, rota.now()),
+        values (_enqueue_keyed.job_id, least(coalesce(new_job.run_at, rota.now()),
+                new_job.created_at + rota._exact(_enqueue_keyed.max_wait)),
             to_jsonb(_enqueue_keyed.new_job)
                 || jsonb_build_object('payload', coalesce(new_job.payload, '{}')),
             _enqueue_keyed.max_wait);

@@ -88,7 +88,9 @@ class Keys(Waiting):
         payload, priority = job.get("payload", {}), job.get("priority", 0)
         if live.status == "running":
             if rule == "rerun":
-                live.rerun = [payload, when, priority]
+                first = live.rerun[3] if live.rerun else self.now
+                when = when if max_wait is None else min(when, first + max_wait)
+                live.rerun = [payload, when, priority, first]
             return
         if live.status != "failed" or has_time or rule == "replace":
             since = max(live.created_at, live.started_at or 0, live.failed_at or 0)

@@ -212,7 +212,7 @@ class Model(Keys):
     def _wait(self, job: Job, status: str) -> None:
         job.status, job.locked_by, job.locked_until = status, None, None
         if job.rerun:  # the next try is also the run that somebody asked for
-            job.payload, when, job.priority = job.rerun
+            job.payload, when, job.priority, _ = job.rerun
             job.run_at = max(job.run_at, when)
             job.rerun, job.attempts = None, 0
 

@@ -61,7 +61,7 @@ class Job:
     stage: str | None
     stage_input: Any
     stage_queued_at: int | None
-    rerun: list[Any] | None = None  # payload, run_at and priority of a run to follow
+    rerun: list[Any] | None = None  # payload, run_at, priority, first call of a run to follow
 
     @property
     def is_live(self) -> bool:

@@ -91,6 +91,18 @@ ONCE = (
         ),
     ),
     mutant(
+        "debounce-of-the-run-that-follows",
+        "While a job runs, each call for its next run counts max_wait from itself.",
+        "sql/jobs/test_keys.py",
+        sql(
+            "jobs/keys",
+            """\
+least(coalesce(new_job.run_at, rota.now()),
+                new_job.created_at + rota._exact(_enqueue_keyed.max_wait)),""",
+            "coalesce(new_job.run_at, rota.now()),",
+        ),
+    ),
+    mutant(
         "reruns-by-their-ids",
         "Where many runs are to follow, the end of a job that has one reads all of them.",
         "contract/test_plans.py",

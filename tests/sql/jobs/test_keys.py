@@ -296,6 +296,21 @@ def test_enqueue_debounces_a_job_anew_after_an_attempt(db, clock, rule, end):
     assert waits == [10, 16, 22, 25]
 
 
+def test_enqueue_debounces_the_run_that_is_to_follow_up_to_max_wait(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    enqueue(db, **KEY)
+    (job,) = claim(db)
+    clock.advance("1 hour")
+    first = clock.now()
+    for _ in range(5):
+        enqueue(db, delay="10 s", max_wait="25 s", **RERUN)
+        clock.advance("8 s")
+
+    finish(db, job)
+
+    assert scalar(db, "select run_at from rota.jobs") - first == timedelta(seconds=25)
+
+
 @pytest.mark.parametrize("ending", ["finish", "cancel"])
 def test_enqueue_unique_for_makes_no_other_job_in_that_time(db, clock, enqueue_in, ending):
     clock.set("2026-01-01 00:00+00")
