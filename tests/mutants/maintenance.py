@@ -404,6 +404,32 @@ MAINTENANCE = (
         sql("tables/first_run", "c.relkind in ('r', 'p') and", "c.relkind = 'r' and"),
     ),
     mutant(
+        "checks-of-any-kind-by-their-ids",
+        "Ten thousand checks of one kind keep those of all others waiting.",
+        "sql/waiting/test_pending.py",
+        sql("maintenance/pending", "order by f.place, f.id limit", "order by f.id limit"),
+    ),
+    mutant(
+        "timed-checks-after-all-others",
+        "What is due at a time waits for all that is due at once, as the end of a pause.",
+        "sql/waiting/test_pending.py",
+        sql(
+            "maintenance/pending",
+            "if cardinality(v_ids) >= max_checks and max_checks < 10 then",
+            "if cardinality(v_ids) >= max_checks then",
+        ),
+    ),
+    mutant(
+        "limit-set-behind-all-checks",
+        "A limit that an operator has set takes effect behind all that is due already.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/limits",
+            "-nextval('rota.pending_checks_id_seq'), 'limit'",
+            "nextval('rota.pending_checks_id_seq'), 'limit'",
+        ),
+    ),
+    mutant(
         "checks-without-an-end",
         "A tick lets in what a thousand checks are for, a million jobs, in one transaction.",
         "sql/waiting/test_pending.py",

@@ -151,6 +151,20 @@ def test_a_tick_begins_with_no_further_check_of_a_kind_after_a_while(db, is_bad)
     assert len(claim(db, queues=["behind"], max_jobs=9)) == 6 - let_in
 
 
+def test_very_many_checks_of_one_kind_keep_no_other_waiting(db, clock):
+    clock.set("2026-03-01 12:00+00")
+    db.execute(
+        "insert into rota.pending_checks (kind, subject)"
+        " select 'order', 'k' || n from generate_series(1, 5000) as n"
+    )
+    leave(db, "schedule", "gone")
+    leave(db, "pause", "type gone", "2026-03-01 11:59+00")
+
+    one(db, "tick")
+
+    assert {kind for kind, _ in pending(db)} == {"order"}
+
+
 def test_a_check_that_leaves_another_of_itself_comes_after_those_that_were_left(db):
     """As a pause that is over does as long as there is more to let in."""
     jobs = [{"job_type": "a"}] * 1001 + [{"job_type": "b", "queue": "behind"}]
