@@ -656,7 +656,8 @@ $$;
 
 /* What runs without a slot of this limit, or of these keys, though it counts for it. */
 create or replace function rota._uncounted(bound rota.limits, names text[] default null)
-    returns table (id bigint, limit_name text) language plpgsql stable as $$
+    returns table (id bigint, limit_name text) language plpgsql stable
+    set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     return query select j.id, n.name from rota.jobs as j
     cross join lateral (select rota._counted_name(bound, j.limit_key) as name) as n

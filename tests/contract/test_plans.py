@@ -743,6 +743,15 @@ def test_an_end_reads_no_edges_of_other_jobs(own: Session, edges: str) -> None:
             assert blocks <= 60, query
 
 
+def test_set_limit_reads_no_waiting_jobs(own: Session) -> None:
+    """As of a backlog that has come since the statistics were made."""
+    own.prepare(READY, 3000)
+
+    own.call("select rota.set_limit(job_type => 'x', max_running => 1)")
+
+    assert read(own, "jobs") <= 10
+
+
 @pytest.mark.parametrize("job_id", ["-n", "-1"])
 def test_an_end_reads_no_runs_that_follow_other_jobs(own: Session, job_id: str) -> None:
     """There may be one of each job, or all of one, and the planner knows."""
