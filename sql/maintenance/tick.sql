@@ -200,9 +200,15 @@ begin
             order by p.due_at limit 100
         ) as c
         where c.kind = 'limit' and c.deferrals = 0 and exists (
-            select from rota.jobs as j where j.hold = c.subject
-              and j.hold <> 'time' and j.status in ('queued', 'failed')
-              and coalesce(j.queue = any(_next_let_in_at.queues), true)
+            select from unnest(coalesce(_next_let_in_at.queues, '{null}')) as q (queue)
+            cross join lateral (
+                -- The first from its queue on: of other queues there may be very many.
+                select j.queue from rota.jobs as j
+                where j.hold = c.subject and j.hold <> 'time'
+                  and j.status in ('queued', 'failed') and j.queue >= coalesce(q.queue, '')
+                order by j.hold, j.queue limit 1
+            ) as h
+            where coalesce(h.queue = q.queue, true)
         )));
 end $$;
 

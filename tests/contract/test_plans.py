@@ -752,6 +752,25 @@ def test_set_limit_reads_no_waiting_jobs(own: Session) -> None:
     assert read(own, "jobs") <= 10
 
 
+@pytest.mark.parametrize("subject", ["'key ' || n", "'type y'"])
+def test_the_next_job_of_a_limit_is_found_without_those_that_others_hold(
+    own: Session, subject: str
+) -> None:
+    """Another limit holds very many, or this one very many of other queues."""
+    own.prepare(READY, 3000)
+    own.prepare("analyze rota.jobs")  # when none was held
+    own.prepare(
+        "insert into rota.pending_checks (kind, subject, due_at)"
+        f" select 'limit', {subject}, rota.now() + interval '30 s'"
+        " from generate_series(1, 50) as n"
+    )
+    own.prepare("update rota.jobs set hold = 'type y'")
+
+    own.call("select rota._next_let_in_at('{q}', rota.now(), rota.now() + interval '1 minute')")
+
+    assert read(own, "jobs") <= 10
+
+
 @pytest.mark.parametrize("job_id", ["-n", "-1"])
 def test_an_end_reads_no_runs_that_follow_other_jobs(own: Session, job_id: str) -> None:
     """There may be one of each job, or all of one, and the planner knows."""
