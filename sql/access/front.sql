@@ -43,15 +43,17 @@ begin
                 where m.queue = j.queue and m.direction = 'out'
             )
             else rota._find_keyed(j.idempotency_key, j.scope) is not null
-              or exists (
-                select from rota.idempotency_keys as k
+              -- Not by exists: to look for one key, the planner may read all.
+              or (
+                select k.expires_at from rota.idempotency_keys as k
                 where k.idempotency_key = j.idempotency_key and k.key_scope = j.scope
                   and k.expires_at > rota.now()
-            ) or rota._key_head(j.ordering_key, 0) is not null
+            ) is not null or rota._key_head(j.ordering_key, 0) is not null
               or rota._first_blocked(j.ordering_key, 0) is not null
-              or exists (
-                select from rota.halted_keys as h where h.ordering_key = j.ordering_key
-            )
+              or (
+                select h.job_id from rota.halted_keys as h
+                where h.ordering_key = j.ordering_key
+            ) is not null
               -- In transit: what follows in its line must not be there before it.
               or j.ordering_key in (
                 select t.job ->> 'ordering_key' from rota.moved_jobs as t

@@ -771,6 +771,28 @@ def test_the_next_job_of_a_limit_is_found_without_those_that_others_hold(
     assert read(own, "jobs") <= 10
 
 
+def test_a_front_reads_no_keys_that_others_remember(own: Session) -> None:
+    own.prepare(
+        "insert into rota.idempotency_keys (idempotency_key, key_scope, expires_at)"
+        " select n::text, 'x', rota.now() + interval '1 day' from generate_series(1, 3000) as n"
+    )
+    own.prepare(
+        "insert into rota.halted_keys (ordering_key, job_id)"
+        " select n::text, n from generate_series(1, 3000) as n"
+    )
+    own.prepare("analyze rota.idempotency_keys, rota.halted_keys")
+
+    for key in ("idempotency_key", "ordering_key"):
+        found = own.call(
+            "select rota.find_live_keys(jsonb_build_array(jsonb_build_object("
+            "'job_type', 'x', %s::text, k))) as places from unnest('{7,none}'::text[]) as k",
+            key,
+        )
+
+        assert [row.places for row in found] == [[1], []]
+        assert read(own, "idempotency_keys", "halted_keys") <= 10
+
+
 @pytest.mark.parametrize("job_id", ["-n", "-1"])
 def test_an_end_reads_no_runs_that_follow_other_jobs(own: Session, job_id: str) -> None:
     """There may be one of each job, or all of one, and the planner knows."""

@@ -2317,8 +2317,8 @@ any(array['access producer', enqueue.queue])
         "sql/access/test_front.py",
         sql(
             "access/front",
-            "or exists (select from rota.halted_keys as h"
-            " where h.ordering_key = j.ordering_key)",
+            "or (select h.job_id from rota.halted_keys as h"
+            " where h.ordering_key = j.ordering_key) is not null",
             "",
         ),
     ),
