@@ -267,7 +267,8 @@ begin
                 when c_ageing is not null then j.run_at + j.priority * c_ageing
                 when c_is_fair or j.limit_key is not null then j.run_at
             end
-        where j.id = any(v_locked) and j.hold <> 'time' returning j.hold
+        -- Else the planner may read all that is held, to find these.
+        where j.id = any(v_locked) and coalesce(j.hold, 'time') <> 'time' returning j.hold
     )
     select array_agg(distinct h.hold) into v_holds from held as h
     where h.hold like 'key %' or h.hold like 'type %';

@@ -771,6 +771,19 @@ def test_the_next_job_of_a_limit_is_found_without_those_that_others_hold(
     assert read(own, "jobs") <= 10
 
 
+def test_a_queue_that_ages_has_its_jobs_placed_without_those_that_others_hold(
+    own: Session,
+) -> None:
+    own.prepare(READY, 3000)
+    own.prepare("analyze rota.jobs")  # when none was held
+    own.prepare("update rota.jobs set hold = 'type x' where queue = 'b' or id % 500 = 0")
+    own.prepare("select rota.set_queue('a', ageing => '1 hour')")
+
+    own.call("select rota._check_queue('a')")
+
+    assert "jobs_hold_idx" not in {node.get("Index Name") for node in own.nodes()}
+
+
 def test_a_front_reads_no_keys_that_others_remember(own: Session) -> None:
     own.prepare(
         "insert into rota.idempotency_keys (idempotency_key, key_scope, expires_at)"

@@ -2607,7 +2607,7 @@ any(array['access producer', enqueue.queue])
         "sql/waiting/test_fairness.py",
         sql(
             "waiting/fairness",
-            "where j.id = any(v_locked) and j.hold <> 'time' returning",
+            "where j.id = any(v_locked) and coalesce(j.hold, 'time') <> 'time' returning",
             "where false returning",
         ),
     ),
