@@ -242,6 +242,7 @@ create or replace function rota._lock_due(
 declare
     v_queues text[]; v_ends timestamptz[];
     v_full_queues text[] := '{}'::text[];
+    v_full_limits text[] := '{}'::text[];
     v_call text := call;
     v_start bigint[] := start;
     v_head bigint[]; v_found bigint[]; v_is_end boolean; v_is_limited boolean;
@@ -279,9 +280,11 @@ begin
             v_wanted, job_types, due, v_ids));
         exit when cardinality(v_found) = 0;
         v_is_end := cardinality(v_found) < v_wanted;
-        if v_has_pauses or 0 > any(v_found) then
+        if v_has_pauses or 0 > any(v_found) or v_full_limits <> '{}' then
             select u.ids, v_may_leave - u.held into v_found, v_may_leave
-            from rota._hold_unfit(v_found, due, v_may_leave - cardinality(v_found)) as u;
+            -- By half, or what is behind them would not be found by this claim.
+            from rota._hold_unfit(v_found, due, (v_may_leave - cardinality(v_found)) / 2,
+                v_full_limits) as u;
         end if;
         v_is_limited := true;
         if v_head is null then  -- else the caller has seen a limit
@@ -298,6 +301,7 @@ begin
             select a.* into v_admitted from rota._admit_jobs(v_found) as a;
             v_ids := v_ids || v_admitted.ids;
             v_full_queues := v_full_queues || v_admitted.full_queues;
+            v_full_limits := v_full_limits || v_admitted.full_limits;
             v_limits_to_check := v_limits_to_check || v_admitted.limits_to_check;
             held_limits := coalesce(held_limits || v_admitted.held_limits, held_limits,
                 v_admitted.held_limits);
@@ -334,12 +338,14 @@ begin
     );
 end $$;
 
-/* Take out of their lanes what has expired, and jobs of paused types: of these, which are
- * locked, and for each reason of the 100 behind the first of them all that no other session has
- * locked, since one is seldom alone, but in all not more than *max_more*.  Returns the ids that
- * are left, in the order given and without a minus, and how many went. */
+/* Take out of their lanes what has expired, and jobs of paused types and of limits that this
+ * claim has found full: of these, which are locked, and for each reason of the 100 behind the
+ * first of them all that no other session has locked, since one is seldom alone, but in all not
+ * more than *max_more*.  Returns the ids that are left, in the order given and without a minus,
+ * and how many went. */
 create or replace function rota._hold_unfit(
-    job_ids bigint[], due timestamptz, max_more integer, out ids bigint[], out held integer
+    job_ids bigint[], due timestamptz, max_more integer, full_limits text[], out ids bigint[],
+    out held integer
 ) language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
@@ -354,9 +360,15 @@ begin
     );
     held := 0;
     for v_reason in
-        select null as pause_name, null as queue, null as job_type, null as passes_with
+        select null as limit_name, null as pause_name, null as queue, null as job_type,
+            null as passes_with
         union all
-        select p.pause_name, p.queue, p.job_type,
+        select distinct l.name, null, null, null, null
+        from rota.jobs as j
+        cross join unnest(rota._limit_names(null, j.job_type, j.limit_key)) as l (name)
+        where j.id = any(ids) and l.name = any(full_limits)
+        union all
+        select null, p.pause_name, p.queue, p.job_type,
             -- What a breaker lets through to try.
             case when p.set_by = 'breaker' then 'try ' || p.pause_name end
         from rota.pauses as p
@@ -368,11 +380,13 @@ begin
                 where j.id = any(ids)
             ))
           and (p.until is null or p.until > _hold_unfit.due)
-        order by pause_name nulls first
+        order by limit_name nulls first, pause_name nulls first
     loop
         v_ids := array(
             select j.id from rota.jobs as j
             where j.id = any(ids) and case
+                when v_reason.limit_name is not null then v_reason.limit_name
+                    = any(rota._limit_names(null, j.job_type, j.limit_key))
                 when v_reason.pause_name is null then j.expires_at <= _hold_unfit.due
                 else j.job_type = v_reason.job_type
                   and (v_reason.queue is null or j.queue = v_reason.queue)
@@ -399,6 +413,8 @@ begin
             ))
               and j.id <> all(v_ids) and j.status = any(c_waiting) and j.hold is null
               and j.queue = v_first.queue and j.run_at <= _hold_unfit.due and case
+                when v_reason.limit_name is not null then v_reason.limit_name
+                    = any(rota._limit_names(null, j.job_type, j.limit_key))
                 when v_reason.pause_name is null then j.expires_at <= _hold_unfit.due
                 else j.job_type = v_reason.job_type
                   and (j.opened_for = v_reason.passes_with) is not true
@@ -412,7 +428,8 @@ begin
         perform rota._add_checks('limit', array_remove(array(
             select j.opened_for from rota.jobs as j where j.id = any(v_ids)), null));
         update rota.jobs as j
-        set hold = coalesce('pause ' || v_reason.pause_name, 'expired'), opened_for = null
+        set hold = coalesce(v_reason.limit_name, 'pause ' || v_reason.pause_name, 'expired'),
+            opened_for = null
         where j.id = any(v_ids);
         perform rota._add_checks('pause', array[v_reason.pause_name])
         where v_reason.pause_name is not null;

@@ -22,13 +22,13 @@
 
 /* Of locked jobs that are about to run, in their order, those that find a slot and a start
  * under each of their limits, with the slots that they take, as _lock_due() has it.  The others
- * leave their lane, and their limits are to be checked after the commit.  Two kinds stay: jobs
- * of a full queue, which is named, since no claim walks past them to others; and jobs for which
- * a slot or a start is left after all, because another limit refused a job in front of them:
- * for these the caller looks again. */
+ * leave their lane, and their limits, which are named as full, are to be checked after the
+ * commit.  Two kinds stay: jobs of a full queue, which is named, since no claim walks past them
+ * to others; and jobs for which a slot or a start is left after all, because another limit
+ * refused a job in front of them: for these the caller looks again. */
 create or replace function rota._admit_jobs(
     job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
-    out limits_to_check text[], out must_look_again boolean
+    out full_limits text[], out limits_to_check text[], out must_look_again boolean
 ) language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
@@ -132,6 +132,7 @@ begin
           and v_holds[array_position(v_leaving, j.id)] <> all(v_unused);
     end if;
     must_look_again := v_holds && v_unused;
+    full_limits := array(select unnest(v_holds) except select unnest(v_unused));
     if v_rates <> '{}' then
         perform rota._take_starts(r.bound, r.starts, v_now, true)
         from (

@@ -12,6 +12,16 @@ CLAIMS = (
         sql("base/pending", "c.kind = any('{limit,queue,slots}') and", ""),
     ),
     mutant(
+        "full-limit-job-by-job",
+        "A claim of one job walks past those of a limit that is full one by one.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "jobs/claim",
+            "0 > any(v_found) or v_full_limits <> '{}' then",
+            "0 > any(v_found) then",
+        ),
+    ),
+    mutant(
         "held-by-a-pause-reads-all-let-in",
         "A claim that holds jobs of a paused type reads all that limits have let in.",
         "contract/test_plans.py",

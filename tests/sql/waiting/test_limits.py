@@ -745,6 +745,25 @@ def test_claim_passes_a_slot_on_that_the_first_in_line_cannot_use(db):
     assert len(done) == 6
 
 
+def test_a_claim_of_one_job_walks_past_those_of_a_full_limit_in_few_steps(db):
+    for job_type in (["x"] * 60 + ["y"]) * 2:
+        enqueue(db, job_type)
+    settled_limit(db, job_type="x", max_running=1)
+    assert len(take(db, max_jobs=1)) == 1
+
+    with db.transaction():
+        db.execute("set local track_functions = 'all'")
+        found = [job.job_type for job in claim(db)]
+        steps = scalar(
+            db, "select pg_stat_get_xact_function_calls('rota._admit_jobs'::regproc)"
+        )
+
+    assert found == ["y"]
+    assert steps <= 8
+    held = rows(db, "select distinct job_type, hold from rota.jobs where hold is not null")
+    assert held == [("x", "type x")]
+
+
 def test_a_claim_of_many_keys_takes_few_of_the_locks_of_the_server(db, connect):
     limit(db, limit_key="k:*", max_running=3, max_starts=9, per="1 s", burst=5)
     settle(db)
