@@ -521,11 +521,14 @@ def test_a_job_that_a_breaker_lets_through_to_try_is_not_paused(db):
     assert first(db, tried).reason == "type_paused"
 
 
-def test_a_job_that_moves_to_another_database_is_for_no_worker_here(db):
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_job_that_moves_to_another_database_is_for_no_worker_here(db, is_paused):
     value(db, "set_database_number", number=5)
     value(db, "set_limit", job_type="x", max_running=0)
     settle(db)
     job_id = enqueue(db, queue="q")
+    if is_paused:
+        value(db, "pause_queue", queue="q")
     value(db, "begin_queue_move", queue="q", database=6)
 
     (row,) = explain(db, job_id)
