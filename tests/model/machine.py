@@ -277,7 +277,7 @@ class Machine(RuleBasedStateMachine):
         self.play("set_limit", **whose, **bound)
 
     def settle(self) -> None:
-        """Tick, claim and finish until nothing comes any more, and nothing is left with room."""
+        """Tick, claim and finish until nothing comes any more and nothing has room."""
         if self.backup is not None:
             return
         idle = 0
