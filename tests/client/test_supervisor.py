@@ -109,6 +109,23 @@ def test_processes_leave_when_their_parent_is_killed(
     assert _value(db, PIDS) == []  # they have taken leave
 
 
+def test_jobs_have_their_grace_period_however_often_their_process_is_told_to_leave(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    """As by systemd and the parent, and when that is killed once for each of its threads."""
+    parent = start_worker("--processes", "1", "--reload")
+    (pid,) = _pids(db, 1)
+    client.enqueue("sleep", {"seconds": 2})
+    parent.wait_for_line("claimed")
+
+    os.kill(pid, signal.SIGTERM)
+    parent.wait_for_line("stops: waits")
+    parent.signal(signal.SIGKILL)
+
+    wait_until(lambda: not lives(pid), "the end of the child")
+    assert _value(db, DONE) == 1
+
+
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_stops_each_process_once(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
@@ -411,7 +428,8 @@ def test_reload_outlives_a_file_that_cannot_be_imported(dsn: str, tmp_path: Path
 def test_a_process_is_told_twice_at_most(tmp_path: Path) -> None:
     """As by changes of files while a job runs: the third signal would kill it."""
     script = """
-    trap 'trap "trap - TERM; touch second" TERM; touch first' TERM
+    trap 'touch first' TERM
+    trap 'trap - INT; touch second' INT
     touch ready
     until test -e go; do sleep 0.01; done
     exit 7

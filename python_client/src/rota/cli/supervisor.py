@@ -21,7 +21,14 @@ from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..worker.process import die_with, notify_service, stop_on_signals, told_of, watchdog
+from ..worker.process import (
+    INSISTS,
+    die_with,
+    notify_service,
+    stop_on_signals,
+    told_of,
+    watchdog,
+)
 from .output import LEFT_BEHIND, MAKES_ROOM
 
 logger = logging.getLogger("rota")
@@ -106,10 +113,10 @@ class Child:
         self._to_tell = max(self._to_tell, min(signals, STOP_NOW))
 
     def tell(self) -> None:
-        """Send the next of its signals; two within a moment may arrive as one."""
+        """Send the next of its signals."""
         if self._process is not None and self._told < self._to_tell:
             self._told += 1
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGTERM if self._told == 1 else INSISTS)
 
     def kill_if_silent(self, seconds: float) -> None:
         """Kill it, as systemd would, if its loop has not turned for so long; 0 is never."""

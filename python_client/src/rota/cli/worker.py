@@ -15,6 +15,7 @@ import gc
 import importlib
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import AsyncIterator, Sequence
@@ -25,6 +26,7 @@ from ..client.connecting import begin, named
 from ..forwarding import Forwarder
 from ..registry import Registry
 from ..worker.executor import Places
+from ..worker.process import INSISTS
 from ..worker.worker import Worker, run_together
 from .output import (
     LEFT_BEHIND,
@@ -63,6 +65,8 @@ def work(arguments: argparse.Namespace) -> int:
         return Supervisor(
             arguments.again, arguments.processes, reload=arguments.reload, is_done=is_done
         ).run()
+    if is_child:  # until it runs, and when it has left, there is nothing to insist on
+        signal.signal(INSISTS, signal.SIG_IGN)
     try:
         registry = load_registry(arguments.registry)
     except UsageError as error:
@@ -87,7 +91,11 @@ def work(arguments: argparse.Namespace) -> int:
     gc.freeze()
     try:
         have_ended = run_together(
-            workers, drain=arguments.drain, once=arguments.once, beside=beside
+            workers,
+            drain=arguments.drain,
+            once=arguments.once,
+            beside=beside,
+            has_parent=is_child,
         )
     except OSError as error:
         if health is None or error.errno != errno.EADDRINUSE:

@@ -29,6 +29,10 @@ CAUSES = {
     **dict.fromkeys(["SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV"], CRASH),
 }
 """What may be behind a signal that has ended a process."""
+INSISTS = signal.SIGINT
+"""What a parent sends to a process that is to leave at once.  SIGTERM may come again though
+nobody means that: from systemd or pkill as well as from the parent, and when that is killed
+once for each of its threads."""
 LAST_WORDS = 1.0
 """Seconds that a handler, or what is left in a loop, has to end after it was told to."""
 
@@ -123,10 +127,13 @@ def _end_threads(executor: ThreadPoolExecutor) -> bool:
 
 
 @contextmanager
-def stop_on_signals(stop: Callable[[bool], None]) -> Iterator[bool]:
+def stop_on_signals(
+    stop: Callable[[bool], None], *, has_parent: bool = False
+) -> Iterator[bool]:
     """Call *stop* on the first signal, with true on the second, and let the third one kill.
 
-    Only the main thread may set signal handlers; say whether they are set.
+    Where it *has_parent*, the second is one that `INSISTS`.  Only the main thread may set
+    signal handlers; say whether they are set.
     """
     if threading.current_thread() is not threading.main_thread():
         yield False
@@ -143,6 +150,8 @@ def stop_on_signals(stop: Callable[[bool], None]) -> Iterator[bool]:
             # Of a process that a job has forked, as by multiprocessing, which terminates it.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        if count and has_parent and number != INSISTS:
+            return
         count += 1
         stop(count > 1)
         if count > 1:

@@ -462,12 +462,14 @@ def run_together(
     drain: bool = False,
     once: bool = False,
     beside: Sequence[AbstractAsyncContextManager[object]] = (),
+    has_parent: bool = False,
 ) -> bool:
     """Run workers in this process until all have left; if one fails, the others stop.
 
     With *drain* or *once* the others do theirs before the failure is raised.  All this is
-    within the contexts *beside*.  Return whether all handlers have ended: some ignore that
-    they are told to, in a thread or in the loop.
+    within the contexts *beside*.  *has_parent* is whether a process that started this one tells
+    it to leave.  Return whether all handlers have ended: some ignore that they are told to, in
+    a thread or in the loop.
     """
     if is_in_loop():
         raise RuntimeError("an event loop is already running: await worker.run_async()")
@@ -498,7 +500,7 @@ def run_together(
             for task in running:
                 task.result()
 
-    with stop_on_signals(stop) as has_signals:
+    with stop_on_signals(stop, has_parent=has_parent) as has_signals:
         for worker in workers:
             worker._has_signals, worker._together = has_signals, workers
         has_ended = run_in_loop(work())
