@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,11 +15,13 @@ import pytest
 
 from rota import Client
 from support.started_workers import WorkerProcess
+from support.supervisor import Command, killing
 from support.waiting import wait_until
 
 Start = Callable[..., WorkerProcess]
 pytestmark = pytest.mark.slow
 RUNNING = "select count(*) from rota.jobs where status = 'running'"
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
 DEAD = "select count(*) from rota.finished_jobs where status = 'dead'"
 
 
@@ -92,6 +96,28 @@ def test_a_log_that_nobody_reads_holds_up_no_job(
         worker.signal(signal.SIGTERM)
 
         assert worker.wait() == 0
+
+
+def test_sigterm_ends_the_first_process_of_a_container_while_it_imports(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Linux ignores there a signal that has no handler, so the worker went on and claimed."""
+    if subprocess.run([*NAMESPACE, "true"], check=False).returncode != 0:
+        pytest.skip("this machine makes no namespaces")
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\n"
+        "pathlib.Path('begun').touch()\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+    )
+    command = [*NAMESPACE, sys.executable, "-m", "rota", "worker", "-d", dsn, "slow"]
+    with killing() as started:
+        started.append(outside := Command(command, tmp_path, {}, tmp_path / "log"))
+        wait_until((tmp_path / "begun").exists, "the import")
+        first = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text()
+
+        os.kill(int(first), signal.SIGTERM)
+
+        assert outside.wait() == 0
 
 
 def test_sigterm_gives_a_batch_back_within_a_second(

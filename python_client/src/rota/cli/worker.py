@@ -67,6 +67,8 @@ def work(arguments: argparse.Namespace) -> int:
         ).run()
     if is_child:  # until it runs, and when it has left, there is nothing to insist on
         signal.signal(INSISTS, signal.SIG_IGN)
+    if os.getpid() == 1:  # for which, as in a container, no signal has a default
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         registry = load_registry(arguments.registry)
     except UsageError as error:
