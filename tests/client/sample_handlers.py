@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import multiprocessing
 import os
 import threading
 import time
@@ -44,6 +45,13 @@ def sleep(job: rota.Job) -> None:
 async def leaves_thread(job: rota.AsyncJob) -> None:
     """Start what the interpreter waits for at its end."""
     threading.Thread(target=time.sleep, args=[60], name="beacon").start()
+
+
+@registry.handler("leaves_process")
+async def leaves_process(job: rota.AsyncJob) -> None:
+    """Start what multiprocessing waits for at the end of the interpreter."""
+    kind = multiprocessing.get_context("fork")
+    kind.Process(target=time.sleep, args=[15], name="beacon").start()
 
 
 @registry.handler("polite")

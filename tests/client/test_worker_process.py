@@ -49,14 +49,21 @@ def test_a_handler_that_does_not_end_goes_with_its_process(
     assert db.execute("select status, attempts from rota.jobs").fetchall() == [("queued", 0)]
 
 
-def test_a_thread_that_a_job_has_left_keeps_no_process(
-    client: Client, start_worker: Start
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("leaves_thread", "leaves these threads: beacon"),
+        ("leaves_process", "leaves these processes: beacon"),
+    ],
+)
+def test_what_a_job_has_left_keeps_no_process(
+    client: Client, start_worker: Start, kind: str, told: str
 ) -> None:
-    client.enqueue("leaves_thread")
+    client.enqueue(kind)
     worker = start_worker("--max-jobs", "1")
 
     assert worker.wait() == 3
-    assert "leaves these threads: beacon" in worker.log.read_text()
+    assert told in worker.log.read_text()
 
 
 def test_texts_of_jobs_cannot_command_the_terminal_that_shows_the_log(

@@ -1,6 +1,7 @@
 """The command ``rota``."""
 
 import logging
+import multiprocessing
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ from .cli.output import LEFT_BEHIND
 __all__ = ["main", "run"]
 
 TIME_TO_END = 10.0
-"""Seconds that the interpreter may wait, at its end, for threads that jobs have left."""
+"""Seconds that the interpreter may wait, at its end, for what jobs have left."""
 
 
 def run(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) -> int:
@@ -27,8 +28,14 @@ def run(argv: Sequence[str] | None = None, again: Sequence[str] | None = None) -
 
 def _end() -> None:
     waited_for = [each for each in threading.enumerate() if not each.daemon]
-    names = ", ".join(each.name for each in waited_for if each is not threading.main_thread())
-    logging.getLogger("rota").error("the process exits and leaves these threads: %s", names)
+    left = {
+        "threads": [each.name for each in waited_for if each is not threading.main_thread()],
+        "processes": [each.name for each in multiprocessing.active_children()],
+    }
+    told = [f"these {kind}: {', '.join(names)}" for kind, names in left.items() if names]
+    text = "the process exits and leaves %s"
+    what = " and ".join(told) or "a function of atexit, which has not returned"
+    logging.getLogger("rota").error(text, what)
     logging.shutdown()
     with suppress(Exception):  # it may be closed already
         sys.stdout.flush()
