@@ -54,6 +54,12 @@ async def leaves_process(job: rota.AsyncJob) -> None:
     kind.Process(target=time.sleep, args=[15], name="beacon").start()
 
 
+@registry.handler("unblocks")
+def unblocks(job: rota.Job) -> None:
+    """Leave the error output as ssh and Node do, which a handler may start."""
+    os.set_blocking(2, False)
+
+
 @registry.handler("polite")
 def polite(job: rota.Job) -> None:
     """Take a while, unless nobody wants it any more."""

@@ -105,6 +105,25 @@ def test_a_log_that_nobody_reads_holds_up_no_job(
         assert worker.wait() == 0
 
 
+def test_a_log_that_another_program_has_unblocked_misses_no_line(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start, tmp_path: Path
+) -> None:
+    log = tmp_path / "worker0.log"
+    os.mkfifo(log)
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    long = {"job_type": "fail", "max_attempts": 1, "payload": {"text": "x" * 100_000}}
+    start_worker("--concurrency", "1")
+
+    client.enqueue_many([{"job_type": "unblocks"}, *[long] * 10])
+    wait_until(lambda: _count(db, DEAD) == 10, "the end of the jobs")
+
+    told = b""
+    with open(reader, "rb", buffering=0) as lines:
+        while told.count(b"dead job_type=fail") < 10:
+            told += wait_until(lambda: lines.read(1_000_000), "the next lines")
+    assert b"are lost" not in told
+
+
 def test_sigterm_ends_the_first_process_of_a_container_while_it_imports(
     dsn: str, tmp_path: Path
 ) -> None:

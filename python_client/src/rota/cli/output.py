@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import select
 import shutil
 import sys
 import textwrap
@@ -337,7 +338,10 @@ class LogHandler(logging.Handler):
     def _write(self, line: bytes) -> None:
         with suppress(OSError):  # nobody reads it any more
             while line:
-                line = line[os.write(self._file, line) :]
+                try:
+                    line = line[os.write(self._file, line) :]
+                except BlockingIOError:  # a program that shares it, such as ssh, wants that
+                    select.select([], [self._file], [])
 
 
 class TextFormatter(logging.Formatter):
