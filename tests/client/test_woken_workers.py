@@ -78,6 +78,19 @@ def test_worker_is_woken_by_a_job(client: Client, db: Db, background: Background
         wait_until(lambda: len(starts.at) == count, "the start")  # noqa: B023
 
 
+def test_a_worker_of_more_queues_than_can_wake_it_polls_for_the_others(
+    client: Client, db: Db, background: Background
+) -> None:
+    queues = [f"q{number}" for number in range(notifier.MAX_QUEUES + 1)]
+    starts = Starts()
+    background(starts.registry, queues=queues, poll_interval=1.0)
+    wait_until(lambda: value(db, HELD) == len(queues), "the idle worker")
+
+    for count in range(1, 4):
+        client.enqueue("t", queue=queues[-1])
+        wait_until(lambda: len(starts.at) == count, "the start")  # noqa: B023
+
+
 def test_worker_is_woken_by_the_time_of_a_schedule(
     client: Client, db: Db, background: Background
 ) -> None:
@@ -788,7 +801,11 @@ def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPat
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     listener: Any = SimpleNamespace(
-        is_on=True, place=Place.IDLE, wanted=Place.IDLE, go=lambda place: None
+        is_on=True,
+        place=Place.IDLE,
+        wanted=Place.IDLE,
+        go=lambda place: None,
+        asks_for_all=True,
     )
     poller = Poller(listener, 1.0, lambda: None)
     waits = []

@@ -284,7 +284,7 @@ class Poller:
             self._is_expected = seconds < EARLIEST * self._poll_interval
             if self._is_expected:
                 self.claim_at = max(now + seconds, self._looked_at + self._shortest_wait)
-            else:  # the notifier asks at that time, and the next answer comes before
+            elif self._notifier.asks_for_all:  # at that time: its next answer comes before
                 self.claim_at = now + seconds + self._poll_interval
         self._wake()
 

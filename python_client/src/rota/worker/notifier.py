@@ -118,6 +118,11 @@ class Notifier:
         self.place = Place.AWAY
         self.has_maintenance = False
 
+    @property
+    def asks_for_all(self) -> bool:
+        """Whether its answers tell of jobs in all queues of the worker."""
+        return len(self._queues) <= MAX_QUEUES
+
     def go(self, place: Place, *, claimed: bool = True) -> None:
         """Be that as soon as possible; also again, to ask when to claim.
 
