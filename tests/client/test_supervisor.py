@@ -154,6 +154,13 @@ def test_a_signal_that_comes_while_a_process_starts_reaches_it(
     assert Supervisor(command, 1, reload=False, is_done=False).run() == 0
 
 
+def test_a_process_that_is_signalled_together_with_its_parent_has_not_failed() -> None:
+    """As by systemd, while it imports."""
+    command = ["sh", "-c", "kill -TERM $PPID $$; sleep 30"]
+
+    assert Supervisor(command, 1, reload=False, is_done=False).run() == 0
+
+
 def test_a_process_that_leaves_before_its_second_signal_has_not_failed() -> None:
     child = Child([sys.executable, "-c", "import time; time.sleep(30)"], 0)
     child.start_if_due()

@@ -90,8 +90,9 @@ class Child:
     def poll(self) -> int | None:
         """Return the exit code of a process that has ended since it was last asked."""
         code = None if self._process is None else self._process.poll()
-        if code == -signal.SIGTERM and self._told > 0:
+        if code == -signal.SIGTERM and self._to_tell > 0:
             # It was still importing, or had already done with its signals: it held no job.
+            # The signal may be that of somebody who has told its parent, too.
             code = 0
         if code is not None:
             lived = time.monotonic() - self.started_at
@@ -179,10 +180,10 @@ class Supervisor:
                 for child in list(self._children):
                     if not self._is_stopping:
                         child.start_if_due()
+                    child.stop(self._signals)
                     if (code := child.poll()) is not None:
                         self._take_end(child, code)
                     child.kill_if_silent(watchdog())
-                    child.stop(self._signals)
                     child.tell()
                 if self._is_stopping and not any(c.is_running for c in self._children):
                     return self._code
