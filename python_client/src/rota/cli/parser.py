@@ -491,7 +491,7 @@ def _add_worker(commands: Any) -> None:
         metavar="SECONDS",
         help="lease of jobs that were enqueued without one",
     )
-    add.add_argument("--name", help="(default: host:pid:random)")
+    add.add_argument("--name", help="which no other worker has (default: host:pid:random)")
     number(float, "--poll-interval", 1.0, "seconds between polls while nothing is due")
     _flag(add, "--no-listen", "poll only, do not listen")
     what = "where to listen for notifications, past a pooler (default: the database)"
