@@ -725,6 +725,15 @@ def test_places_are_given_on_the_command_line(
     assert "concurrency must be" in told
 
 
+def test_one_url_to_listen_to_does_not_go_with_several_databases(run: Run) -> None:
+    """In all but one of them no notification would arrive, as though there was a pooler."""
+    words = [f"--database=postgresql://127.0.0.1:1/{name}" for name in "ab"]
+
+    told = run("worker", "client.sample_handlers", *words, "--listen-url", "a", code=2)
+
+    assert "--listen-url" in told
+
+
 def test_a_worker_that_makes_room_takes_the_others_along(
     client: Client, db: psycopg.Connection[Any], dsn: str
 ) -> None:

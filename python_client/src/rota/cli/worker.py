@@ -128,6 +128,8 @@ def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:
         else:
             raise UsageError(f"--queue is NAME or NAME=PLACES, got {word!r}")
     databases = _databases(arguments)
+    if arguments.listen_url and len(databases) > 1:
+        raise UsageError("--listen-url is of one database, and does not go with several")
     groups = [([queue], number) for queue, number in places.items()]
     if shared:
         groups.insert(0, (shared, arguments.concurrency))
