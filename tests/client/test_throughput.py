@@ -244,6 +244,27 @@ def test_no_job_begins_while_very_many_ends_are_not_reported(
     wait_until(lambda: _counts(db) == {"succeeded": 50})
 
 
+def test_large_results_that_come_at_once_go_in_several_calls(
+    client: Client, drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more than 256 MB at once PostgreSQL takes none."""
+    monkeypatch.setattr("rota.worker.completer.MAX_SIZE", 30)
+    calls = _calls(monkeypatch, "finish_jobs")
+    registry, at_once = Registry(), threading.Barrier(20)
+
+    @registry.handler("large")
+    def large(job: Job) -> str:
+        at_once.wait(30)
+        return "ten chars."
+
+    client.enqueue_many([{"job_type": "large"}] * 20)
+    drain(registry, concurrency=20)
+
+    sizes = [sum(map(len, results.obj)) for _, _, results, _ in calls]
+    assert sum(sizes) == 20 * len('"ten chars."')
+    assert max(sizes) <= 30
+
+
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_job_sees_the_context_of_no_other_and_not_that_of_the_worker(
     client: Client, drain: Drain, is_async: bool

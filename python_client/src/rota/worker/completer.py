@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import psycopg
@@ -45,7 +46,7 @@ from .heartbeat import Heartbeat
 logger = logging.getLogger("rota")
 
 MAX_SIZE = 16_000_000
-"""Characters of results and errors that may wait to be reported."""
+"""Characters of results and errors that may wait to be reported, and that go in one call."""
 LAST_REPORT = 2.0
 """Seconds that the last reports of a worker that leaves may take."""
 LEAVING_PAUSE = 0.01
@@ -232,7 +233,8 @@ class Completer:
             while self._pending:
                 if (pause := self._take_turn()) > 0:
                     await asyncio.sleep(pause)
-                part, self._pending = self._pending[:MAX_JOBS], self._pending[MAX_JOBS:]
+                count = self._count_for_call()
+                part, self._pending = self._pending[:count], self._pending[count:]
                 try:
                     await self._report(part)
                 except PASSING as error:
@@ -249,6 +251,13 @@ class Completer:
                             self._forget(report)
                 self._retry.succeed()
                 self._on_end()
+
+    def _count_for_call(self) -> int:
+        """Return how many of the reports go in the next call, which must not be too large."""
+        if self._size <= MAX_SIZE:
+            return MAX_JOBS
+        sizes = accumulate(report.size for report in self._pending[:MAX_JOBS])
+        return max(1, sum(size <= MAX_SIZE for size in sizes))
 
     async def _report(self, part: list[_Report]) -> None:
         rows: Sequence[EndedJob] | None = None
