@@ -292,6 +292,30 @@ def test_a_result_that_cannot_be_listed_is_dropped(
     assert status(job_id) == "succeeded"
 
 
+def test_a_result_that_is_too_much_for_the_server_is_dropped_and_holds_up_no_other(
+    client: Client, db: psycopg.Connection[Any], background: Background, status: Status
+) -> None:
+    name = psycopg.sql.Identifier(db.info.dbname)
+    setting = "alter database {} set max_stack_depth = '100kB'"
+    db.execute(psycopg.sql.SQL(setting).format(name))
+    registry, at_once = Registry(), threading.Barrier(2)
+
+    @registry.handler("nested")
+    def nested(job: Job) -> list[Any]:
+        result: list[Any] = []
+        for _ in range(job.payload["times"]):
+            result = [result]
+        at_once.wait(30)
+        return result
+
+    job_ids = [client.enqueue("nested", {"times": times}).job_id for times in (1, 900)]
+    background(registry)
+
+    wait_until(lambda: {status(job_id) for job_id in job_ids} == {"succeeded"})
+    results = "select result is null from rota.job_runs order by id"
+    assert db.execute(results).fetchall() == [(False,), (True,)]
+
+
 def test_a_locked_row_holds_up_neither_heartbeats_nor_endings(
     client: Client,
     db: psycopg.Connection[Any],

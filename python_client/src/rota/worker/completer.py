@@ -300,8 +300,12 @@ class Completer:
             endings = join_endings([report.ending() for report in part])
             return await self._connection.call(lambda client: client.end_jobs(endings))
         except (psycopg.Error, RotaError, ValueError, RecursionError) as error:
-            # One ending may exceed statement_timeout each time, and all that go with it.
-            if isinstance(error, PASSING) and not isinstance(error, QueryCanceled):
+            # One ending may exceed statement_timeout, or what the server can do, each time, and
+            # all that go with it.
+            is_too_much = _is_wrong(getattr(error, "sqlstate", None))
+            if isinstance(error, PASSING) and not (
+                is_too_much or isinstance(error, QueryCanceled)
+            ):
                 raise
             if len(part) > 1:
                 return [row for report in part for row in await self._end_jobs([report])]
@@ -350,7 +354,7 @@ class Completer:
     def _try_otherwise(self, report: _Report, row: EndedJob) -> bool:
         """Report again what was refused; return False when it is time to give up."""
         job, loop = report.job, asyncio.get_running_loop()
-        if (row.error_code or "")[:2] in ("22", "54") and not report.is_changed:
+        if _is_wrong(row.error_code) and not report.is_changed:
             # An argument is wrong, and the same report would be refused again.
             if row.error_code == UNTRANSLATABLE and report.outcome.kind == "failed":
                 report.is_changed = True
@@ -376,6 +380,11 @@ class Completer:
             return False
         loop.call_later(pause, self._add, report)
         return True
+
+
+def _is_wrong(sqlstate: str | None) -> bool:
+    """Whether the server will never take it: a wrong value, or more than it can do."""
+    return (sqlstate or "")[:2] in ("22", "54")
 
 
 def _ascii_of(text: str) -> str:
