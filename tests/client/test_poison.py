@@ -295,18 +295,13 @@ def test_a_result_that_cannot_be_listed_is_dropped(
 def test_a_result_that_is_too_much_for_the_server_is_dropped_and_holds_up_no_other(
     client: Client, db: psycopg.Connection[Any], background: Background, status: Status
 ) -> None:
-    name = psycopg.sql.Identifier(db.info.dbname)
-    setting = "alter database {} set max_stack_depth = '100kB'"
-    db.execute(psycopg.sql.SQL(setting).format(name))
+    _let_the_server_read_little(db)
     registry, at_once = Registry(), threading.Barrier(2)
 
     @registry.handler("nested")
     def nested(job: Job) -> list[Any]:
-        result: list[Any] = []
-        for _ in range(job.payload["times"]):
-            result = [result]
         at_once.wait(30)
-        return result
+        return _nested(job.payload["times"])
 
     job_ids = [client.enqueue("nested", {"times": times}).job_id for times in (1, 900)]
     background(registry)
@@ -314,6 +309,37 @@ def test_a_result_that_is_too_much_for_the_server_is_dropped_and_holds_up_no_oth
     wait_until(lambda: {status(job_id) for job_id in job_ids} == {"succeeded"})
     results = "select result is null from rota.job_runs order by id"
     assert db.execute(results).fetchall() == [(False,), (True,)]
+
+
+def test_a_result_of_an_effect_that_is_too_much_for_the_server_fails_the_attempt(
+    client: Client, db: psycopg.Connection[Any], background: Background, status: Status
+) -> None:
+    _let_the_server_read_little(db)
+    registry = Registry()
+
+    @registry.handler("nested")
+    def nested(job: Job) -> None:
+        with job.effect("nested", "one") as effect:
+            effect.result = _nested(900)
+
+    job_id = client.enqueue("nested", max_attempts=1).job_id
+    background(registry)
+
+    wait_until(lambda: status(job_id) == "dead")
+    errors = "select error_type from rota.job_runs"
+    assert db.execute(errors).fetchall() == [("psycopg.errors.StatementTooComplex",)]
+
+
+def _let_the_server_read_little(db: psycopg.Connection[Any]) -> None:
+    setting = "alter database {} set max_stack_depth = '100kB'"
+    db.execute(psycopg.sql.SQL(setting).format(psycopg.sql.Identifier(db.info.dbname)))
+
+
+def _nested(times: int) -> list[Any]:
+    result: list[Any] = []
+    for _ in range(times):
+        result = [result]
+    return result
 
 
 def test_a_locked_row_holds_up_neither_heartbeats_nor_endings(

@@ -32,7 +32,7 @@ from .exceptions import (
     kinds_of,
 )
 from .rows import ClaimedJob, EffectResult
-from .worker.connection import PASSING, ConnectionState, NoAnswerError, Retry, is_lost
+from .worker.connection import PASSING, ConnectionState, NoAnswerError, Retry, is_lost, is_wrong
 from .worker.lending import Pool
 from .worker.own_process import Processes
 
@@ -420,6 +420,8 @@ class BaseJob:
                     return
                 except PASSING as error:
                     if self.is_lost or self.is_overdue or self._context.is_stopping:
+                        raise
+                    if is_wrong(error.sqlstate):
                         raise
                     await self._pause(retry, error)
         finally:

@@ -38,6 +38,7 @@ from .connection import (
     Retry,
     end_task,
     is_lost,
+    is_wrong,
     wait_for,
 )
 from .events import Ends, Outcome, failure
@@ -302,7 +303,7 @@ class Completer:
         except (psycopg.Error, RotaError, ValueError, RecursionError) as error:
             # One ending may exceed statement_timeout, or what the server can do, each time, and
             # all that go with it.
-            is_too_much = _is_wrong(getattr(error, "sqlstate", None))
+            is_too_much = is_wrong(getattr(error, "sqlstate", None))
             if isinstance(error, PASSING) and not (
                 is_too_much or isinstance(error, QueryCanceled)
             ):
@@ -354,7 +355,7 @@ class Completer:
     def _try_otherwise(self, report: _Report, row: EndedJob) -> bool:
         """Report again what was refused; return False when it is time to give up."""
         job, loop = report.job, asyncio.get_running_loop()
-        if _is_wrong(row.error_code) and not report.is_changed:
+        if is_wrong(row.error_code) and not report.is_changed:
             # An argument is wrong, and the same report would be refused again.
             if row.error_code == UNTRANSLATABLE and report.outcome.kind == "failed":
                 report.is_changed = True
@@ -380,11 +381,6 @@ class Completer:
             return False
         loop.call_later(pause, self._add, report)
         return True
-
-
-def _is_wrong(sqlstate: str | None) -> bool:
-    """Whether the server will never take it: a wrong value, or more than it can do."""
-    return (sqlstate or "")[:2] in ("22", "54")
 
 
 def _ascii_of(text: str) -> str:

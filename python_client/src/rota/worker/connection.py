@@ -77,6 +77,11 @@ def is_lost(error: BaseException) -> bool:
     return state is None or state.startswith("08") or state in UNREACHABLE
 
 
+def is_wrong(sqlstate: str | None) -> bool:
+    """Whether the server will never take it: a wrong value, or more than it can do."""
+    return (sqlstate or "")[:2] in ("22", "54")
+
+
 class ConnectionState:
     """What all connections of a worker know together; its methods may be called by any thread.
 
