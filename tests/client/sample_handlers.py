@@ -5,6 +5,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -58,6 +59,12 @@ async def leaves_process(job: rota.AsyncJob) -> None:
 def unblocks(job: rota.Job) -> None:
     """Leave the error output as ssh and Node do, which a handler may start."""
     os.set_blocking(2, False)
+
+
+@registry.handler("asks")
+def asks(job: rota.Job) -> str:
+    """Read from the terminal, as a debugger does."""
+    return sys.stdin.readline()
 
 
 @registry.handler("polite")

@@ -29,7 +29,8 @@ from rota.cli.worker import serve_health
 from rota.worker.process import peak_memory
 from rota.worker.worker import run_together
 from support.mutation import mutate
-from support.started_workers import BackgroundWorker, WorkerProcess, lives
+from support.started_workers import HANDLERS, BackgroundWorker, WorkerProcess, lives
+from support.supervisor import Command, killing
 from support.waiting import DEADLINE, wait_until
 
 pytestmark = pytest.mark.slow
@@ -141,6 +142,21 @@ def test_ctrl_c_in_a_terminal_stops_each_process_once(
 
     assert parent.wait() == 0
     assert _value(db, DONE) == 1
+
+
+def test_a_handler_that_reads_from_the_terminal_stops_no_process(
+    client: Client, db: psycopg.Connection[Any], dsn: str, tmp_path: Path
+) -> None:
+    """Processes in the background of a terminal are stopped when they read from it."""
+    in_terminal = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])"]
+    worker = [sys.executable, "-m", "rota", "worker", "sample_handlers", "--processes", "2"]
+    client.enqueue("asks", max_attempts=1)
+
+    with killing() as started:
+        command = [*in_terminal, *worker, "-d", dsn]
+        started.append(Command(command, HANDLERS, {}, tmp_path / "log"))
+        ended = "select error_type from rota.finished_jobs"
+        wait_until(lambda: db.execute(ended).fetchall() == [("OSError",)], "the end of the job")
 
 
 def test_a_signal_that_comes_while_a_process_starts_reaches_it(

@@ -65,8 +65,12 @@ def work(arguments: argparse.Namespace) -> int:
         return Supervisor(
             arguments.again, arguments.processes, reload=arguments.reload, is_done=is_done
         ).run()
-    if is_child:  # until it runs, and when it has left, there is nothing to insist on
-        signal.signal(INSISTS, signal.SIG_IGN)
+    if is_child:
+        # Until it runs, and when it has left, there is nothing to insist on.  And in the
+        # background of a terminal a handler that reads from it would stop the whole process,
+        # instead of getting an error.
+        for each in (INSISTS, signal.SIGTTIN, signal.SIGTTOU):
+            signal.signal(each, signal.SIG_IGN)
     if os.getpid() == 1:  # for which, as in a container, no signal has a default
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
