@@ -70,6 +70,8 @@ def test_resources_are_opened_once_and_closed_after_the_last_job(
         (TimeoutError("too slow"), False),
         (ValueError("no URL"), False),
         (psycopg.errors.UndefinedTable("no table"), True),
+        (asyncio.CancelledError("a task of its own"), False),
+        (asyncio.CancelledError("a task of its own"), True),
     ],
 )
 def test_a_lifespan_that_fails_is_named_and_keeps_the_worker_from_claiming(
@@ -77,7 +79,7 @@ def test_a_lifespan_that_fails_is_named_and_keeps_the_worker_from_claiming(
     dsn: str,
     status: Status,
     monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
+    error: BaseException,
     opens: bool,
 ) -> None:
     """Not even those errors are taken for ours that the command knows how to mend."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -380,8 +381,10 @@ async def _lifespan(function: Resources) -> AsyncIterator[Any]:
             is_open = True
             yield opened
             is_open = False
-    except Exception as error:
-        if is_open:
+    except (Exception, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        is_told = isinstance(error, asyncio.CancelledError) and task and task.cancelling()
+        if is_open or is_told:
             raise
         name = getattr(function, "__qualname__", repr(function))
         said = f"{type(error).__name__}: {error}"
