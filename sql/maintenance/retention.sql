@@ -614,17 +614,18 @@ begin
             (t.before at time zone 'UTC')::date) as p (partition)
     loop
         exit when v_dropped >= 20;
-        -- Not in the query, which would ask it of the partitions that stay, too.  The edges of
-        -- newer parents, of which there may be very many, are not looked at.
-        if v_parent = 'finished_jobs_done' then
-            execute format('select exists (select from rota.dependencies as d '
-                'join rota.jobs as j on j.id = d.job_id join %1$s as f on f.id = d.parent_id '
-                'where d.parent_id between (select min(i.id) from %1$s as i) '
-                'and (select max(i.id) from %1$s as i))', v_partition)
-            into v_is_waited_for;
-            continue when v_is_waited_for;
-        end if;
         begin
+            -- Not in the query, which would ask it of the partitions that stay, too.  The edges
+            -- of newer parents, of which there may be very many, are not looked at.
+            if v_parent = 'finished_jobs_done' then
+                execute format('select exists (select from rota.dependencies as d '
+                    'join rota.jobs as j on j.id = d.job_id '
+                    'join %1$s as f on f.id = d.parent_id '
+                    'where d.parent_id between (select min(i.id) from %1$s as i) '
+                    'and (select max(i.id) from %1$s as i))', v_partition)
+                into v_is_waited_for;
+                continue when v_is_waited_for;
+            end if;
             if v_archive is null then
                 execute format('drop table %s', v_partition);
             else

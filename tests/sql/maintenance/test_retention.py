@@ -403,10 +403,18 @@ def test_retain_of_other_sessions_time_zones_makes_the_same_days(db, clock):
     assert partitions(db)[-7:] == names(now, range(1, 8))
 
 
-def test_retain_goes_on_where_a_partition_cannot_be_dropped(db, clock):
+@pytest.mark.parametrize(
+    "hindrance",
+    [
+        "create view public.mine as select * from rota.{}",
+        "alter table rota.{} owner to postgres",
+    ],
+    ids=["a view", "another owner"],
+)
+def test_retain_goes_on_where_a_partition_cannot_be_dropped(db, clock, hindrance):
     start = clock.now()
     day = f"finished_jobs_done_{start:%Y%m%d}"
-    db.execute(f"create view public.mine as select * from rota.{day}")
+    db.execute(hindrance.format(day))
     dead = end(db, "dead")
 
     clock.advance("91 days")
