@@ -16,7 +16,7 @@
  */
 
 create or replace function rota._spend_budgets()
-    returns void language plpgsql as $$
+    returns void language plpgsql set lock_timeout = '100ms' as $$
 declare
     c_leaves constant boolean := rota._leaves_to_others();
     v_budget rota.retry_budgets; v_state record; v_max_jobs integer;

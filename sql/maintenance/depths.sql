@@ -84,7 +84,7 @@ begin
 end $$;
 
 create or replace function rota._count_jobs(max_pages integer)
-    returns void language plpgsql as $$
+    returns void language plpgsql set lock_timeout = '100ms' as $$
 declare
     c_now constant timestamptz := rota.now();
     c_pages constant bigint := pg_relation_size('rota.jobs'::regclass)

@@ -50,7 +50,7 @@ from rota.stage_runs as s;
 
 /* Count what ended; returns how many rows, and whether more can be counted at once. */
 create or replace function rota._count_ends(out rows_counted bigint, out has_more boolean)
-    language plpgsql as $$
+    language plpgsql set lock_timeout = '100ms' as $$
 declare
     -- What ends in the same microsecond, which may be after the look at the locks, is later.
     c_now constant timestamptz := rota.now() - interval '1 us';

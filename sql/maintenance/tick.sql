@@ -11,7 +11,8 @@
  * elects no leader).
  *
  * Recovery comes first.  Each part is a subtransaction of its own: what fails in one leaves a
- * warning, and undoes and stops nothing else.
+ * warning, and undoes and stops nothing else.  Nor does a part wait long for a table that is
+ * locked while others can do without, as one of the history while vacuum full rewrites it.
  */
 
 create or replace function rota.tick()
@@ -129,9 +130,9 @@ comment on function rota.tick is
 
 /* Whether there is anything to do: most ticks find nothing, and to ask first costs a third of
  * looking at each part.  A *patient* session that found nothing looks for what can wait after
- * five seconds only. */
+ * five seconds only.  Where a table is locked the parts find out what can be done without. */
 create or replace function rota._has_maintenance(patient boolean default false)
-    returns boolean language plpgsql stable as $$
+    returns boolean language plpgsql stable set lock_timeout = '100ms' as $$
 declare
     v_now constant timestamptz := rota.now();
     v_full_scan_at bigint;
@@ -160,6 +161,8 @@ begin
             rota._micros(v_now + interval '5 seconds')::text);
     end if;
     return false;
+exception when lock_not_available then
+    return true;
 end $$;
 
 /* When a tick lets a job of these queues in, or of all for null, between these times. */

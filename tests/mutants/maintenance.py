@@ -650,6 +650,26 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "looking-waits-for-the-history",
+        "Workers hang while a table of the history is rewritten, as they look for maintenance.",
+        "sql/maintenance/test_tick.py",
+        sql(
+            "maintenance/tick",
+            "plpgsql stable set lock_timeout = '100ms' as $$",
+            "plpgsql stable as $$",
+        ),
+    ),
+    mutant(
+        "counting-waits-for-the-history",
+        "Ticks hang while a table of the history is rewritten, as they count what ended.",
+        "sql/maintenance/test_tick.py",
+        sql(
+            "maintenance/statistics",
+            "plpgsql set lock_timeout = '100ms' as $$",
+            "plpgsql as $$",
+        ),
+    ),
+    mutant(
         "breaker-over-the-operator",
         "A breaker goes on with a type that an operator has resumed.",
         "sql/jobs/test_retries.py",

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from sql.helpers import (
     Db,
@@ -283,6 +284,42 @@ def test_tick_does_the_rest_when_one_part_fails(db, clock, broken):
     assert did.partitions_created == (None if broken == "jobs_deleted" else AHEAD)
     assert run(db, job.job_id).status == ("running" if broken == "jobs_swept" else "failed")
     assert [("tried again" in (warning or "")) for warning in warnings] == [True]
+
+
+# As vacuum full and reindex have them, for long where they are large.
+@pytest.mark.own_session
+@pytest.mark.parametrize(
+    "table",
+    ["finished_jobs_done_default", "finished_jobs_dead", "job_errors_default", "stage_runs",
+     "stats_progress", "restored_ends", "count_progress"],
+)  # fmt: skip
+def test_what_has_locked_a_table_of_the_history_holds_up_nothing_else(
+    db, connect, clock, table
+):
+    end(db, "succeeded")
+    value(db, "schedule_job", name="s", schedule="every 1 minute", job_type="t")
+    value(db, "set_queue", queue="q", retry_budget=Jsonb({"per_minute": 60, "percent": 5}))
+    failed = running(db, queue="q")
+    one(db, "fail_job", **owner(failed), error="e", retry_in="10 s")
+    running(db)
+    clock.advance("1 minute 30 s")
+    rewriter, fresh = connect(autocommit=False), connect()
+    for session in (db, fresh):
+        session.execute("set statement_timeout = '9s'")
+
+    rewriter.execute(f"lock table rota.{table} in access exclusive mode")
+    did = one(db, "tick")
+
+    assert (did.jobs_swept, did.jobs_enqueued) == (1, 1)
+    assert one(fresh, "wait_for_jobs", queues=["another"]).has_maintenance
+    rewriter.rollback()
+    clock.advance("11 s")
+    one(db, "tick")
+    assert scalar(db, "select hold is null from rota.jobs where id = %s", failed.job_id)
+    counted = (
+        "select sum(total) from rota.job_stats where (step, outcome) = ('minute', 'succeeded')"
+    )
+    assert scalar(db, counted) == 1
 
 
 def test_tick_can_be_cancelled(db):
