@@ -215,37 +215,108 @@ create or replace function rota._breaker_reason(
     breaker rota.breakers, state rota.breaker_states
 ) returns text language plpgsql stable as $$
 declare
-    c_from constant timestamptz := greatest(state.counts_from, rota.now() - breaker.span);
-    v_failed record; v_succeeded integer;
+    v_ends record;
 begin
     if breaker.max_failures is not null then
-        v_failed := rota._breaker_failures(breaker, state.counts_from, breaker.max_failures);
-        if v_failed.failures >= breaker.max_failures and rota._breaker_successes(breaker,
-            state.counts_from, v_failed.since, 1) = 0 then
-            return format(case v_failed.failures when 1 then '%s attempt failed, with %s'
-                else '%s attempts in a row failed, the last with %s' end, v_failed.failures,
-                v_failed.last);
+        v_ends := rota._breaker_ends(breaker, state.counts_from, breaker.max_failures, true);
+        if v_ends.failures >= breaker.max_failures and v_ends.successes = 0 then
+            return format(case v_ends.failures when 1 then '%s attempt failed, with %s'
+                else '%s attempts in a row failed, the last with %s' end, v_ends.failures,
+                v_ends.last);
         end if;
     end if;
     if breaker.failed_percent is not null then
-        v_failed := rota._breaker_failures(breaker, c_from, 10000);
-        if v_failed.failures = 0 then return null; end if;
-        v_succeeded := rota._breaker_successes(breaker, c_from, c_from, 10000);
-        if v_failed.failures + v_succeeded >= breaker.min_attempts
-          and v_failed.failures * 100
-            >= breaker.failed_percent * (v_failed.failures + v_succeeded) then
-            return format('%s of %s attempts failed, the last with %s', v_failed.failures,
-                v_failed.failures + v_succeeded, v_failed.last);
+        v_ends := rota._breaker_ends(breaker,
+            greatest(state.counts_from, rota.now() - breaker.span), 10000, false);
+        if v_ends.failures > 0
+          and v_ends.failures + v_ends.successes >= breaker.min_attempts
+          and v_ends.failures * 100
+            >= breaker.failed_percent * (v_ends.failures + v_ends.successes) then
+            return format('%s of %s attempts failed, the last with %s', v_ends.failures,
+                v_ends.failures + v_ends.successes, v_ends.last);
         end if;
     end if;
     return null;
 end $$;
 
-/* The newest failures of attempts that began since then, among the newest 5000 of all; none of
- * a time that is still to come again. */
+/* The newest failures since a time, and the successes since then or, where *consecutive* ones
+ * are asked for, since the first of these.  Where so many jobs of the queue have ended
+ * meanwhile that the successes are not among the newest rows, the statistics tell of them, and
+ * failures count as far as those go: else the few that fail would seem to be all there are. */
+create or replace function rota._breaker_ends(
+    breaker rota.breakers, since timestamptz, max_failures integer, consecutive boolean,
+    out failures integer, out successes integer, out last text
+) language plpgsql stable as $$
+declare
+    c_counted_until constant timestamptz := (
+        select p.counted_until from rota.stats_progress as p);
+    v_failed record; v_from timestamptz;
+begin
+    v_failed := rota._breaker_failures(breaker, since, max_failures);
+    v_from := case when consecutive then v_failed.since else since end;
+    if v_failed.failures = 0 or consecutive and v_failed.failures < max_failures then
+        successes := 0;
+    elsif not rota._ends_are_many(breaker, v_from) then
+        successes := rota._breaker_successes(breaker, since, v_from,
+            case when consecutive then 1 else 10000 end);
+    else
+        v_failed := rota._breaker_failures(breaker, since, max_failures, c_counted_until);
+        v_from := case when consecutive then v_failed.since else since end;
+        -- Minute by minute, the latest first; of the one in which it begins a part.
+        successes := coalesce((
+            select ceil(sum(n.part))
+            from (
+                select c.total * extract(epoch from m.until - greatest(v_from, m.minute))
+                    / extract(epoch from m.until - m.minute) as part
+                from (
+                    select g.minute,
+                        least(g.minute + interval '1 minute', c_counted_until) as until
+                    from generate_series(date_bin('1 minute', c_counted_until, 'epoch'),
+                        greatest(v_from, c_counted_until - interval '2 days')
+                            - interval '1 minute', interval '-1 minute') as g (minute)
+                ) as m
+                cross join lateral (
+                    select s.total from rota.job_stats as s
+                    where s.step = 'minute' and s.starts_at = m.minute
+                      and s.queue = breaker.queue and s.job_type = breaker.job_type
+                      and s.outcome = 'succeeded' offset 0
+                ) as c
+                where m.until > greatest(v_from, m.minute)
+                limit case when consecutive then 1 end
+            ) as n
+        ), 0)::integer;
+    end if;
+    failures := v_failed.failures;
+    last := v_failed.last;
+end $$;
+
+/* Whether more jobs of the queue, or of a pipeline with such a stage, have ended since a time
+ * than _breaker_successes() reads. */
+create or replace function rota._ends_are_many(breaker rota.breakers, since timestamptz)
+    returns boolean language plpgsql stable as $$
+begin
+    return exists (
+        select from rota.finished_jobs_done as f
+        where f.queue = breaker.queue and f.finished_at >= since
+          and f.finished_at <= (select rota.now())
+        offset 4999
+    ) or exists (
+        select from rota.pipeline_stages as p
+        cross join lateral (
+            select from rota.stage_runs as s
+            where s.pipeline = p.pipeline and s.finished_at >= since
+              and s.finished_at <= (select rota.now())
+            offset 4999 limit 1
+        ) as s
+        where p.queue = breaker.queue and p.job_type = breaker.job_type
+    );
+end $$;
+
+/* The newest failures of attempts that began since then, among the newest 5000 of all until a
+ * time; none of a time that is still to come again. */
 create or replace function rota._breaker_failures(
-    breaker rota.breakers, begun_since timestamptz, max_failures integer, out failures integer,
-    out since timestamptz, out last text
+    breaker rota.breakers, begun_since timestamptz, max_failures integer,
+    until timestamptz default null, out failures integer, out since timestamptz, out last text
 ) language plpgsql stable as $$
 begin
     select count(*)::integer, min(n.failed_at),
@@ -258,7 +329,8 @@ begin
         from (
             select r.failed_at, r.started_at, r.job_type, r.queue, r.error_type, r.job_id
             from rota.job_errors as r
-            where r.failed_at >= begun_since and r.failed_at <= (select rota.now())
+            where r.failed_at >= begun_since
+              and r.failed_at <= (select least(_breaker_failures.until, rota.now()))
             order by r.failed_at desc limit 5000
         ) as e
         where e.job_type = breaker.job_type and e.queue = breaker.queue

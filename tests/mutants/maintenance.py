@@ -360,10 +360,20 @@ MAINTENANCE = (
         sql("maintenance/breakers", "elsif state.updated_at > v_now then", "elsif false then"),
     ),
     mutant(
+        "breaker-blind-in-a-busy-queue",
+        "Where others end very many jobs a breaker sees what fails and not what succeeds.",
+        "sql/jobs/test_retries.py",
+        sql("maintenance/breakers", "not rota._ends_are_many(breaker, v_from)", "true"),
+    ),
+    mutant(
         "breaker-of-failures-to-come",
         "What failed before the clock was set back is taken for a failure of a probe.",
         "sql/jobs/test_retries.py",
-        sql("maintenance/breakers", " and r.failed_at <= (select rota.now())", ""),
+        sql(
+            "maintenance/breakers",
+            " and r.failed_at <= (select least(_breaker_failures.until, rota.now()))",
+            "",
+        ),
     ),
     mutant(
         "budget-of-no-tokens",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from sql.helpers import (
     call,
@@ -12,6 +13,7 @@ from sql.helpers import (
     enqueue,
     one,
     owner,
+    owners,
     poison,
     refused,
     rows,
@@ -389,6 +391,35 @@ def test_a_breaker_opens_at_a_share_of_failures(db, clock):
     value(db, "finish_job", **owner(running(db, job_type="mail")))
     settle(db)
     assert "2 of 4 attempts failed" in scalar(db, "select reason from rota.pauses")
+
+
+@pytest.mark.parametrize("fails", ["x", "x..x..x..", "xxx"], ids=["one", "some", "all"])
+@pytest.mark.parametrize("given", [{"max_failures": 3}, {"failed_percent": 50}], ids=str)
+def test_a_breaker_sees_what_succeeds_in_a_queue_that_is_busy_with_others(
+    db, clock, given, fails
+):
+    """Of what ended only the newest rows are read, and those of the type are not among them."""
+    clock.set("2026-01-01 00:00+00")
+    value(db, "set_breaker", job_type="mail", min_attempts=3, **given)
+    for outcome in fails:
+        clock.advance("1 s")
+        job = running(db, job_type="mail")
+        if outcome == "x":
+            fail(db, job)
+        else:
+            value(db, "finish_job", **owner(job))
+    clock.advance("1 s")
+    call(db, "enqueue_many", jobs=Jsonb([{"job_type": "other"}] * 5000))
+    for _ in range(5):
+        call(db, "finish_jobs", **owners(*claim(db, job_types=["other"], max_jobs=1000)))
+
+    settle(db)
+    before = scalar(db, "select count(*) from rota.pauses")
+    for _ in range(2):
+        clock.advance("11 s")
+        settle(db)
+
+    assert (before, scalar(db, "select count(*) from rota.pauses")) == (0, fails == "xxx")
 
 
 def test_what_began_before_the_pause_decides_nothing_afterwards(db, clock):
