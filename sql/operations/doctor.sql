@@ -295,7 +295,33 @@ create or replace function rota._examine_running_jobs()
     where h.words is not null order by r.started_at limit 10;
 $$;
 
-/* The first due jobs of each lane of these queues, 500 of each of the first 200 lanes. */
+/* The queues whose jobs have been due longest, as these were counted lately: of very many there
+ * is mostly nothing to tell.  While nothing ticks, which is told, job_counts() would count by
+ * itself: then they are those of the last count, and the first ones. */
+create or replace function rota._late_queues()
+    returns text[] language plpgsql stable as $$
+declare
+    c_max constant integer := 1024;
+begin
+    if rota._are_many('rota.jobs') and not exists (
+        select from rota.count_progress as p
+        where p.round > 0 and p.counted_at > rota.now() - interval '5 minutes'
+    ) then
+        return array(
+            select c.queue from rota.counted_jobs as c
+            where c.is_due and c.status in ('queued', 'failed')
+            group by c.queue order by min(c.first_run_at) limit c_max
+        ) || rota._ready_queues();
+    end if;
+    return array(
+        select c.queue from rota.job_counts() as c
+        where c.is_due and c.status in ('queued', 'failed')
+        group by c.queue order by min(c.first_run_at) limit c_max
+    );
+end $$;
+
+/* The first due jobs of each lane of these queues, 500 of each of the 200 lanes whose first has
+ * been due longest. */
 create or replace function rota._due_sample(queues text[])
     returns table (queue text, id bigint, job_type text, due_since timestamptz)
     language plpgsql stable as $$
@@ -312,7 +338,17 @@ begin
         where l.lane is not null
     )
     select l.queue, d.id, d.job_type, coalesce(d.due_since, d.created_at)
-    from (select f.queue, f.lane from lanes as f where f.lane > -32769 limit 200) as l
+    from (
+        select f.queue, f.lane from lanes as f
+        cross join lateral (
+            select coalesce(j.own_place, j.run_at) as place from rota.jobs as j
+            where j.queue = f.queue and coalesce(j.own_lane, j.priority) = f.lane
+              and j.hold is null and j.status in ('queued', 'failed')
+              and coalesce(j.own_place, j.run_at) <= c_now
+            order by coalesce(j.own_place, j.run_at), j.id limit 1
+        ) as n
+        order by n.place limit 200
+    ) as l
     cross join lateral (
         select j.id, j.job_type, j.created_at, rota._due_since(j) as due_since
         from rota.jobs as j
@@ -368,7 +404,7 @@ create or replace function rota._examine_job_types()
                 else 'warning' end as severity,
             rota._ago(u.due_since) as due_for,
             format('select * from rota.explain_job(%s);', u.job_id) as remedy
-        from rota._untaken_jobs(rota._ready_queues()) as u
+        from rota._untaken_jobs(rota._late_queues()) as u
         where u.queue !~ '^forward:[0-9]+$' and not exists (
             -- Its jobs wait for a mover alone.
             select from rota.queue_moves as m where m.queue = u.queue and m.direction = 'out'
@@ -398,7 +434,7 @@ $$;
 create or replace function rota._examine_forwards()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     with untaken as materialized (
-        select t.* from rota._untaken_jobs(rota._ready_queues()) as t
+        select t.* from rota._untaken_jobs(rota._ready_queues('forward:', 'forward:9999')) as t
         where t.queue ~ '^forward:[0-9]+$'
     )
     select case when t.due_since < rota.now() - interval '5 minutes' then 'critical'
@@ -412,7 +448,7 @@ create or replace function rota._examine_forwards()
     select 'warning', format('database %s has not taken job %s for %s: the log of the '
             'forwarder says why', substr(q.queue, 9), j.id,
             rota._ago(j.created_at)), null
-    from unnest(rota._ready_queues()) as q (queue)
+    from unnest(rota._ready_queues('forward:', 'forward:9999')) as q (queue)
     cross join lateral (
         select f.id, f.created_at
         from (
@@ -494,7 +530,7 @@ begin
             select distinct on (t.queue) t.*
             from (
                 select distinct on (d.queue, d.job_type) d.*
-                from rota._due_sample(rota._ready_queues()) as d
+                from rota._due_sample(rota._late_queues()) as d
                 order by d.queue, d.job_type, d.due_since, d.id
             ) as t
             where t.due_since < c_now - interval '5 minutes'

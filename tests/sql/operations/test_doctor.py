@@ -234,6 +234,22 @@ def test_a_type_that_no_live_worker_takes(db):
     assert only(db).severity == "critical"
 
 
+def test_a_queue_that_nobody_takes_is_found_among_very_many(db, clock):
+    queues = [f"a{n}" for n in range(1300)]
+    value(db, "report_worker", worker="w", host="h", pid=1, version=None, queues=queues[:300])
+    enqueue(db, queue="z")
+    clock.advance("1 minute")
+    one(db, "tick")
+    later = [{"job_type": "x", "queue": queue, "delay": "1 day"} for queue in queues[300:]]
+    now = [{"job_type": "x", "queue": queue} for queue in queues[:300]]
+    call(db, "enqueue_many", jobs=Jsonb(later + now))
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "job_types")
+    assert row.evidence.startswith("no live worker takes x in queue z: 1 job is due there")
+
+
 def test_a_queue_that_moves_away_needs_no_worker_here(db):
     call(db, "set_database_number", number=5)
     enqueue(db, queue="q", run_at=ago(db, "6 min"))
