@@ -16,6 +16,11 @@ begin
             'queues: enqueue_to() asks for the right to the queue there', queue));
     end if;
 
+    -- A restore without one of the roles leaves out the grants of all: then this tells of them.
+    insert into rota.maintenance (task, done_at)
+    select 'grants', rota.now()
+    where not exists (select from rota.maintenance as m where m.task = 'grants')
+    on conflict do nothing;
     insert into rota.queue_grants as g (role, access, queue, granted_at)
     values (to_regrole(quote_ident(grant_queue.role)), grant_queue.access, grant_queue.queue,
         rota.now())

@@ -251,6 +251,14 @@ create or replace function rota._examine_drift()
         min(u.source || ' of ' || u.name)), null
     from rota._unlisted() as u having count(*) > 0
     union all
+    select 'critical', 'the grants of queues are missing, as after a restore on a server '
+        'without one of their roles, which leaves out all: who was confined to some queues may '
+        'use every one. Restore in one transaction, with all roles, or grant them again; or, '
+        'if none is to be confined here: delete from rota.maintenance where task = ''grants'';',
+        null
+    where exists (select from rota.maintenance as m where m.task = 'grants')
+      and not exists (select from rota.queue_grants)
+    union all
     select f.severity, f.evidence, f.remedy from found as f cross join replayed as r
     where r.rights <= 20 or not f.is_replayed;
 $$;

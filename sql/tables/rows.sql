@@ -16,6 +16,10 @@ from (
 ) as n (task, done_at)
 where not exists (select from rota.maintenance as m where m.task = n.task)
 on conflict do nothing;
+insert into rota.maintenance (task, done_at)
+select 'grants', rota.now()
+where exists (select from rota.queue_grants)
+  and not exists (select from rota.maintenance as m where m.task = 'grants');
 insert into rota.stats_progress (counted_until, complete_until, sampled_at)
 select 'epoch', 'epoch', 'epoch' where not exists (select from rota.stats_progress);
 insert into rota.count_progress (round)

@@ -247,7 +247,8 @@ def test_settings_are_in_force_after_an_install_where_a_restore_left_out_their_l
     drift = "select severity, evidence from rota.doctor() where finding = 'drift'"
 
     with psycopg.connect(copy, autocommit=True) as db:
-        ((severity, evidence),) = db.execute(drift).fetchall()
+        ((severity, evidence), (_, grants)) = db.execute(drift).fetchall()
+        db.execute(grants.partition("if none is to be confined here: ")[2])
         install_as_owner(copy)
         listed = db.execute("select name from rota.configured_names order by 1").fetchall()
 
@@ -257,6 +258,36 @@ def test_settings_are_in_force_after_an_install_where_a_restore_left_out_their_l
             "access worker", "default", "mail", "type book", "type pdf",
         }  # fmt: skip
         assert db.execute(drift).fetchall() == [("ok", "everything is as installed")]
+
+
+def test_grants_that_a_restore_left_out_are_told(
+    live: str, make: Make, tool: Any, admin: psycopg.Connection[Any], tmp_path: Path,
+    install_as_owner: Callable[[str], None],
+) -> None:  # fmt: skip
+    """One of their roles is missing, and so all are: the other role may use every queue."""
+    for role in ("billing", "shop"):
+        admin.execute(f"create role {role}".encode())
+    try:
+        with psycopg.connect(live, autocommit=True) as db:
+            db.execute("select rota.grant_queue('billing', 'bills')")
+            db.execute("select rota.grant_queue('shop', 'orders')")
+        assert tool("pg_dump", live, "-Fc", "-f", tmp_path / "rota.dump").returncode == 0
+        admin.execute("drop role billing")
+        copy = make(None)
+        restored = tool("pg_restore", copy, tmp_path / "rota.dump")
+        assert b'COPY failed for table "queue_grants"' in restored.stderr
+        install_as_owner(copy)
+        drift = "select severity, evidence from rota.doctor() where finding = 'drift'"
+
+        with psycopg.connect(copy, autocommit=True) as db:
+            ((severity, evidence),) = db.execute(drift).fetchall()
+            db.execute("select rota.grant_queue('shop', 'orders')")
+
+            assert severity == "critical"
+            assert evidence.startswith("the grants of queues are missing, ")
+            assert db.execute(drift).fetchall() == [("ok", "everything is as installed")]
+    finally:
+        admin.execute("drop role if exists billing, shop")
 
 
 def test_data_that_is_restored_over_an_install_leaves_maintenance_working(
