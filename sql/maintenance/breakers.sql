@@ -122,8 +122,7 @@ begin
               and j.started_at >= state.probed_at
         );
         v_failed := rota._breaker_failures(c_breaker, state.probed_at, 1);
-        v_succeeded := rota._breaker_successes(c_breaker, state.probed_at, state.probed_at,
-            c_breaker.probes);
+        v_succeeded := rota._probe_successes(c_breaker, state.probed_at);
         if v_failed.failures > 0 then
             perform rota._open_breaker(c_breaker, state,
                 'what was let through to try failed with ' || v_failed.last);
@@ -248,8 +247,6 @@ create or replace function rota._breaker_ends(
     out failures integer, out successes integer, out last text
 ) language plpgsql stable as $$
 declare
-    c_counted_until constant timestamptz := (
-        select p.counted_until from rota.stats_progress as p);
     v_failed record; v_from timestamptz;
 begin
     v_failed := rota._breaker_failures(breaker, since, max_failures);
@@ -260,34 +257,61 @@ begin
         successes := rota._breaker_successes(breaker, since, v_from,
             case when consecutive then 1 else 10000 end);
     else
-        v_failed := rota._breaker_failures(breaker, since, max_failures, c_counted_until);
+        v_failed := rota._breaker_failures(breaker, since, max_failures,
+            (select p.counted_until from rota.stats_progress as p));
         v_from := case when consecutive then v_failed.since else since end;
-        -- Minute by minute, the latest first; of the one in which it begins a part.
-        successes := coalesce((
-            select ceil(sum(n.part))
-            from (
-                select c.total * extract(epoch from m.until - greatest(v_from, m.minute))
-                    / extract(epoch from m.until - m.minute) as part
-                from (
-                    select g.minute,
-                        least(g.minute + interval '1 minute', c_counted_until) as until
-                    from generate_series(date_bin('1 minute', c_counted_until, 'epoch'),
-                        greatest(v_from, c_counted_until - interval '2 days')
-                            - interval '1 minute', interval '-1 minute') as g (minute)
-                ) as m
-                cross join lateral (
-                    select s.total from rota.job_stats as s
-                    where s.step = 'minute' and s.starts_at = m.minute
-                      and s.queue = breaker.queue and s.job_type = breaker.job_type
-                      and s.outcome = 'succeeded' offset 0
-                ) as c
-                where m.until > greatest(v_from, m.minute)
-                limit case when consecutive then 1 end
-            ) as n
-        ), 0)::integer;
+        successes := rota._counted_successes(breaker, v_from,
+            case when consecutive then 1 end);
     end if;
     failures := v_failed.failures;
     last := v_failed.last;
+end $$;
+
+/* How many of those that try have succeeded, up to as many as it takes.  The statistics do not
+ * tell when an attempt began: they count from the next minute on. */
+create or replace function rota._probe_successes(
+    breaker rota.breakers, probed_at timestamptz
+) returns integer language plpgsql stable as $$
+declare
+    v_successes integer := rota._breaker_successes(breaker, probed_at, probed_at,
+        breaker.probes);
+begin
+    if v_successes < breaker.probes and rota._ends_are_many(breaker, probed_at) then
+        v_successes := greatest(v_successes, rota._counted_successes(breaker,
+            date_bin('1 minute', probed_at, 'epoch') + interval '1 minute', breaker.probes));
+    end if;
+    return v_successes;
+end $$;
+
+/* How many attempts have succeeded since a time, as far as the statistics go: of the minute in
+ * which it lies a part.  Minute by minute, the latest first, until there are so many. */
+create or replace function rota._counted_successes(
+    breaker rota.breakers, since timestamptz, enough integer
+) returns integer language plpgsql stable as $$
+declare
+    c_until constant timestamptz := (select p.counted_until from rota.stats_progress as p);
+begin
+    return coalesce((
+        select ceil(sum(n.part))
+        from (
+            select c.total * extract(epoch from m.until - greatest(since, m.minute))
+                / extract(epoch from m.until - m.minute) as part
+            from (
+                select g.minute, least(g.minute + interval '1 minute', c_until) as until
+                from generate_series(date_bin('1 minute', c_until, 'epoch'),
+                    greatest(since, c_until - interval '2 days') - interval '1 minute',
+                    interval '-1 minute') as g (minute)
+            ) as m
+            cross join lateral (
+                select s.total from rota.job_stats as s
+                where s.step = 'minute' and s.starts_at = m.minute
+                  and s.queue = breaker.queue and s.job_type = breaker.job_type
+                  and s.outcome = 'succeeded' offset 0
+            ) as c
+            where m.until > greatest(since, m.minute)
+            limit _counted_successes.enough
+        ) as n
+    ), 0)::integer;
 end $$;
 
 /* Whether more jobs of the queue, or of a pipeline with such a stage, have ended since a time

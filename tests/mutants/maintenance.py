@@ -366,6 +366,16 @@ MAINTENANCE = (
         sql("maintenance/breakers", "not rota._ends_are_many(breaker, v_from)", "true"),
     ),
     mutant(
+        "breaker-half-open-in-a-busy-queue",
+        "Where others end very many jobs a breaker never sees that all its probes succeed.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers",
+            "v_successes < breaker.probes and rota._ends_are_many(breaker, probed_at)",
+            "false",
+        ),
+    ),
+    mutant(
         "breaker-of-failures-to-come",
         "What failed before the clock was set back is taken for a failure of a probe.",
         "sql/jobs/test_retries.py",

@@ -422,6 +422,31 @@ def test_a_breaker_sees_what_succeeds_in_a_queue_that_is_busy_with_others(
     assert (before, scalar(db, "select count(*) from rota.pauses")) == (0, fails == "xxx")
 
 
+def test_a_breaker_closes_in_a_queue_that_is_busy_with_others(db, clock):
+    """One job of the type succeeds after the other, and many of others in between."""
+    clock.set("2026-01-01 00:00+00")
+    value(db, "set_breaker", job_type="mail", max_failures=1, probes=3)
+    fail(db, running(db, job_type="mail"), fatal=True)
+    settle(db)
+    clock.advance("31 s")
+
+    for _ in range(7):
+        enqueue(db, "mail")
+        claim(db, job_types=["mail"])
+        settle(db)
+        (probe,) = claim(db, job_types=["mail"])
+        value(db, "finish_job", **owner(probe))
+        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "other"}] * 5000))
+        for _ in range(5):
+            call(db, "finish_jobs", **owners(*claim(db, job_types=["other"], max_jobs=1000)))
+        clock.advance("20 s")
+    settle(db)
+    one(db, "tick")
+
+    assert rows(db, STATE) == [(0, None, None)]
+    assert scalar(db, "select count(*) from rota.pauses") == 0
+
+
 def test_what_began_before_the_pause_decides_nothing_afterwards(db, clock):
     """Half open, an attempt of before fails: only what was let through to try counts."""
     clock.set("2026-01-01 00:00+00")
