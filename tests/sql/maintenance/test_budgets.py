@@ -191,6 +191,17 @@ def test_a_retry_that_another_session_has_locked_keeps_no_others(db, clock, conn
     assert let_in(db) == [first]
 
 
+def test_of_very_many_types_the_one_with_the_oldest_retry_begins(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    budget(db)
+    oldest = fail(db, 1, job_type="z")
+    clock.advance("1 s")
+    for number in range(100):
+        fail(db, 1, job_type=f"a{number}")
+
+    assert let_in(db) == oldest
+
+
 def test_two_ticks_at_once_let_in_as_many_as_one(db, clock, connect):
     clock.set("2026-01-01 00:00+00")
     budget(db, per_minute=18)
