@@ -939,6 +939,32 @@ create or replace function rota._examine_partitions()
             'select rota.set_archive(%L);', a.schema, current_user, a.schema)
     from rota.archive as a where to_regclass(format('%I.rota_rows', a.schema)) is null
     union all
+    -- One that keeps years has a thousand, and a look-up by id locks each with its indexes.
+    select 'warning', format('to look up a job by its id takes %s locks, for the history has '
+            '%s tables, and the server has room for %s: transactions of %s sessions at once '
+            'fill it, and others fail with out of shared memory. Raise '
+            'max_locks_per_transaction, which needs a restart, or keep finished jobs for less '
+            'time and archive them',
+            h.locks, h.tables, h.room, h.room / h.locks),
+        format('alter system set max_locks_per_transaction = %s;',
+            ceil(20.0 * h.locks / h.sessions))
+    from (
+        select count(*) as locks, count(distinct t.relid) as tables, l.sessions,
+            l.sessions * current_setting('max_locks_per_transaction')::bigint as room
+        from (
+            select current_setting('max_connections')::bigint
+                + current_setting('max_prepared_transactions')::bigint as sessions
+        ) as l
+        cross join pg_partition_tree('rota.finished_jobs') as t
+        cross join lateral (
+            select t.relid as id
+            union all
+            select x.indexrelid from pg_index as x where x.indrelid = t.relid
+        ) as r
+        group by l.sessions
+    ) as h
+    where 20 * h.locks > h.room
+    union all
     select 'critical', format('table rota.%s is detached: its rows are not in the history, and '
             'are never purged', d.name),
         format('do $do$ begin %s lock table rota.%2$I in access exclusive mode; '

@@ -902,6 +902,33 @@ def test_rows_without_a_partition(db):
     cure(db)
 
 
+@pytest.mark.slow
+def test_a_history_of_so_many_partitions_that_a_look_up_takes_too_many_locks(db):
+    sessions = int(scalar(db, "show max_connections"))
+    value(db, "set_queue", queue="q", keep_finished="2 years")
+    db.execute(
+        "select rota._create_partition('finished_jobs_done', 'finished_at',"
+        " current_date - n, 1) from generate_series(1, %s) as n",
+        (64 * sessions // 20 // 2,),
+    )
+
+    (row,) = (row for row in doctor(db) if row.finding == "partitions")
+
+    with db.transaction():
+        db.execute("select from rota.finished_jobs where id = 1")
+        locks = scalar(
+            db,
+            "select count(*) from pg_locks where locktype = 'relation'"
+            " and pid = pg_backend_pid() and relation <> 'pg_locks'::regclass",
+        )
+    told = int(row.evidence.removeprefix("to look up a job by its id takes ").split()[0])
+    assert abs(told - locks) <= 10
+    assert row.severity == "warning"
+    assert row.remedy == (
+        f"alter system set max_locks_per_transaction = {-(-20 * told // sessions)};"
+    )
+
+
 # The second is what an interrupted detach concurrently leaves behind.
 @pytest.mark.parametrize("is_pending", [False, True], ids=["detached", "pending"])
 def test_a_partition_that_is_detached_is_attached_with_the_rows_that_came_since(db, is_pending):
