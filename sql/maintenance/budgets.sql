@@ -167,7 +167,7 @@ begin
             select h.job_type, h.lane
             from rota._held_lanes('retries ' || _first_retries.queue, _first_retries.queue) as h
             -- More of them would only be more to sort.
-            where h.first_place <= rota.now() order by h.first_place limit 100
+            order by h.first_place limit 100
         ) as k
         cross join lateral (
             select j.id, j.run_at from rota.jobs as j

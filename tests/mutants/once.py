@@ -2188,10 +2188,10 @@ any(array['access producer', enqueue.queue])
         ),
     ),
     mutant(
-        "retries-for-later-hide-others",
-        "Due retries wait while a hundred other kinds have retries for later.",
+        "retries-of-other-types-first",
+        "Due retries wait while a hundred other kinds have some, due or for later.",
         "sql/maintenance/test_budgets.py",
-        sql("maintenance/budgets", "where h.first_place <= rota.now() limit 100", "limit 100"),
+        sql("maintenance/budgets", "order by h.first_place limit 100", "limit 100"),
     ),
     mutant(
         "place-of-a-queue-that-was-left",
