@@ -58,6 +58,9 @@ declare
     v_move rota.queue_moves; v_jobs record;
 begin
     perform rota._check_given('move_id', move_id is not null);
+    -- The negative number is that of its end.
+    perform rota._refuse('move_id', format('must be that of a move, got %s', move_id))
+    where move_id < 1;
     perform rota._check_number('from_database', from_database, 0, 1023);
     perform rota._check_name('queue', queue);
     -- It says what becomes of ids and effects, which are those of all queues.

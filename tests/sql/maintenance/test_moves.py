@@ -1570,7 +1570,8 @@ def test_bad_arguments_are_refused_by_name(db, there):
     move_id = begin(db, there)
     of_no_move = ('[{"id": "x"}]', '[{"id": 1.5}]', '[{"id": 1, "created_at": "soon"}]')
     bad_jobs = [{"jobs": jobs} for jobs in ("{}", *of_no_move)]
-    for bad in ({"move_id": None}, {"from_database": 6}, {"queue": ""}, *bad_jobs):
+    numbers = [{"move_id": number} for number in (None, 0, -(2**63))]
+    for bad in (*numbers, {"from_database": 6}, {"queue": ""}, *bad_jobs):
         with refused(next(iter(bad))):
             receive(there, **{"move_id": move_id, **bad})
     with refused("jobs"):
