@@ -202,7 +202,7 @@ def test_a_transaction_leaves_its_own_checks_to_others(db):
 def test_checks_that_a_forgotten_tick_holds_keep_no_others(db, connect, checks):
     db.execute(
         "insert into rota.pending_checks (kind, subject)"
-        " select 'order', 'k' || n from generate_series(1, %s) as n",
+        " select 'job', 1000000 + n || ' all' from generate_series(1, %s) as n",
         [checks],
     )
     stranger = connect(autocommit=False)
