@@ -7,10 +7,11 @@
  * fails it opens again, for twice as long, up to 16 times pause_for.
  *
  * Each tick looks at each breaker and counts what is in the tables of errors and ended jobs, a
- * bounded number of the newest rows.  No claim and no end of a job takes part, so no session
- * waits for a breaker, and a breaker opens up to a tick late.  While an operator who changes
- * the same pause has not committed, the breaker stays as it is, and each tick waits a tenth of
- * a second for it.
+ * bounded number of the newest rows; where these do not reach back far enough, the statistics
+ * tell what succeeded.  No claim and no end of a job takes part, so no session waits for a
+ * breaker, and a breaker opens up to a tick late.  While an operator who changes the same pause
+ * has not committed, the breaker stays as it is, and each tick waits a tenth of a second for
+ * it.
  *
  * An attempt counts for the state in which it began.  So the last failures of before a pause
  * cannot open what has just closed, nor decide about those that try.
