@@ -30,18 +30,27 @@ class Edit:
             return f"there is no {self.path}"
         if found != 1:
             return f"{self.path} has {found} times {self.old!r}"
+        if self.path.endswith(".py"):
+            try:
+                compile(self.changed(root), self.path, "exec")
+            except SyntaxError as error:
+                return f"{self.path} would be no Python: {error}"
         return None if self.old != self.new else f"nothing is changed in {self.path}"
 
     def apply(self, root: Path) -> None:
         """Change the file below *root*."""
         if problem := self.problem(root):
             raise ValueError(problem)
-        file, [(start, end)] = root / self.path, self._places(root)
-        text = file.read_text()
-        new = self.new.strip() if self.path.endswith(".sql") else self.new
-        file.write_text(text[:start] + new + text[end:])
+        file = root / self.path
+        file.write_text(self.changed(root))
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
             compiled.unlink()
+
+    def changed(self, root: Path) -> str:
+        """Return what the file below *root* would be."""
+        text, [(start, end)] = (root / self.path).read_text(), self._places(root)
+        new = self.new.strip() if self.path.endswith(".sql") else self.new
+        return text[:start] + new + text[end:]
 
     def _places(self, root: Path) -> list[tuple[int, int]]:
         text = (root / self.path).read_text()

@@ -42,7 +42,7 @@ WORKER = (
         client(
             "worker/worker",
             "await first_of(at_rest, self._stop_now,",
-            "self._heartbeat.stop()\n        await first_of(at_rest, self._stop_now,",
+            "self._heartbeat.stop()\n            await first_of(at_rest, self._stop_now,",
         ),
     ),
     mutant(
