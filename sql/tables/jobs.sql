@@ -358,6 +358,9 @@ create table rota.maintenance (
 comment on table rota.maintenance is
     'When each part of the maintenance was last done or, for retention, last found something '
     'to do, and by whom.';
+comment on column rota.maintenance.task is
+    'A part of the maintenance; or grants, which tells that roles were confined to queues, '
+    'also where a restore has left out their grants.';
 comment on column rota.maintenance.has_more is
     'For retention: it reached its limit, and the next tick continues at once.';
 

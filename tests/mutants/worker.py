@@ -415,7 +415,7 @@ WORKER = (
         "client/test_effect_blocks.py",
         client(
             "job",
-            "if self.is_lost or self.is_overdue or self._context.is_stopping:\n",
+            "if is_over or is_wrong(error.sqlstate):\n",
             "if True:\n",
         ),
     ),

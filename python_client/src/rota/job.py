@@ -419,9 +419,8 @@ class BaseJob:
                     await self._call(action)
                     return
                 except PASSING as error:
-                    if self.is_lost or self.is_overdue or self._context.is_stopping:
-                        raise
-                    if is_wrong(error.sqlstate):
+                    is_over = self.is_lost or self.is_overdue or self._context.is_stopping
+                    if is_over or is_wrong(error.sqlstate):
                         raise
                     await self._pause(retry, error)
         finally:
