@@ -759,16 +759,19 @@ def test_an_idle_worker_ticks_when_there_is_something_to_do(
 
 
 def test_a_worker_without_a_free_place_goes_on_to_tick(
-    client: Client, db: Db, background: Background, monkeypatch: pytest.MonkeyPatch
+    client: Client, db: Db, background: Background
 ) -> None:
-    calls, starts = Calls(monkeypatch, "tick"), Starts(seconds=60.0)
+    starts = Starts(seconds=60.0)
     worker = background(starts.registry, concurrency=1, poll_interval=0.05, tick_interval=0.05)
     wait_for_idle(db, 1)
-
     client.enqueue("t")
     wait_until(lambda: starts.at, "the start")
-    before = calls["tick"]
-    wait_until(lambda: calls["tick"] >= before + 5, "five ticks")
+
+    for number in range(3):
+        job_id = client.enqueue("u", queue="elsewhere").job_id
+        client.claim_jobs(f"dead {number}", ["elsewhere"], lease=timedelta(seconds=0.001))
+        status = f"select status <> 'running' from rota.job_runs where id = {job_id}"
+        wait_until(lambda text=status: value(db, text), "the sweep")
     worker.stop(now=True)
 
 
