@@ -18,6 +18,7 @@ from faults.move_kill import play, two_servers
 from faults.test_forward_kill import urls
 from rota.__main__ import main
 from rota.cli import databases as moves
+from rota.forwarding import MAX_MOVERS
 from rota.rows import MoveStatus
 from support.mutation import mutate
 from support.server import free_port
@@ -426,6 +427,35 @@ def test_a_mover_rests_much_longer_than_it_looks(urls):
                 seen.append(ask(here, looks))
 
     assert sum(seen) < 50
+
+
+def test_many_queues_that_move_take_turns_with_a_few_connections(urls):
+    """Or they have all that both servers take, and producers are refused."""
+    stuck, others = MAX_MOVERS + 1, 15
+    seen: list[int] = []
+
+    def are_settled() -> bool:
+        seen.append(
+            ask(
+                here,
+                "select count(*) from pg_stat_activity"
+                " where application_name in ('rota mover', 'rota receiver')",
+            )
+        )
+        count = "select count(*) from rota.queue_moves where state = 'settled'"
+        return ask(here, count) == others
+
+    with psycopg.connect(urls[0], autocommit=True) as here:
+        here.execute(
+            "select rota.enqueue('x', queue => 'q' || n), case when n <= %s then"
+            " (select count(*) from rota.claim_jobs('w', array['q' || n])) end,"
+            " rota.begin_queue_move('q' || n, 2) from generate_series(1, %s) as n",
+            [stuck, stuck + others],
+        )
+        with forwarding(urls):
+            wait_until(are_settled)
+
+    assert 0 < max(seen) < stuck + others
 
 
 def test_a_job_that_takes_the_other_database_long_gets_there(urls, monkeypatch):

@@ -22,6 +22,7 @@ import os
 import secrets
 import socket
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from math import inf
@@ -63,6 +64,10 @@ UNFIT = (UnicodeError, psycopg.errors.UntranslatableCharacter)
 UNTRANSLATABLE = ReceivedJob(
     1, None, "22P05", "the other database has another encoding, which lacks characters of it"
 )
+MAX_MOVERS = 4
+"""Queues that move at a time from one database to another, by two connections each."""
+TURN = 1.0
+"""Seconds after which a mover that has nothing to carry for now gives way to others."""
 PAUSE, MAX_PAUSE = 0.2, 5.0
 """Seconds until a mover looks again where nothing can go for now; among very many jobs of other
 queues it rests ten times as long as it has looked."""
@@ -153,8 +158,11 @@ class Lane:
         try:
             await self._run()
         finally:
-            await self._source.close()
-            await self._target.close()
+            await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        await self._source.close()
+        await self._target.close()
 
     @property
     def _batch(self) -> tuple[int, int]:
@@ -301,17 +309,24 @@ class Mover(Lane):
     """Carries the jobs of a queue that moves, those of one move.
 
     They are taken out of the live table in one transaction and sent in another, during which
-    no other mover is at the same move.  It begins where something waits, or if *is_asked*.
+    no other mover is at the same move.  It begins where something waits, or if *is_asked*, and
+    has connections only while it has one of *places*.
     """
 
     max_doublings = 3  # a job may have very many effects, and locks nothing while it is sent
 
     def __init__(
-        self, move: WaitingMove, source: Database, target: Database, *, is_asked: bool = False
+        self,
+        move: WaitingMove,
+        source: Database,
+        target: Database,
+        places: asyncio.Semaphore,
+        *,
+        is_asked: bool = False,
     ) -> None:
         assert source.number is not None  # noqa: S101 - for the type checker
         super().__init__("rota mover", source, target)
-        self.move = move
+        self.move, self._places = move, places
         self._is_asked = is_asked
         self._reasons: set[str | None] = set()
         self._number = source.number
@@ -320,17 +335,29 @@ class Mover(Lane):
 
     async def _run(self) -> None:
         """Carry until the move has settled in both databases and nothing waits."""
-        while True:
+        is_done = False
+        while not is_done:
             try:
-                is_done = await self._carry_on()
+                async with self._places:
+                    try:
+                        is_done = await self._take_turn()
+                    finally:
+                        await self._disconnect()
             except FAILURES as error:
                 await self._fail(error, "queue %s stays for now: %s", self.move.queue)
-                continue
+
+    async def _take_turn(self) -> bool:
+        """Carry until nothing is left and return True, or until it is another's turn."""
+        ends_at = time.monotonic() + TURN
+        while True:
+            is_done = await self._carry_on()
             self._retry.succeed()
             if is_done:
-                return
+                return True
             looked = time.monotonic() - self._looks_since
             await asyncio.sleep(min(MAX_PAUSE, max(PAUSE, 10 * looked)))
+            if self._places.locked() and time.monotonic() > ends_at:
+                return False
 
     async def _carry_on(self) -> bool:
         """Carry what can go now; return whether nothing is left."""
@@ -414,6 +441,9 @@ class Scout:
         self._patient_until = inf
         self.carriers: dict[int, Carrier] = {}
         self._movers: dict[int, Mover] = {}
+        self._places: defaultdict[int, asyncio.Semaphore]
+        self._places = defaultdict(lambda: asyncio.Semaphore(MAX_MOVERS))
+        """For the movers to each number."""
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -465,7 +495,9 @@ class Scout:
             if carrier is None or self._source.number is None:
                 continue
             if move.move_id not in self._movers:
-                self._movers[move.move_id] = Mover(move, self._source, carrier.target)
+                places = self._places[move.database]
+                mover = Mover(move, self._source, carrier.target, places)
+                self._movers[move.move_id] = mover
             self._movers[move.move_id].go()
 
     async def _rest(self) -> None:

@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from ..client.connecting import begin, connect, name_of, named, one_line
 from ..client.sync_client import Client
 from ..exceptions import RotaError
-from ..forwarding import Database, Forwarder, Mover
+from ..forwarding import MAX_MOVERS, Database, Forwarder, Mover
 from ..rows import MoveFinding, MoveStatus, WaitingMove
 from ..schema import run_script, script_text
 from ..worker.process import run_in_loop, run_until_signal
@@ -244,7 +244,8 @@ async def _carry(
     origin = Database(source)
     origin.number = number
     # The other database may have been restored, and have forgotten that it has settled.
-    mover = Mover(each, origin, Database(target), is_asked=True)
+    places = asyncio.Semaphore(MAX_MOVERS)
+    mover = Mover(each, origin, Database(target), places, is_asked=True)
     mover.go()
     told_at, told = time.monotonic(), ""
     try:
