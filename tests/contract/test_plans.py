@@ -478,6 +478,32 @@ def test_a_plan_to_move_a_queue_looks_up_no_job_of_keys_of_others(own: Session) 
     assert probes_of_history([plan["Plan"] for plan in own.plans]) <= 500
 
 
+def test_a_plan_to_move_on_a_queue_that_has_just_come_reads_no_receipt_twice(
+    own: Session,
+) -> None:
+    """Nothing has analyzed what has come; each of its jobs has a receipt."""
+    own.prepare(
+        "alter table rota.receipts set (autovacuum_enabled = false);"
+        " alter table rota.jobs set (autovacuum_enabled = false)"
+    )
+    ids = "from generate_series(1, 8000) as n, lateral (select n * 1024 + 3 as id) as j"
+    own.prepare(
+        "insert into rota.receipts (move_id, source_job_id, source_created_at, job_id)"
+        f" select 1, id, rota.now(), id {ids}"
+    )
+    own.prepare(
+        "insert into rota.jobs (id, queue, job_type, payload, priority, max_attempts, status,"
+        " run_at) overriding system value"
+        f" select id, 'q', 'x', '{{}}', 0, 10, 'queued', rota.now() {ids}"
+    )
+    own.prepare("select rota.set_database_number(5)")
+
+    found = own.call("select finding from rota.plan_queue_move('q', 6)")
+
+    assert found == []
+    assert own.blocks() < 80_000, own.blocks()
+
+
 def test_the_list_of_limits_reads_no_table_for_each_key(own: Session) -> None:
     own.call("select rota.set_limit(limit_key => 'shop:*', max_running => 2)")
     own.prepare(
