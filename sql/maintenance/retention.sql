@@ -160,10 +160,13 @@ begin
         -- A record whose lease is held is still needed.
         when 'effects' then return rota._purge_rows('effects', 'expires_at', v_now, max_rows,
             'f.completed_at is not null or not rota._is_leased(f.job_id, f.lease_token)');
-        -- Until the queue has settled what is known to be here may be sent again.
+        -- Until the queue has settled what is known to be here may be sent again; what still
+        -- waits may move on.
         when 'receipts' then return rota._purge_rows('receipts', 'received_at',
             v_now - interval '30 days', max_rows, 'not exists (select from rota.queue_moves '
-                'as m where m.move_id = f.move_id and m.state <> ''settled'')');
+                'as m where m.move_id = f.move_id and m.state <> ''settled'') and not '
+                '(f.move_id > 0 and exists (select from rota.jobs as j '
+                'where j.id = f.job_id))');
         when 'limits' then return rota._purge_limits(max_rows, not rota._leaves_to_others());
         when 'cron_runs' then return rota._purge_cron_runs(max_rows);
         when 'key_starts' then return rota._purge_key_starts(max_rows);

@@ -21,7 +21,7 @@ create index receipts_moved_job_idx on rota.receipts (job_id, move_id) where mov
 
 comment on table rota.receipts is
     'Jobs that other databases have sent here, for 30 days at least, and until their queue has '
-    'settled.';
+    'settled and those that came with it have ended.';
 comment on column rota.receipts.move_id is
     'That of queue_moves with which it came, 0 for a job of enqueue_to(), negative for its '
     'own end.';

@@ -378,6 +378,16 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "receipts-of-jobs-that-wait-are-purged",
+        "A job that came with its queue long ago, and still waits, keeps that from moving on.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/retention",
+            "'(f.move_id > 0 and exists (",
+            "'(false and exists (",
+        ),
+    ),
+    mutant(
         "receipts-of-moves-by-id-alone",
         "A queue that comes to a database for the second time loses its jobs.",
         "sql/maintenance/test_moves.py",
