@@ -615,4 +615,16 @@ WORKER = (
         "faults/test_forward_kill.py",
         client("forwarding", "each.told if len(same) == 1 else None", "each.told"),
     ),
+    mutant(
+        "movers-without-a-limit",
+        "Queues that move take all connections of both servers.",
+        "faults/test_move_kill.py",
+        client("forwarding", "MAX_MOVERS)", "10**6)"),
+    ),
+    mutant(
+        "movers-keep-their-places",
+        "A few queues that cannot move yet keep all others from moving.",
+        "faults/test_move_kill.py",
+        client("forwarding", "if self._places.locked() and", "if False and"),
+    ),
 )
