@@ -607,9 +607,16 @@ declare
     );
 begin
     return query select ended.status, case ended.status
-            when 'succeeded' then format('it succeeded %s in attempt %s of %s, after %s, by %s',
-                c_ago, ended.attempts, ended.max_attempts,
-                rota._span(rota._elapsed(ended.started_at, ended.finished_at)), ended.locked_by)
+            when 'succeeded' then case
+                -- One that went along behind the first of its key had no attempt here.
+                when ended.queue ^@ 'forward:' then format(
+                    'it arrived in database %s %s, where it is job %s',
+                    substr(ended.queue, 9), c_ago, ended.result ->> 'job_id')
+                else format('it succeeded %s in attempt %s of %s, after %s, by %s', c_ago,
+                    ended.attempts, ended.max_attempts,
+                    rota._span(rota._elapsed(ended.started_at, ended.finished_at)),
+                    ended.locked_by)
+            end
             when 'dead' then format('it is dead: attempt %s of %s, %s, failed with %s%s',
                 ended.attempts, ended.max_attempts, c_ago,
                 rota._error_words(ended.error_type, ended.last_error),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
@@ -255,6 +256,19 @@ def test_a_line_is_taken_together_and_in_order(db):
     assert [job.job_id for job in taken] == [*ids[:3], other]
     assert [job.job_id for job in rest] == ids[3:]
     assert {run(db, job_id).status for job_id in [*ids, other]} == {"succeeded"}
+
+
+def test_explain_job_says_where_a_job_has_arrived(db):
+    ids = [send(db, ordering_key="k") for _ in range(2)]
+    with db.transaction():
+        taken = take(db)
+        end(db, taken, [{"job_id": 7}, {"job_id": 8}])
+
+    told = [one(db, "explain_job", job_id=job_id).explanation for job_id in ids]
+
+    assert [re.sub(r"[0-9]+ s ago", "N s ago", words) for words in told] == [
+        f"it arrived in database 6 N s ago, where it is job {there}" for there in (7, 8)
+    ]
 
 
 def test_a_rollback_leaves_a_line_as_it_was(db):
