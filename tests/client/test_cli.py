@@ -1007,6 +1007,36 @@ def test_who_acts_where_nothing_may_be_written_is_told_what_may_be_the_reason(
         assert "default_transaction_read_only" in told
 
 
+def test_long_names_are_cut_before_the_numbers_beside_them(
+    run: Callable[..., str], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = [f"tenant-{n}.invoices-of-the-european-customers" for n in (1, 2)]
+    queues.append("tenant-1.invoices-of-the-european-partners")
+    job_type = "send_invoice_reminder_emails_to_customers"
+    for queue in queues:
+        client.enqueue(job_type, queue=queue, max_attempts=1)
+        (claim,) = client.claim_jobs("w", [queue])
+        client.fail_job(claim.job_id, claim.lease_token, "the mail server is away")
+        client.enqueue(job_type, queue=queue)
+    client.tick()  # which counts them
+
+    lists = {
+        "jobs": r"id +status +queue +job_type +tries +when +error$",
+        "status": r"queue +job_type +attempts +failed +died +wait p95 +run p95$",
+        "top --once": r"job type +queue +a min +failed +wait p95 +run p95$",
+        f"retry --type {job_type} --dry-run": r"job_id +status +queue +job_type +last_error$",
+    }
+    monkeypatch.setenv("COLUMNS", "80")
+    for words, head in lists.items():
+        table = re.split(f"^{head}", run(*words.split()), flags=re.M)[1].split("\n\n")[0]
+        lines = [line for line in table.splitlines() if "\u2026" in line]
+        assert max(map(len, lines)) <= 80
+        assert len({re.findall(r"\btenant\S+", line)[0] for line in lines}) == 3
+    monkeypatch.setenv("COLUMNS", "200")
+    for words in lists:
+        assert all(name in run(*words.split()) for name in (*queues, job_type))
+
+
 def test_lists_in_a_pipe_are_as_wide_as_columns_says(
     run: Callable[..., str], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

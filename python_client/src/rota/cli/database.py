@@ -35,6 +35,7 @@ from .output import (
     connected,
     conninfo,
     guarded,
+    list_lines,
     lock_holder,
     print_findings,
     print_json,
@@ -43,7 +44,6 @@ from .output import (
     set_up_log,
     short,
     shortened,
-    table_lines,
     tell,
     width,
     wrapped,
@@ -446,7 +446,7 @@ def screen(parts: dict[str, list[dict[str, Any]]], database: str) -> list[str]:
     ]
     for rows in shown:
         if rows:
-            lines += [*table_lines(rows), ""]
+            lines += [*list_lines(rows), ""]
     return [shortened(line) for line in lines[:-1]]
 
 
@@ -505,7 +505,7 @@ def _times(row: dict[str, Any] | None) -> dict[str, Any]:
 def _top_queue(row: dict[str, Any], rates: dict[str, Any] | None) -> dict[str, Any]:
     return {
         # Beside the name: a last column would be cut off on a narrow screen.
-        "queue": row["queue"][:16] + (" (paused)" if row["is_paused"] else ""),
+        "queue": row["queue"] + (" (paused)" if row["is_paused"] else ""),
         "ready": row["ready"],
         "oldest": span(row["oldest_ready_age"]) if row["oldest_ready_age"] else "",
         "run": row["running"],
@@ -516,7 +516,7 @@ def _top_queue(row: dict[str, Any], rates: dict[str, Any] | None) -> dict[str, A
 
 
 def _top_type(row: dict[str, Any]) -> dict[str, Any]:
-    return {"job type": row["job_type"][:24], "queue": row["queue"][:16], **_times(row)}
+    return {"job type": row["job_type"], "queue": row["queue"], **_times(row)}
 
 
 def _top_worker(row: dict[str, Any]) -> dict[str, Any]:

@@ -73,10 +73,23 @@ LAST_LINES = 1.0
 MAX_WIDTH = 48
 MAX_TEXT = 2000
 NAMING = frozenset(
-    {"scope", "key", "name", "queue", "job_type", "worker", "limit", "what", "answer"}
+    {
+        "scope",
+        "key",
+        "name",
+        "queue",
+        "job_type",
+        "job type",
+        "worker",
+        "limit",
+        "what",
+        "answer",
+    }
 )
 """Columns of which a value is what another command wants to be told, or an error, and so is
-never cut."""
+cut only where the line has no room for the other columns."""
+LEAST_NAME, LEAST_LAST = 14, 24
+"""The columns of the screen that a long name, and the last column, keep in any case."""
 
 
 UNSAFE = re.compile(
@@ -386,14 +399,42 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_list(rows: Sequence[Mapping[str, Any]], whole: int = 0) -> None:
-    """Print rows as aligned columns, of which the last takes what is left of the line.
+    """Print rows as aligned columns that fit on the screen."""
+    print("\n".join(list_lines(rows, whole)))
 
-    So many columns, from the first on, are never cut, however long the line becomes.
+
+def list_lines(rows: Sequence[Mapping[str, Any]], whole: int = 0) -> list[str]:
+    """Return aligned columns, of which the last takes what is left of the line.
+
+    Long names are cut in their middle, for names often begin alike and end alike, and the
+    numbers beside them matter more.  So many columns, from the first on, are never cut,
+    however long the line becomes.
     """
-    first = table_lines([dict(list(row.items())[:whole]) for row in rows]) if whole else []
-    room = max([width(), *(columns(line) + 3 for line in first)])
-    for line in table_lines(rows):
-        print(shortened(line, room))
+    if not rows:
+        return ["(none)"]
+    table = _cells(rows)
+    widths = _widths(table)
+    room = max(width(), sum(w + 2 for w in widths[:whole]) + 1)
+    widths[-1] = min(widths[-1], LEAST_LAST)
+    names = [n for n, name in enumerate(rows[0]) if n >= whole and name in NAMING]
+    while sum(w + 2 for w in widths if w) - 2 > room and (
+        long := [n for n in names if widths[n] > LEAST_NAME]
+    ):
+        widths[max(long, key=widths.__getitem__)] -= 1
+    for row in table:
+        row[:-1] = [_cut_within(*item) for item in zip(row[:-1], widths, strict=False)]
+    return [shortened(line, room) for line in aligned(table)]
+
+
+def _cut_within(text: str, room: int) -> str:
+    """Return a text without what is too much of its middle."""
+    head, tail = text, ""
+    if columns(text) > room:
+        head, tail = text[: room - room // 3], text[-(room // 3) :]
+        while columns(head) + columns(tail) >= room:
+            head, tail = (head[:-1], tail) if len(head) > len(tail) else (head, tail[1:])
+        head += "…"
+    return head + tail
 
 
 def shortened(line: str, most: int | None = None) -> str:
@@ -433,14 +474,21 @@ def short(moment: datetime | None) -> str:
 
 def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the head of a table and one line for each row."""
-    if not rows:
-        return ["(none)"]
-    return aligned([list(rows[0]), *([_cell(*item) for item in row.items()] for row in rows)])
+    return aligned(_cells(rows)) if rows else ["(none)"]
+
+
+def _cells(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    return [list(rows[0]), *([_cell(*item) for item in row.items()] for row in rows)]
+
+
+def _widths(table: Sequence[Sequence[str]]) -> list[int]:
+    """Return how wide each column is: 0 if it is empty in all rows."""
+    return [max(map(columns, column)) for column in zip(*table, strict=True)]
 
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Return a line for each row, without the columns that are empty in all."""
-    widths = [max(map(columns, column)) for column in zip(*table, strict=True)]
+    widths = _widths(table)
     return [
         "  ".join(
             cell + " " * (w - columns(cell)) for cell, w in zip(cells, widths, strict=True) if w

@@ -109,7 +109,8 @@ def list_all(arguments: argparse.Namespace) -> None:
             }
             for row in rows
             for moment in [in_zone(row["next_run_at"], row)]
-        ]
+        ],
+        whole=1,  # by its name it is shown and run
     )
     if len(rows) == arguments.limit:
         print("there may be more: --limit")
