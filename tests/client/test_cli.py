@@ -1037,17 +1037,22 @@ def test_long_names_are_cut_before_the_numbers_beside_them(
         assert all(name in run(*words.split()) for name in (*queues, job_type))
 
 
-def test_lists_in_a_pipe_are_as_wide_as_columns_says(
+def test_lists_are_whole_in_a_pipe_and_else_as_wide_as_the_screen(
     run: Callable[..., str], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    error = "the mail server of the shop is away, and so is the one that stands in for it"
     client.enqueue("a", max_attempts=1)
     (claim,) = client.claim_jobs("w")
-    client.fail_job(claim.job_id, claim.lease_token, "the mail server of the shop is away")
+    client.fail_job(claim.job_id, claim.lease_token, error)
 
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert run("jobs").splitlines()[1].endswith("…")
+    assert run("jobs").splitlines()[1].endswith(error)
+    for columns in (80, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        line = run("jobs").splitlines()[1]
+        assert (len(line), line[-1]) == (columns, "\u2026")
     monkeypatch.setenv("COLUMNS", "200")
-    assert run("jobs").splitlines()[1].endswith("the mail server of the shop is away")
+    assert run("jobs").splitlines()[1].endswith(error)
 
 
 # A page, a script for the shell, and a play for a person are no answers.

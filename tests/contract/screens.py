@@ -21,7 +21,8 @@ PAGE = ROOT / "python_client" / "docs" / "screens.md"
 HEAD = """# What the commands show
 
 Screens of a small shop: a mail server is down, a limit is full, and a payment has failed for
-good. All fit into 80 columns and need no colour; `--json` prints the same for a program.
+good. Lists fit the terminal, are whole in a pipe, and need no colour; `--json` prints the same
+for a program.
 `make screens` writes this page.
 """
 COMMANDS = {

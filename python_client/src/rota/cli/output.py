@@ -406,23 +406,26 @@ def print_list(rows: Sequence[Mapping[str, Any]], whole: int = 0) -> None:
 def list_lines(rows: Sequence[Mapping[str, Any]], whole: int = 0) -> list[str]:
     """Return aligned columns, of which the last takes what is left of the line.
 
-    Long names are cut in their middle, for names often begin alike and end alike, and the
-    numbers beside them matter more.  So many columns, from the first on, are never cut,
-    however long the line becomes.
+    A pipe gets whole lines, for grep to find every word.  On a screen, long names are cut in
+    their middle, since names often begin alike or end alike, and the numbers beside them
+    matter more.  So many columns, from the first on, are never cut.
     """
     if not rows:
         return ["(none)"]
     table = _cells(rows)
+    for row, cells in zip(rows, table[1:], strict=True):
+        *_, (name, value) = row.items()
+        cells[-1] = _cell(name, value, MAX_TEXT)
     widths = _widths(table)
-    room = max(width(), sum(w + 2 for w in widths[:whole]) + 1)
+    room = max(width(sys.maxsize), sum(w + 2 for w in widths[:whole]) + 1)
     widths[-1] = min(widths[-1], LEAST_LAST)
     names = [n for n, name in enumerate(rows[0]) if n >= whole and name in NAMING]
     while sum(w + 2 for w in widths if w) - 2 > room and (
         long := [n for n in names if widths[n] > LEAST_NAME]
     ):
         widths[max(long, key=widths.__getitem__)] -= 1
-    for row in table:
-        row[:-1] = [_cut_within(*item) for item in zip(row[:-1], widths, strict=False)]
+    for cells in table:
+        cells[:-1] = map(_cut_within, cells[:-1], widths)
     return [shortened(line, room) for line in aligned(table)]
 
 
@@ -438,8 +441,8 @@ def _cut_within(text: str, room: int) -> str:
 
 
 def shortened(line: str, most: int | None = None) -> str:
-    """Return what of a line has room on the screen, or in so many columns of it."""
-    room = width() if most is None else most
+    """Return what of a line has room on the screen, if there is one, or in so many columns."""
+    room = width(sys.maxsize) if most is None else most
     if columns(line) <= room:
         return line
     line = line[:room]
@@ -517,14 +520,14 @@ def print_findings(findings: Sequence[tuple[str, str, str | None]]) -> None:
             print(f"{'':<{margin}}{remedy}")
 
 
-def width() -> int:
-    """Return how many columns there are: 80 where nobody looks, unless COLUMNS tells."""
-    return shutil.get_terminal_size().columns
+def width(otherwise: int = 80) -> int:
+    """Return how many columns the terminal has, or COLUMNS tells."""
+    return shutil.get_terminal_size((otherwise, 24)).columns
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: Any, most: int = MAX_WIDTH) -> str:
     text = printable(" ".join(text_of(value).split()))
-    return text if name in NAMING else shortened(text, MAX_WIDTH)
+    return text if name in NAMING else shortened(text, most)
 
 
 def text_of(value: Any) -> str:
