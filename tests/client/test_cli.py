@@ -1078,6 +1078,20 @@ def test_every_command_answers_in_json() -> None:
     assert lacking == WITHOUT_JSON
 
 
+@pytest.mark.parametrize("words", [[], ["schedule"], ["front"], ["queue"]])
+def test_who_names_no_command_is_told_which_there_are(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+
+    told = capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, "--help"])
+    assert told.startswith(capsys.readouterr().out)
+    assert told.splitlines()[-1].startswith("rota: the following arguments are required: ")
+
+
 @pytest.mark.parametrize("columns", ["80"])
 def test_every_help_fits_on_80_columns(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)

@@ -173,7 +173,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise it."""
         code = self.get_default("failed") or UsageError.code
-        raise Misuse(message, self.format_usage(), code)
+        # Who names no command wants to know which there are.
+        is_bare = message.endswith((": COMMAND", ": ACTION"))
+        raise Misuse(message, self.format_help() if is_bare else self.format_usage(), code)
 
 
 @cache  # to make it takes longer than many a command
