@@ -1322,6 +1322,8 @@ def test_doctor_tells_the_worst_first_and_by_its_exit_code(
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.endswith(" checks found nothing\n")
     assert line.startswith("CRITICAL ticker: no tick has run for 1 h: expired")
+    wrong = json.loads(ask("doctor", "--check", "--json")[1])["wrong"]
+    assert line.endswith(f"; other findings: {wrong - 1}\n")
     assert line.count("\n") == 1
     assert "ok sequences" in ask("doctor", "--all")[1]
     first, *_ = json.loads(ask("doctor", "--json")[1])

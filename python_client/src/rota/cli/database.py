@@ -563,7 +563,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     elif arguments.json:
         print_json([asdict(row) for row in found])
     elif arguments.check:
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        more = f"; other findings: {len(wrong) - 1}" if len(wrong) > 1 else ""
         said = f"{wrong[0].finding}: {wrong[0].evidence}" if wrong else "all is well"
         print(f"{worst.upper()} {said}{more}")
     else:
