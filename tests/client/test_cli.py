@@ -630,6 +630,11 @@ def test_a_worker_logs_an_await_that_a_handler_forgot(
         ("json", "rota: json has no attribute registry\n"),
         ("json:dumps", "rota: json:dumps is not a rota.Registry\n"),
         ("client.sample_handlers:empty", "rota: the registry has no handler\n"),
+        (
+            "client.sample_handlers:app",
+            "(Name the registry: client.sample_handlers:registry or ",
+        ),
+        ("client.sample_handlers.empty", "(Name the registry: client.sample_handlers:empty)\n"),
     ],
 )
 def test_worker_needs_a_registry(run: Callable[..., str], spec: str, message: str) -> None:

@@ -277,7 +277,13 @@ def load_registry(spec: str) -> Registry:
         hint = _import_hint(module_name, error)
         raise UsageError(message, hint) from (None if hint else error)
     if not hasattr(module, name := name or "registry"):
-        raise UsageError(f"{module_name} has no attribute {name}")
+        there = [
+            f"{module_name}:{other}"
+            for other, value in vars(module).items()
+            if isinstance(value, Registry)
+        ]
+        hint = f"Name the registry: {' or '.join(there)}" if there else None
+        raise UsageError(f"{module_name} has no attribute {name}", hint)
     found = getattr(module, name)
     if not isinstance(found, Registry):
         raise UsageError(f"{module_name}:{name} is not a rota.Registry")
@@ -288,6 +294,9 @@ def _import_hint(module_name: str, error: BaseException) -> str | None:
     if "/" in module_name or module_name.endswith(".py"):
         return "Name a module, not a file, as in an import statement: shop.jobs:registry"
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    module, _, name = module_name.rpartition(".")
+    if isinstance(getattr(sys.modules.get(module), name, None), Registry):
+        return f"Name the registry: {module}:{name}"
     top, _, _ = module_name.partition(".")
     if missing == top:
         return f"Run it where `import {top}` works, or set PYTHONPATH"
