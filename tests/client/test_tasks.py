@@ -871,6 +871,8 @@ def test_wrong_arguments_are_refused_before_anything_is_enqueued(
         task.job()
     with pytest.raises(TypeError, match="got an unexpected argument 'ordr_id'"):
         task.job(ordr_id=7)
+    with pytest.raises(TypeError, match=r"'queue'; as an option it goes into options\(queue="):
+        task.enqueue(client, order_id=7, queue="mail")
     with pytest.raises(
         rota.InvalidArgumentError, match=r"^payload\.order_id must be int, got '7'; "
     ):

@@ -171,6 +171,8 @@ class Task(Generic[Call, P, R]):
             # A misspelt argument is the cause, and the missing one that bind() tells of is not.
             unknown = [name for name in kwargs if name not in self._signature.parameters]
             said = f"got an unexpected argument {unknown[0]!r}" if unknown else str(error)
+            if unknown and unknown[0] in CallOptions.__optional_keys__:
+                said += f"; as an option it goes into options({unknown[0]}=...)"
             raise TypeError(f"{self.job_type}{self._signature}: {said}") from None
         payload = {name: self._encode(name, item) for name, item in bound.arguments.items()}
         # What the worker could not read is refused here.  Keys are made of what it would read:
