@@ -841,13 +841,13 @@ def test_a_failure_lists_what_waits(own: psycopg.Connection[Any]) -> None:
     with pytest.raises(AssertionError) as failure:
         assert_enqueued(own, "mail", {"to": 7})
     lines = str(failure.value).splitlines()
-    assert lines[0] == "no job is job_type='mail', payload={'to': 7}"
+    assert lines[0] == "no job has job_type='mail', payload={'to': 7}"
     assert "mail {'to': 8} queue='slow' status='queued'" in lines[2]
     assert lines[-1] == "  and 6 more"
 
-    with pytest.raises(AssertionError, match="1 of the jobs are job_type='mail'"):
+    with pytest.raises(AssertionError, match="1 found with job_type='mail'"):
         assert_not_enqueued(own, "mail")
-    with pytest.raises(AssertionError, match="1 jobs, not 2, are"):
+    with pytest.raises(AssertionError, match="1, not 2, found with job_type='mail'"):
         assert_enqueued(own, "mail", count=2)
 
 

@@ -70,7 +70,7 @@ def test_a_time_out_leaves_nothing_behind(
     job_id = client.enqueue("a").job_id
     other = connect(autocommit=autocommit)
 
-    with pytest.raises(TimeoutError, match=f"job {job_id} has not ended in 0.1"):
+    with pytest.raises(TimeoutError, match=f"job {job_id} has not ended within 0.1 s"):
         Client(other).wait_for_result(job_id, timeout=0.1)
 
     held = "select count(*) from pg_locks where locktype = 'advisory' and pid = %s"

@@ -42,9 +42,9 @@ def assert_enqueued(
     wanted, found, others = _search(connection, job, payload, columns)
     if count is not None and len(found) != count:
         there = _list(found + others, wanted)
-        raise AssertionError(f"{len(found)} jobs, not {count}, are {_told(wanted)}{there}")
+        raise AssertionError(f"{len(found)}, not {count}, found with {_told(wanted)}{there}")
     if count is None and not found:
-        raise AssertionError(f"no job is {_told(wanted)}{_list(others, wanted)}")
+        raise AssertionError(f"no job has {_told(wanted)}{_list(others, wanted)}")
     return found[0] if found else {}
 
 
@@ -55,9 +55,7 @@ def assert_not_enqueued(
     __tracebackhide__ = True
     wanted, found, _ = _search(connection, job, payload, columns)
     if found:
-        raise AssertionError(
-            f"{len(found)} of the jobs are {_told(wanted)}{_list(found, wanted)}"
-        )
+        raise AssertionError(f"{len(found)} found with {_told(wanted)}{_list(found, wanted)}")
 
 
 def _search(

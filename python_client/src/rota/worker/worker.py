@@ -403,7 +403,7 @@ class Worker:
             return "a handler goes on without its job"
         ended = self._executor.ends.count
         if self._max_jobs is not None and ended >= self._max_jobs:
-            return f"{ended} jobs have ended"
+            return f"jobs that have ended: {ended}"
         if self._max_memory is not None and (used := peak_memory()) >= self._max_memory:
             return f"{used:.0f} MB of memory were in use"
         return None
