@@ -199,6 +199,34 @@ def test_top_is_shown_until_q_is_pressed(dsn: str, db: psycopg.Connection[Any]) 
     os.close(ours)
 
 
+def test_top_fits_the_terminal_with_the_worst_first(dsn: str, client: Client) -> None:
+    client.enqueue("a", queue="worst")
+    client.enqueue_many([{"job_type": "a", "queue": f"queue-{n:02}"} for n in range(15)])
+    for n in range(12):
+        client.report_worker(f"w{n}", "host", n, None, ["worst"])
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "rota", "top", "-d", dsn],
+        stdin=theirs,
+        stdout=theirs,
+        env={**os.environ, "LINES": "24", "COLUMNS": "80"},
+    ) as process:
+        seen = b""
+        while b"q quits" not in seen:
+            seen += os.read(ours, 4096)
+        os.write(ours, b"q")
+        assert process.wait(10) == 0
+    os.close(theirs)
+    os.close(ours)
+
+    screen = seen.decode().partition("\x1b[J")[2].splitlines()
+    assert screen[0].startswith("rota in ")
+    assert screen[-1].startswith("q quits")
+    assert 20 <= len(screen) <= 24
+    (first,) = [line for line in screen if line.startswith(("queue-", "worst"))][:1]
+    assert first.startswith("worst ")
+
+
 def test_status_shows_what_it_can_while_a_session_has_locked_a_table(
     ask: Callable[..., tuple[int, str]],
     client: Client,

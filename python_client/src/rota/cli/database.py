@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
+from math import inf
 from typing import Any, LiteralString
 
 import psycopg
@@ -35,6 +36,7 @@ from .output import (
     connected,
     conninfo,
     guarded,
+    height,
     list_lines,
     lock_holder,
     print_findings,
@@ -403,7 +405,9 @@ def _go_on(arguments: argparse.Namespace) -> None:
                 with connected(arguments) as connection:
                     while not is_over:
                         try:
-                            lines = screen(ask(connection), connection.info.dbname)
+                            lines = screen(
+                                ask(connection), connection.info.dbname, height() - 1
+                            )
                         except psycopg.errors.LockNotAvailable:
                             lines = wrapped(lock_holder(connection), width())
                         is_over = show(lines)
@@ -420,8 +424,10 @@ def ask(connection: psycopg.Connection[Any]) -> dict[str, list[dict[str, Any]]]:
         return {name: connection.execute(part).fetchall() for name, part in TOP_PARTS.items()}
 
 
-def screen(parts: dict[str, list[dict[str, Any]]], database: str) -> list[str]:
-    """Return the lines of one screen."""
+def screen(
+    parts: dict[str, list[dict[str, Any]]], database: str, room: float = inf
+) -> list[str]:
+    """Return the lines of one screen, which has room for so many."""
     rates = {row["queue"]: row for row in parts["rates"]}
     queues = parts["queues"]
     total = {name: sum(row[name] for row in queues) for name in ("ready", "running", "dead")}
@@ -439,18 +445,21 @@ def screen(parts: dict[str, list[dict[str, Any]]], database: str) -> list[str]:
         *wrapped(summary, width()),
         "",
     ]
-    shown: list[list[dict[str, Any]]] = [
-        [_top_queue(row, rates.get(row["queue"])) for row in worst_of(queues)],
-        [_top_type(row) for row in parts["job_types"][:10]],
-        [_top_worker(row) for row in parts["workers"][:10]],
-    ]
-    for rows in shown:
-        if rows:
-            lines += [*list_lines(rows), ""]
+    # What scrolls off the screen cannot be seen again.
+    for most in range(MAX_ROWS, 0, -1):
+        shown: list[list[dict[str, Any]]] = [
+            [_top_queue(row, rates.get(row["queue"])) for row in worst_of(queues, most)],
+            [_top_type(row) for row in parts["job_types"][: (most + 1) // 2]],
+            [_top_worker(row) for row in parts["workers"][: (most + 1) // 2]],
+        ]
+        tables = [line for rows in shown if rows for line in (*list_lines(rows), "")]
+        if len(lines) + len(tables) <= room:
+            break
+    lines += tables
     return [shortened(line) for line in lines[:-1]]
 
 
-def worst_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def worst_of(rows: list[dict[str, Any]], most: int = MAX_ROWS) -> list[dict[str, Any]]:
     """Return the rows of which a screen has room, where the others are in less trouble."""
 
     def trouble(row: dict[str, Any]) -> tuple[timedelta, int]:
@@ -459,7 +468,7 @@ def worst_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         # Those that are gone would hide the others: a worker that is killed leaves many.
         return -age if row.get("is_gone") else age, row.get("failures", row.get("dead", 0))
 
-    return rows if len(rows) <= MAX_ROWS else sorted(rows, key=trouble)[: -MAX_ROWS - 1 : -1]
+    return rows if len(rows) <= most else sorted(rows, key=trouble)[: -most - 1 : -1]
 
 
 def count_age(queues: list[dict[str, Any]]) -> str:

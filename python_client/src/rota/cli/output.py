@@ -525,6 +525,11 @@ def width(otherwise: int = 80) -> int:
     return shutil.get_terminal_size((otherwise, 24)).columns
 
 
+def height() -> int:
+    """Return how many lines the terminal has."""
+    return shutil.get_terminal_size().lines
+
+
 def _cell(name: str, value: Any, most: int = MAX_WIDTH) -> str:
     text = printable(" ".join(text_of(value).split()))
     return text if name in NAMING else shortened(text, most)
