@@ -239,6 +239,28 @@ def test_what_is_typed_becomes_an_address(http: httpx.Client, scene: Scene) -> N
 
 
 @pytest.mark.parametrize(
+    ("typed", "address"),
+    [
+        ("send_mail", "type=send_mail"),
+        ("#17 dead", "id=17&status=dead"),
+        ("timed out", "error=timed+out"),
+        ("dead queue:mail timed out", "status=dead&queue=mail&error=timed+out"),
+        ("order 21 is dead", "error=order+21+is+dead"),
+        ('relation "orders" does not exist', "error=relation+%22orders%22+does+not+exist"),
+        ("""'relation "orders"'""", "error=relation+%22orders%22"),
+        ("""key:'a "b"' key:don't""", "key=don%27t"),
+        ("""dead "" key:"" key:''""", "status=dead"),
+    ],
+)
+def test_words_without_a_name_are_text_of_an_error(
+    http: httpx.Client, typed: str, address: str
+) -> None:
+    answer = http.get("/jobs", params={"q": typed})
+
+    assert answer.headers["location"] == f"/jobs?{address}"
+
+
+@pytest.mark.parametrize(
     "asked",
     [
         "status=sleeping",

@@ -36,7 +36,9 @@ COLUMNS = (
 )  # fmt: skip
 SHOWN = ("queue", "type", "status", "tries", "when", "error")
 
-_WORD = re.compile(r'([A-Za-z_]+(?:\.[^\s:=]+)?)[:=](?:"([^"]*)"|(\S+))|"([^"]*)"|(\S+)')
+_QUOTED = r"""(?:"([^"]*)"|'([^']*)')"""
+_WORD = re.compile(rf"([A-Za-z_]+(?:\.[^\s:=]+)?)[:=](?:{_QUOTED}|(\S+))|{_QUOTED}|(\S+)")
+_ID = re.compile(r"#?\d+")
 _AGE = re.compile(
     r"\s*(\d{1,6})\s*(s|sec|min|m|h|d|w|seconds?|minutes?|hours?|days?|weeks?)\s*"
 )
@@ -198,9 +200,13 @@ def _keys(text: str) -> list[str]:
 
 
 def _typed(text: str) -> Iterable[tuple[str, str]]:
-    """Tell what words in the field stand for."""
-    for name, quoted, bare, phrase, word in _WORD.findall(text[:MAX_LENGTH]):
-        value = quoted or bare
+    """Tell what words in the field stand for: one is a type, several are text of an error."""
+    found = list(_WORD.finditer(text[:MAX_LENGTH]))
+    types = [m[7] for m in found if m[7] and not _ID.fullmatch(m[7]) and m[7] not in STATUSES]
+    pasted: list[str] = []
+    for match in found:
+        name, word = match[1], match[7]
+        value = match[2] or match[3] or match[4] or ""
         if name:
             head, _, path = name.partition(".")
             if head in ("payload", "header") and path:
@@ -210,14 +216,18 @@ def _typed(text: str) -> Iterable[tuple[str, str]]:
                     yield name, part
             else:
                 yield "payload", f"{name}={value}"
-        elif phrase:
-            yield "error", phrase
-        elif word.isdecimal() or (word[:1] == "#" and word[1:].isdecimal()):
+        elif len(types) > 1 and (pasted or word not in STATUSES):
+            pasted.append(match[0])
+        elif word is None:
+            yield "error", match[5] or match[6] or ""
+        elif _ID.fullmatch(word):
             yield "id", word.lstrip("#")
         elif word in STATUSES:
             yield "status", word
         else:
             yield "type", word
+    if pasted:
+        yield "error", " ".join(pasted)
 
 
 def contained(text: str, *, is_text: bool = False) -> str:
