@@ -1363,6 +1363,24 @@ def test_doctor_tells_the_worst_first_and_by_its_exit_code(
     assert (first["severity"], first["finding"]) == ("critical", "ticker")
 
 
+def test_status_tells_the_worst_first(
+    ask: Callable[..., tuple[int, str]], client: Client, clock: Clock
+) -> None:
+    client.tick()
+    client.enqueue("a", queue="mail")
+    (claim,) = client.claim_jobs("w", ["mail"])
+    client.finish_job(claim.job_id, claim.lease_token)
+    client.pause_queue("mail")
+    client.pause_type("a")
+    clock.advance("1 hour")  # so a tick is lacking, and what it would have counted
+
+    _, shown = ask("status")
+
+    severities = re.findall("^(critical|warning) ", shown, re.M)
+    found = [row["severity"] for row in json.loads(ask("doctor", "--json")[1])]
+    assert severities == [severity for severity in found if severity != "ok"][:3]
+
+
 def test_doctor_of_a_sound_database_returns_0(
     ask: Callable[..., tuple[int, str]], client: Client
 ) -> None:

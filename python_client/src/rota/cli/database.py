@@ -220,7 +220,10 @@ def status(arguments: argparse.Namespace) -> int:
     else:
         print("rota {version} in {database}, seen by client {client}".format(**overview))
         # What one act mends is told once.
-        told = list({row.remedy or row.evidence: row for row in reversed(wrong)}.values())[::-1]
+        by_act: dict[str, Finding] = {}
+        for row in wrong:
+            by_act.setdefault(row.remedy or row.evidence, row)
+        told = list(by_act.values())
         print_findings(
             [(row.severity, row.evidence, row.remedy) for row in told[:3]]
             or [
