@@ -347,60 +347,32 @@ create or replace function rota._hold_unfit(
     job_ids bigint[], due timestamptz, max_more integer, full_limits text[], out ids bigint[],
     out held integer
 ) language plpgsql as $$
--- It locks rows, which plpgsql_check does not see in an array.
--- @plpgsql_check_options: performance_warnings = off
 declare
     -- A variable: see _lock_merged().
     c_waiting constant text[] := '{queued,failed}'::text[];
-    v_reason record; v_first rota.jobs; v_ids bigint[]; v_more bigint[];
+    v_unfit record; v_first rota.jobs; v_ids bigint[];
 begin
     ids := array(
         select abs(i.id) from unnest(_hold_unfit.job_ids) with ordinality as i (id, ordinal)
         order by i.ordinal
     );
     held := 0;
-    for v_reason in
-        select null as limit_name, null as pause_name, null as queue, null as job_type,
-            null as passes_with
-        union all
-        select distinct l.name, null, null, null, null
-        from rota.jobs as j
-        cross join unnest(rota._limit_names(null, j.job_type, j.limit_key)) as l (name)
-        where j.id = any(ids) and l.name = any(full_limits)
-        union all
-        select null, p.pause_name, p.queue, p.job_type,
-            -- What a breaker lets through to try.
-            case when p.set_by = 'breaker' then 'try ' || p.pause_name end
-        from rota.pauses as p
-        -- There may be very many: those of what was found, by their names.
-        where p.pause_name = any(array(
-                select concat_ws(' ', 'type', j.job_type, 'of ' || q.queue)
-                from rota.jobs as j
-                cross join lateral (values (j.queue), (null)) as q (queue)
-                where j.id = any(ids)
-            ))
-          and (p.until is null or p.until > _hold_unfit.due)
-        order by limit_name nulls first, pause_name nulls first
+    for v_unfit in
+        select u.hold, array_agg(u.id) as ids
+        from (
+            select j.id, rota._unfit_hold(j, _hold_unfit.due, full_limits) as hold
+            from rota.jobs as j where j.id = any(ids) offset 0
+        ) as u
+        where u.hold is not null group by u.hold order by u.hold
     loop
-        v_ids := array(
-            select j.id from rota.jobs as j
-            where j.id = any(ids) and case
-                when v_reason.limit_name is not null then v_reason.limit_name
-                    = any(rota._limit_names(null, j.job_type, j.limit_key))
-                when v_reason.pause_name is null then j.expires_at <= _hold_unfit.due
-                else j.job_type = v_reason.job_type
-                  and (v_reason.queue is null or j.queue = v_reason.queue)
-                  and (j.opened_for = v_reason.passes_with) is not true
-              end
-            order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
-        );
-        continue when v_ids = '{}';
         ids := array(
             select i.id from unnest(ids) with ordinality as i (id, ordinal)
-            where i.id <> all(v_ids) order by i.ordinal
+            where i.id <> all(v_unfit.ids) order by i.ordinal
         );
-        select j.* into v_first from rota.jobs as j where j.id = v_ids[1];
-        v_more := array(
+        select j.* into v_first from rota.jobs as j where j.id = any(v_unfit.ids)
+        order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
+        limit 1;
+        v_ids := array(
             select j.id from rota.jobs as j
             where j.id = any(array(
                 select b.id from rota.jobs as b
@@ -411,30 +383,44 @@ begin
                     > (coalesce(v_first.own_place, v_first.run_at), v_first.id)
                 order by coalesce(b.own_place, b.run_at), b.id limit 100
             ))
-              and j.id <> all(v_ids) and j.status = any(c_waiting) and j.hold is null
-              and j.queue = v_first.queue and j.run_at <= _hold_unfit.due and case
-                when v_reason.limit_name is not null then v_reason.limit_name
-                    = any(rota._limit_names(null, j.job_type, j.limit_key))
-                when v_reason.pause_name is null then j.expires_at <= _hold_unfit.due
-                else j.job_type = v_reason.job_type
-                  and (j.opened_for = v_reason.passes_with) is not true
-              end
+              and j.id <> all(v_unfit.ids) and j.status = any(c_waiting) and j.hold is null
+              and j.queue = v_first.queue and j.run_at <= _hold_unfit.due
+              and rota._unfit_hold(j, _hold_unfit.due, full_limits) = v_unfit.hold
             limit _hold_unfit.max_more for update skip locked
         );
-        max_more := max_more - cardinality(v_more);
-        v_ids := v_ids || v_more;
+        max_more := max_more - cardinality(v_ids);
+        v_ids := v_ids || v_unfit.ids;
         -- The place in its lane that a limit let one of these take is for another.
         -- The nulls are taken out after: the planner would read all that limits have let in.
         perform rota._add_checks('limit', array_remove(array(
             select j.opened_for from rota.jobs as j where j.id = any(v_ids)), null));
-        update rota.jobs as j
-        set hold = coalesce(v_reason.limit_name, 'pause ' || v_reason.pause_name, 'expired'),
-            opened_for = null
+        update rota.jobs as j set hold = v_unfit.hold, opened_for = null
         where j.id = any(v_ids);
-        perform rota._add_checks('pause', array[v_reason.pause_name])
-        where v_reason.pause_name is not null;
+        perform rota._add_checks('pause', array[substr(v_unfit.hold, 7)])
+        where v_unfit.hold like 'pause %';
         held := held + cardinality(v_ids);
     end loop;
+end $$;
+
+/* Why a job that is due has to leave its lane, as hold has it; null if it need not. */
+create or replace function rota._unfit_hold(
+    job rota.jobs, due timestamptz, full_limits text[]
+) returns text language plpgsql stable as $$
+begin
+    return coalesce(case when job.expires_at <= due then 'expired' end, (
+        select 'pause ' || p.pause_name from rota.pauses as p
+        -- There may be very many.
+        where p.pause_name in ('type ' || job.job_type,
+                concat('type ', job.job_type, ' of ', job.queue))
+          and (p.until is null or p.until > _unfit_hold.due)
+          -- What a breaker lets through to try.
+          and (p.set_by = 'breaker' and job.opened_for = 'try ' || p.pause_name) is not true
+        order by p.pause_name limit 1
+    ), (
+        select n.name
+        from unnest(rota._limit_names(null, job.job_type, job.limit_key)) as n (name)
+        where n.name = any(full_limits) limit 1
+    ));
 end $$;
 
 /* The queues that are not paused, nor full; until which place their lanes are walked; and what
@@ -485,10 +471,9 @@ declare
     v_start bigint[] := coalesce(start, '{0}'::bigint[]);
     v_call bigint; v_told bigint[];
     v_is_full boolean := rota._is_full_scan_due(v_start[2], due);
-    v_place bigint;
+    v_begin timestamptz; v_taken bigint[]; v_first timestamptz; v_found bigint; v_place bigint;
     v_next integer := 3;
     v_from bigint[] := '{-32769}'::bigint[];
-    v_taken bigint[];
     v_seen bigint[] := '{}'::bigint[];
     v_used bigint[] := '{}'::bigint[];
     v_ids bigint[] := '{}'::bigint[];
@@ -515,12 +500,36 @@ begin
             v_next := v_next + 3;
         end if;
 
-        v_taken := rota._lock_lane(queues, ends, v_from, max_jobs - cardinality(v_ids),
-            job_types, due, locked_ids);
+        v_begin := coalesce('epoch'::timestamptz
+            + nullif(v_from[2], 0) * interval '1 microsecond', '-infinity');
+        if cardinality(queues) = 1 then
+            select array_agg(l.id), min(l.place) into v_taken, v_first
+            from (
+                select case when j.expires_at <= _lock_lanes.due then -j.id else j.id end as id,
+                    coalesce(j.own_place, j.run_at) as place
+                from rota.jobs as j
+                where j.queue = _lock_lanes.queues[1]
+                  and coalesce(j.own_lane, j.priority) = v_from[1]::integer and j.hold is null
+                  and j.status in ('queued', 'failed')
+                  and coalesce(j.own_place, j.run_at) <= _lock_lanes.ends[1]
+                  and j.run_at <= _lock_lanes.due
+                  and (coalesce(j.own_place, j.run_at), j.id) >= (v_begin, v_from[3])
+                  and (_lock_lanes.job_types is null or j.job_type = any(_lock_lanes.job_types))
+                  and j.id <> all(_lock_lanes.locked_ids)
+                order by coalesce(j.own_place, j.run_at), j.id
+                limit _lock_lanes.max_jobs - cardinality(v_ids) for update skip locked
+            ) as l;
+        else
+            select m.ids, m.place into v_taken, v_first
+            from rota._lock_merged(_lock_lanes.queues, _lock_lanes.ends, v_from[1]::integer,
+                v_begin, v_from[3], _lock_lanes.max_jobs - cardinality(v_ids),
+                _lock_lanes.job_types, _lock_lanes.due, _lock_lanes.locked_ids) as m;
+        end if;
+        v_found := (extract(epoch from greatest(v_first, 'epoch')) * 1000000)::bigint;
         v_place := case v_from[2] when 0 then c_due - 100000 else v_from[2] end;
-        if cardinality(v_taken) > 1 then
-            v_place := v_taken[1];
-            v_ids := v_ids || v_taken[2:];
+        if v_taken is not null then
+            v_place := v_found;
+            v_ids := v_ids || v_taken;
             v_used := v_used || array[v_from[1], 0, 0];
         end if;
         if v_from[2] <> 0 then
@@ -530,8 +539,8 @@ begin
                     - cardinality(v_ids)));
         end if;
         if v_from[2] = 0 or v_place > v_from[2] then
-            v_from := array[v_from[1], v_place, case v_place when v_taken[1] then v_taken[2]
-                else 0 end];
+            v_from := array[v_from[1], v_place,
+                case v_place when v_found then v_taken[1] else 0 end];
         end if;
         v_seen := v_seen || v_from;
     end loop;
@@ -577,50 +586,11 @@ begin
     ), _next_lane.known);
 end $$;
 
-/* Lock the first due jobs of one lane, or of one lane of several queues, that no other session
- * holds: from (lane, place in microseconds, id) on, but for those that this claim has.  Returns
- * the place of the first of them, and then the ids, with a minus if the job has expired. */
-create or replace function rota._lock_lane(
-    queues text[], ends timestamptz[], first bigint[], max_jobs integer, job_types text[],
-    due timestamptz, locked_ids bigint[]
-) returns bigint[] language plpgsql as $$
-declare
-    c_queue constant text := queues[1];
-    c_end constant timestamptz := ends[1];
-    c_lane constant integer := first[1]::integer;
-    c_place constant timestamptz := coalesce('epoch'::timestamptz + nullif(first[2], 0)
-        * interval '1 microsecond', '-infinity');
-    c_id constant bigint := first[3];
-    v_place timestamptz; v_ids bigint[];
-begin
-    if cardinality(queues) = 1 then
-        select array_agg(l.id), min(l.place) into v_ids, v_place
-        from (
-            select case when j.expires_at <= _lock_lane.due then -j.id else j.id end as id,
-                coalesce(j.own_place, j.run_at) as place
-            from rota.jobs as j
-            where j.queue = c_queue
-              and coalesce(j.own_lane, j.priority) = c_lane and j.hold is null
-              and j.status in ('queued', 'failed') and coalesce(j.own_place, j.run_at) <= c_end
-              and j.run_at <= _lock_lane.due
-              and (coalesce(j.own_place, j.run_at), j.id) >= (c_place, c_id)
-              and (_lock_lane.job_types is null or j.job_type = any(_lock_lane.job_types))
-              and j.id <> all(_lock_lane.locked_ids)
-            order by coalesce(j.own_place, j.run_at), j.id limit _lock_lane.max_jobs
-            for update skip locked
-        ) as l;
-    else
-        select m.ids, m.place into v_ids, v_place
-        from rota._lock_merged(_lock_lane.queues, _lock_lane.ends, c_lane, c_place, c_id,
-            _lock_lane.max_jobs, _lock_lane.job_types, _lock_lane.due,
-            _lock_lane.locked_ids) as m;
-    end if;
-    return (extract(epoch from greatest(v_place, 'epoch')) * 1000000)::bigint || v_ids;
-end $$;
-
-/* The same for several queues, in one order over all of them.  No index has that order, and
- * locking the head of each lane would take from other workers what is then not claimed.  So the
- * lanes are merged first and locked after, window by window. */
+/* Lock the first due jobs of one lane of several queues that no other session holds, from that
+ * place on, in one order over all of them, but for those that this claim has; returns the ids,
+ * with a minus if the job has expired, and the place of the first.  No index has that order,
+ * and locking the head of each lane would take from other workers what is then not claimed.  So
+ * the lanes are merged first and locked after, window by window. */
 create or replace function rota._lock_merged(
     queues text[], ends timestamptz[], lane integer, after_place timestamptz, after_id bigint,
     max_jobs integer, job_types text[], due timestamptz, locked_ids bigint[],

@@ -346,7 +346,7 @@ def test_statuses_are_literals_where_a_partial_index_depends_on_them() -> None:
     for function in (
         "claim_jobs",
         "_next_lane",
-        "_lock_lane",
+        "_lock_lanes",
         "_lock_merged",
         "_lock_held",
         "_hold_unfit",

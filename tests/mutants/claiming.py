@@ -105,12 +105,8 @@ CLAIMS = (
         "races/test_racing_claims.py sql/jobs/test_claim.py",
         sql(
             "jobs/claim",
-            """\
-            limit _lock_lane.max_jobs
-            for update skip locked""",
-            """\
-            limit _lock_lane.max_jobs
-            for update""",
+            "limit _lock_lanes.max_jobs - cardinality(v_ids) for update skip locked",
+            "limit _lock_lanes.max_jobs - cardinality(v_ids) for update",
         ),
     ),
     mutant(
@@ -153,13 +149,13 @@ CLAIMS = (
         "claim-misses-pauses-of-types",
         "A claim gives a worker jobs of a type that is paused in all queues.",
         "sql/jobs/test_pauses.py",
-        sql("jobs/claim", "(values (j.queue), (null)) as q", "(values (j.queue)) as q"),
+        sql("jobs/claim", "p.pause_name in ('type ' || job.job_type, ", "p.pause_name in ("),
     ),
     mutant(
         "claim-misses-pauses-in-a-queue",
         "A claim gives a worker jobs of a type that is paused in their queue.",
         "sql/jobs/test_pauses.py",
-        sql("jobs/claim", "(values (j.queue), (null)) as q", "(values (null::text)) as q"),
+        sql("jobs/claim", ", concat('type ', job.job_type, ' of ', job.queue))", ")"),
     ),
     mutant(
         "claim-without-lock",
@@ -167,11 +163,8 @@ CLAIMS = (
         "races/test_racing_claims.py races/test_load.py",
         sql(
             "jobs/claim",
-            """\
-            limit _lock_lane.max_jobs
-            for update skip locked""",
-            """\
-            limit _lock_lane.max_jobs""",
+            "limit _lock_lanes.max_jobs - cardinality(v_ids) for update skip locked",
+            "limit _lock_lanes.max_jobs - cardinality(v_ids)",
         ),
     ),
     mutant(
@@ -314,8 +307,8 @@ CLAIMS = (
         sql(
             "jobs/claim",
             """\
-              and coalesce(j.own_place, j.run_at) <= c_end
-              and j.run_at <= _lock_lane.due
+              and coalesce(j.own_place, j.run_at) <= _lock_lanes.ends[1]
+              and j.run_at <= _lock_lanes.due
 """,
             "",
         ),
@@ -358,8 +351,8 @@ CLAIMS = (
         "sql/jobs/test_claim.py",
         sql(
             "jobs/claim",
-            "and j.run_at <= _lock_lane.due",
-            "and j.run_at < _lock_lane.due",
+            "and j.run_at <= _lock_lanes.due",
+            "and j.run_at < _lock_lanes.due",
         ),
     ),
     mutant(
@@ -400,7 +393,7 @@ CLAIMS = (
         "sql/jobs/test_pauses.py",
         sql(
             "jobs/claim",
-            "p.until is null or p.until > _hold_unfit.due",
+            "p.until is null or p.until > _unfit_hold.due",
             "true",
         ),
     ),
@@ -410,7 +403,7 @@ CLAIMS = (
         "sql/jobs/test_pauses.py",
         sql(
             "jobs/claim",
-            "where v_reason.pause_name is not null",
+            "where v_unfit.hold like 'pause %'",
             "where false",
         ),
     ),
@@ -756,7 +749,7 @@ CLAIMS = (
         "sql/jobs/test_claim.py sql/waiting/test_pipelines.py client/test_worker.py",
         sql(
             "jobs/claim",
-            "and (_lock_lane.job_types is null or j.job_type = any(_lock_lane.job_types))",
+            "and (_lock_lanes.job_types is null or j.job_type = any(_lock_lanes.job_types))",
             "and true",
         ),
     ),
@@ -776,8 +769,8 @@ CLAIMS = (
         "sql/jobs/test_claim.py",
         sql(
             "jobs/claim",
-            "limit _lock_lane.max_jobs\n",
-            "limit _lock_lane.max_jobs + 1\n",
+            "limit _lock_lanes.max_jobs - cardinality(v_ids) for",
+            "limit _lock_lanes.max_jobs + 1 - cardinality(v_ids) for",
         ),
     ),
     mutant(

@@ -30,7 +30,7 @@ MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
         "I1",
         [
             ("claim_jobs", "for update of j skip locked", ""),
-            ("_lock_lane", "for update skip locked", ""),
+            ("_lock_lanes", "for update skip locked", ""),
         ],
     ),
     "a lease is swept before its end": (
@@ -89,9 +89,9 @@ MUTANTS: dict[str, tuple[str, list[Mutation]]] = {
                 "",
             ),
             (
-                "_lock_lane",
-                "and coalesce(j.own_place, j.run_at) <= c_end\n"
-                f"{' ' * 14}and j.run_at <= _lock_lane.due",
+                "_lock_lanes",
+                "and coalesce(j.own_place, j.run_at) <= _lock_lanes.ends[1]\n"
+                f"{' ' * 14}and j.run_at <= _lock_lanes.due",
                 "",
             ),
         ],

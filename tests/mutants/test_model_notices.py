@@ -58,14 +58,14 @@ MUTANTS: dict[str, list[Mutation]] = {
     ],
     "a job before its time": [
         (
-            "_lock_lane",
-            "and coalesce(j.own_place, j.run_at) <= c_end\n"
-            f"{' ' * 14}and j.run_at <= _lock_lane.due",
+            "_lock_lanes",
+            "and coalesce(j.own_place, j.run_at) <= _lock_lanes.ends[1]\n"
+            f"{' ' * 14}and j.run_at <= _lock_lanes.due",
             "",
         )
     ],
     "a lane in the order of its ids": [
-        ("_lock_lane", "order by coalesce(j.own_place, j.run_at), j.id", "order by j.id")
+        ("_lock_lanes", "order by coalesce(j.own_place, j.run_at), j.id", "order by j.id")
     ],
     "a key that is free too soon": [
         (
