@@ -510,16 +510,27 @@ begin
     return v_deleted;
 end $$;
 
-/* Refuse that a job waits for one whose queue moves to another database.  To be called before
- * the caller looks how the parents are: what ends after that is kept by retention until this
- * transaction is over, since it sees the lock. */
-create or replace function rota._check_parents_stay(parent_ids bigint[])
-    returns void language plpgsql as $$
+/* Of the jobs that new ones are to wait for, those that have not succeeded; refused is one that
+ * is unknown, or whose queue moves to another database.  What ends after this is kept by
+ * retention until this transaction is over, since it sees the lock. */
+create or replace function rota._parents_to_come(parent_ids bigint[], new_ids bigint[])
+    returns bigint[] language plpgsql as $$
+declare
+    v_parents bigint[]; v_unknown bigint;
 begin
     -- From here on the move waits for this transaction, if it began without being seen.
     perform pg_current_xact_id();
     lock table rota.dependencies in row exclusive mode;
-    if not exists (select from rota.queue_moves) then return; end if;
-    perform rota._check_stays(j.queue, 'a job that others wait for')
-    from rota.jobs as j where j.id = any(_check_parents_stay.parent_ids);
+    if exists (select from rota.queue_moves) then
+        perform rota._check_stays(j.queue, 'a job that others wait for')
+        from rota.jobs as j where j.id = any(_parents_to_come.parent_ids);
+    end if;
+    -- At once: who looks again may find that retention has removed a dead one.
+    select array_agg(p.parent_id order by p.parent_id) filter (where p.status <> 'succeeded'),
+        -- A producer can guess the ids that this call gives, and would make a cycle.
+        min(p.parent_id) filter (where p.status is null
+            or p.parent_id in (select unnest(_parents_to_come.new_ids)))
+    into v_parents, v_unknown from rota._parent_statuses(_parents_to_come.parent_ids) as p;
+    if v_unknown is not null then perform rota._raise_not_found(v_unknown); end if;
+    return v_parents;
 end $$;

@@ -16,20 +16,13 @@ create or replace function rota._jobs_came_in(
     arguments text[] default null, may_have_halted boolean default false
 ) returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-    v_parents bigint[]; v_unknown bigint; v_waiting bigint[]; v_keyed bigint[]; v_free bigint[];
+    v_parents bigint[]; v_waiting bigint[]; v_keyed bigint[]; v_free bigint[];
 begin
     if blocks is not null then
         perform rota._block_children(blocks, parts, are_new, arguments);
     end if;
     if parent_ids <> '{}' then
-        perform rota._check_parents_stay(_jobs_came_in.parent_ids);
-        -- At once: who looks again may find that retention has removed a dead one.
-        select array_agg(e.parent_id) filter (where e.status <> 'succeeded'),
-            -- A producer can guess the ids that this call gives, and would make a cycle.
-            min(e.parent_id) filter (where e.status is null
-                or e.parent_id in (select n.id from unnest(_jobs_came_in.job_ids) as n (id)))
-        into v_parents, v_unknown from rota._parent_statuses(_jobs_came_in.parent_ids) as e;
-        if v_unknown is not null then perform rota._raise_not_found(v_unknown); end if;
+        v_parents := rota._parents_to_come(parent_ids, job_ids);
         insert into rota.dependencies as d (parent_id, job_id)
         select distinct p.id, p.job_id
         from unnest(_jobs_came_in.parent_ids, _jobs_came_in.child_ids) as p (id, job_id)
@@ -60,15 +53,11 @@ create or replace function rota._job_comes_in(
     out place timestamptz, out hold text
 ) language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-    v_unknown bigint; v_parents bigint[]; v_settings record; v_bound rota.limits;
-    v_first timestamptz; v_last record; v_limit record;
+    v_parents bigint[]; v_settings record; v_bound rota.limits; v_first timestamptz;
+    v_last record; v_limit record;
 begin
     if depends_on <> '{}' then
-        perform rota._check_parents_stay(_job_comes_in.depends_on);
-        select min(p.parent_id) filter (where p.status is null),
-            array_agg(p.parent_id order by p.parent_id) filter (where p.status <> 'succeeded')
-        into v_unknown, v_parents from rota._parent_statuses(_job_comes_in.depends_on) as p;
-        if v_unknown is not null then perform rota._raise_not_found(v_unknown); end if;
+        v_parents := rota._parents_to_come(depends_on, array[job_id]);
         if v_parents is not null then
             insert into rota.dependencies (parent_id, job_id)
             select p.id, _job_comes_in.job_id from unnest(v_parents) as p (id);

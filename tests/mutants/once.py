@@ -1668,8 +1668,8 @@ any(array['access producer', enqueue.queue])
         "A job may depend on one that only the same call makes, and two on each other.",
         "sql/waiting/test_dependencies.py",
         sql(
-            "waiting/hooks",
-            "or e.parent_id in (select n.id from unnest(_jobs_came_in.job_ids) as n (id))",
+            "waiting/dependencies",
+            "or p.parent_id in (select unnest(_parents_to_come.new_ids))",
             "",
         ),
     ),
