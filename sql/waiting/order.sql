@@ -96,26 +96,20 @@ end $$;
 create or replace function rota._open_jobs(job_ids bigint[])
     returns bigint[] language plpgsql as $$
 declare
-    v_opened bigint[];
+    v_opened bigint[]; v_keys text[];
 begin
     with opened as (
         update rota.jobs as j
         set status = 'queued', updated_at = rota.now()
         where j.id = any(_open_jobs.job_ids) and j.status = 'blocked'
         returning j.id, j.ordering_key
-    ),
-    -- As _reset_start(), for those that are below the starts of their keys.
-    reset as (
-        insert into rota.key_starts (ordering_key, first_id)
-        select o.ordering_key, 0
-        from opened as o
-        cross join lateral (
-            select s.first_id from rota.key_starts as s where s.ordering_key = o.ordering_key
-            order by s.ordering_key desc, s.id desc limit 1
-        ) as s
-        where o.id < s.first_id
     )
-    select coalesce(array_agg(o.id), '{}') into v_opened from opened as o;
+    select coalesce(array_agg(o.id), '{}'), array_agg(o.ordering_key)
+        filter (where o.ordering_key is not null and o.id < rota._key_start(o.ordering_key))
+    into v_opened, v_keys from opened as o;
+    if v_keys is not null then
+        perform rota._reset_start(k.key) from unnest(v_keys) as k (key);
+    end if;
     perform rota._enter_lanes(v_opened);
     perform rota._notify_for(v_opened);
     return v_opened;

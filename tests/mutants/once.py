@@ -1357,7 +1357,7 @@ array(
         "key-start-not-lowered-by-an-end",
         "The end of a job lets one in below the start of its key, and others do not see it.",
         "sql/waiting/test_key_starts.py model/test_storms.py",
-        sql("waiting/order", "where o.id < s.first_id", "where false"),
+        sql("waiting/order", "o.id < rota._key_start(o.ordering_key)", "false"),
     ),
     mutant(
         "key-start-not-the-newest",

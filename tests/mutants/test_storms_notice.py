@@ -79,7 +79,7 @@ MUTANTS = {
             *ALL_START,
             ("_may_be_head", "boolean := job_id < v_start", "boolean := false"),
             ("_may_be_head", "if job_id < v_start then", "if false then"),
-            ("_open_jobs", "o.id < s.first_id", "false"),
+            ("_open_jobs", "o.id < rota._key_start(o.ordering_key)", "false"),
         ],
         "beside job",
     ),
