@@ -16,7 +16,8 @@ begin
         _audit.before, _audit.after);
 end $$;
 
-/* Trigger of a table of settings; a pause that maintenance removes was over before. */
+/* Trigger of a table of settings, with the name of the act and, if that is another, of the one
+ * that removes a row; a pause that maintenance removes was over before. */
 create or replace function rota._audit_setting()
     returns trigger language plpgsql security definer
     set search_path = pg_catalog, pg_temp as $$
@@ -32,16 +33,7 @@ begin
         return null;
     end if;
     perform rota._audit(
-        case tg_table_name
-            when 'queues' then 'set_queue'
-            when 'job_types' then 'set_type'
-            when 'limits' then 'set_limit'
-            when 'retry_rules' then 'set_retry_rule'
-            when 'breakers' then 'set_breaker'
-            when 'archive' then 'set_archive'
-            when 'pauses' then case when v_after is null then 'resume' else 'pause' end
-            else case when v_after is null then 'unschedule' else 'schedule' end
-        end,
+        coalesce(case when v_after is null then tg_argv[1] end, tg_argv[0]),
         jsonb_strip_nulls(jsonb_build_object('name', c_row -> 'name', 'queue', c_row -> 'queue',
             'job_type', c_row -> 'job_type', 'limit_key', c_row -> 'limit_key')),
         null, rota._without_nulls(v_before), rota._without_nulls(v_after));

@@ -33,19 +33,20 @@ comment on column rota.audit_log.after is
     'The new values of the jobs; for a setting its new row, null if it was removed.';
 
 create trigger queues_audited after insert or update or delete on rota.queues
-    for each row execute function rota._audit_setting();
+    for each row execute function rota._audit_setting('set_queue');
 create trigger job_types_audited after insert or update or delete on rota.job_types
-    for each row execute function rota._audit_setting();
+    for each row execute function rota._audit_setting('set_type');
 create trigger limits_audited after insert or update or delete on rota.limits
-    for each row execute function rota._audit_setting();
+    for each row execute function rota._audit_setting('set_limit');
 create trigger pauses_audited after insert or update or delete on rota.pauses
-    for each row execute function rota._audit_setting();
+    for each row execute function rota._audit_setting('pause', 'resume');
 create trigger job_definitions_audited
     after insert or delete or update of job_type, payload, schedule, time_zone, is_enabled
-    on rota.job_definitions for each row execute function rota._audit_setting();
+    on rota.job_definitions
+    for each row execute function rota._audit_setting('schedule', 'unschedule');
 create trigger retry_rules_audited after insert or update or delete on rota.retry_rules
-    for each row execute function rota._audit_setting();
+    for each row execute function rota._audit_setting('set_retry_rule');
 create trigger archive_audited after insert or delete or update of schema on rota.archive
-    for each row execute function rota._audit_setting();
+    for each row execute function rota._audit_setting('set_archive');
 create trigger breakers_audited after insert or update or delete on rota.breakers
-    for each row execute function rota._audit_setting();
+    for each row execute function rota._audit_setting('set_breaker');
