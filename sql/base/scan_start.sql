@@ -63,39 +63,45 @@ create or replace function rota._from_micros(micros bigint)
 select coalesce('epoch'::timestamptz + micros * interval '1 microsecond', '-infinity')
 $$;
 
-/* Where a scan begins that remembers one number beside the time of its next full scan: an id, a
- * version, a time by _micros().  Null if that has come, or nothing is remembered. */
-create or replace function rota._scan_from(
-    name text, moment timestamptz, max_pause interval default '3 seconds'
-) returns bigint language plpgsql stable as $$
+/* Begin a scan that remembers a number beside the time of its next full scan: an id, a version,
+ * a time by _micros().  Its start is null, and it is a full one, if that time has come, or
+ * nothing is remembered, or it *is_full*.  What it walks are entries of the index, or without
+ * one microseconds. */
+create or replace function rota._begin_scan(
+    name text, index regclass default null, max_pause interval default '2 seconds',
+    is_full boolean default false
+) returns rota.scan language plpgsql stable as $$
 declare
+    c_now constant timestamptz := rota.now();
     c_start constant bigint[] := string_to_array(rota._scan_start(name), ' ')::bigint[];
 begin
-    if rota._is_full_scan_due(c_start[1], moment, max_pause) then return null; end if;
-    return c_start[2];
+    return row(name, index, max_pause, c_now,
+        case when not is_full and not rota._is_full_scan_due(c_start[1], c_now,
+            greatest(max_pause, '3 seconds')) then c_start[2] end,
+        coalesce(pg_stat_get_xact_tuples_returned(index),
+            (extract(epoch from c_now) * 1000000)::bigint))::rota.scan;
 end $$;
 
-/* Remember where the next scan begins, after one that walked so many entries of an index,
- * counted from *walked_before* on; without an index, after one that began at that time.  Where
- * a full one walks few the next is a full one again. */
-create or replace function rota._keep_scan_from(
-    name text, moment timestamptz, was_full boolean, index oid, walked_before bigint,
-    start bigint, max_pause interval default '2 seconds'
+/* Remember where the next scan begins.  Where a full one walks few the next is full again. */
+create or replace function rota._end_scan(
+    scan rota.scan, start bigint, max_pause interval default null
 ) returns void language plpgsql as $$
 declare
     v_start bigint[]; v_walked bigint;
 begin
-    if was_full then
-        v_walked := coalesce(pg_stat_get_xact_tuples_returned(index),
-            (extract(epoch from rota.now()) * 1000000)::bigint) - walked_before;
+    if scan.start is null then
+        v_walked := coalesce(pg_stat_get_xact_tuples_returned(scan.index),
+            (extract(epoch from rota.now()) * 1000000)::bigint) - scan.walked;
         if v_walked < 200 then return; end if;
         -- To walk an entry takes about a microsecond.
-        v_start := array[(extract(epoch from moment) * 1000000)::bigint
-            + least(20 * v_walked, extract(epoch from max_pause) * 1000000)::bigint];
+        v_start := array[(extract(epoch from scan.begun_at) * 1000000)::bigint
+            + least(20 * v_walked,
+                extract(epoch from coalesce(max_pause, scan.max_pause)) * 1000000)::bigint];
+    elsif scan.start = start then
+        return;
     else
-        v_start := string_to_array(rota._scan_start(name), ' ')::bigint[];
-        if v_start[2] = start then return; end if;
+        v_start := string_to_array(rota._scan_start(scan.name), ' ')::bigint[];
     end if;
     v_start[2] := start;
-    perform rota._keep_scan_start(name, array_to_string(v_start, ' '));
+    perform rota._keep_scan_start(scan.name, array_to_string(v_start, ' '));
 end $$;

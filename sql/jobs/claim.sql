@@ -445,8 +445,7 @@ create or replace function rota._open_queues(queues text[], due timestamptz)
       -- If it seems to have free capacity; a claim that goes on takes it for certain.
       and (b.max_running is null or exists (
             select from rota.limit_slots as s where s.limit_name = b.limit_name
-              and s.version
-                >= coalesce(rota._scan_from('free ' || b.limit_name, _open_queues.due), 0)
+              and s.version >= coalesce((rota._begin_scan('free ' || b.limit_name)).start, 0)
           ) and rota._is_issued_for(b) or rota._parts(b) > 0 and rota._free_slots(b, 1) > 0)
       and (b.max_starts is null or rota._next_start_at(b) <= rota.now());
 $$;

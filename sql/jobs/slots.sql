@@ -155,12 +155,9 @@ create or replace function rota._free_slots(
     bound rota.limits, max_slots integer, is_full boolean default false
 ) returns integer language plpgsql as $$
 declare
-    c_scan constant text := 'free ' || bound.limit_name;
-    c_index constant oid := 'rota.limit_slots_pkey'::regclass::oid;
     c_parts constant integer := rota._parts(bound);
-    v_now constant timestamptz := rota.now();
-    v_first constant bigint := case when not is_full then rota._scan_from(c_scan, v_now) end;
-    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    c_scan constant rota.scan := rota._begin_scan('free ' || bound.limit_name,
+        'rota.limit_slots_pkey', is_full => is_full);
     -- Before the scan: what comes in during it stands behind it.
     c_last constant bigint := (select q.last_value from rota.limit_slots_version_seq as q);
     v_free integer; v_oldest bigint;
@@ -169,11 +166,10 @@ begin
     select count(*)::integer, min(f.version) into v_free, v_oldest
     from (
         select s.version from rota.limit_slots as s
-        where s.limit_name = bound.limit_name and s.version >= coalesce(v_first, 0)
+        where s.limit_name = bound.limit_name and s.version >= coalesce(c_scan.start, 0)
         order by s.version limit _free_slots.max_slots
     ) as f;
-    perform rota._keep_scan_from(c_scan, v_now, v_first is null, c_index, v_walked,
-        coalesce(v_oldest, v_first, c_last));
+    perform rota._end_scan(c_scan, coalesce(v_oldest, c_scan.start, c_last));
     if v_free < max_slots and c_parts > 0 then
         v_free := v_free + bound.max_running - (
             select count(*)::integer * (bound.max_running / c_parts)
@@ -260,12 +256,9 @@ end $$;
 create or replace function rota._take_slots(bound rota.limits, wanted integer)
     returns integer language plpgsql as $$
 declare
-    c_scan constant text := 'free ' || bound.limit_name;
-    c_index constant oid := 'rota.limit_slots_pkey'::regclass::oid;
     c_parts constant integer := rota._parts(bound);
-    v_now constant timestamptz := rota.now();
-    v_first constant bigint := rota._scan_from(c_scan, v_now);
-    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    c_scan constant rota.scan := rota._begin_scan('free ' || bound.limit_name,
+        'rota.limit_slots_pkey');
     v_taken integer; v_oldest bigint; v_issued integer[]; v_part integer; v_slots integer;
 begin
     if not rota._is_issued_for(bound) then return 0; end if;
@@ -273,14 +266,14 @@ begin
         delete from rota.limit_slots as s
         where s.ctid = any(array(
             select f.ctid from rota.limit_slots as f
-            where f.limit_name = bound.limit_name and f.version >= coalesce(v_first, 0)
+            where f.limit_name = bound.limit_name and f.version >= coalesce(c_scan.start, 0)
             order by f.version limit _take_slots.wanted for update skip locked
         ))
         returning s.version
     )
     select count(*)::integer, min(t.version) into v_taken, v_oldest from taken as t;
-    perform rota._keep_scan_from(c_scan, v_now, v_first is null, c_index, v_walked, coalesce(
-        v_oldest, v_first, (select q.last_value from rota.limit_slots_version_seq as q)));
+    perform rota._end_scan(c_scan, coalesce(v_oldest, c_scan.start,
+        (select q.last_value from rota.limit_slots_version_seq as q)));
     if v_taken = wanted or c_parts = 0 then return v_taken; end if;
 
     v_issued := array(

@@ -89,13 +89,11 @@ create or replace function rota._due_checks(
     max_checks integer, with_own boolean default false, asks boolean default false
 ) returns bigint[] language plpgsql as $$
 declare
-    c_index constant oid := 'rota.pending_checks_due_at_idx'::regclass::oid;
     v_me constant xid8 := case when not with_own then pg_current_xact_id_if_assigned() end;
     v_now constant timestamptz := rota.now();
     v_left_since constant timestamptz := case
         when not asks and rota._leaves_to_others() then v_now - interval '3 seconds' end;
-    v_from bigint := rota._scan_from('checks', v_now);
-    v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
+    v_scan rota.scan := rota._begin_scan('checks', 'rota.pending_checks_due_at_idx');
     -- Before the scan: what comes in during it stands behind it.
     c_last_id constant bigint := (select s.last_value from rota.pending_checks_id_seq as s);
     v_ids bigint[]; v_timed_ids bigint[];
@@ -111,7 +109,7 @@ begin
             from (
                 select c.id, c.kind from rota.pending_checks as c
                 where c.due_at <= '-infinity'
-                  and c.id >= coalesce(v_from, '-9223372036854775808')
+                  and c.id >= coalesce(v_scan.start, '-9223372036854775808')
                   and c.made_by is distinct from v_me
                   and (v_left_since is null or c.kind not in ('limit', 'slots')
                     or c.updated_at < v_left_since)
@@ -121,16 +119,14 @@ begin
         -- Many of one kind keep no other out.
         order by f.place, f.id limit _due_checks.max_checks
     );
-    perform rota._keep_scan_from('checks', v_now, v_from is null, c_index, v_walked,
-        coalesce(v_ids[1], c_last_id));
+    perform rota._end_scan(v_scan, coalesce(v_ids[1], c_last_id));
     if cardinality(v_ids) >= max_checks and max_checks < 10 then return v_ids; end if;
 
-    v_from := rota._scan_from('timed', v_now);
-    v_walked := pg_stat_get_xact_tuples_returned(c_index);
+    v_scan := rota._begin_scan('timed', 'rota.pending_checks_due_at_idx');
     v_timed_ids := array(
         select c.id from rota.pending_checks as c
         where c.due_at > '-infinity'
-          and c.due_at >= rota._from_micros(v_from) and c.due_at <= v_now
+          and c.due_at >= rota._from_micros(v_scan.start) and c.due_at <= v_now
           and c.made_by is distinct from v_me
           and (v_left_since is null or c.kind not in ('limit', 'slots')
             or c.due_at < v_left_since)
@@ -145,10 +141,9 @@ begin
           and (v_left_since is null or c.kind not in ('limit', 'slots'))
         limit 100
     );
-    perform rota._keep_scan_from('timed', v_now, v_from is null, c_index, v_walked,
-        rota._micros(coalesce(
-            (select c.due_at from rota.pending_checks as c where c.id = v_timed_ids[1]),
-            v_now)) - 10000);
+    perform rota._end_scan(v_scan, rota._micros(coalesce(
+        (select c.due_at from rota.pending_checks as c where c.id = v_timed_ids[1]), v_now))
+        - 10000);
     return v_ids || v_timed_ids;
 end $$;
 

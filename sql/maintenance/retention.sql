@@ -236,9 +236,8 @@ create or replace function rota._purge_rows(
 -- A condition is not what a caller sends.
 -- @plpgsql_check_options: security_warnings = off
 declare
-    v_now constant timestamptz := rota.now();
-    v_scan constant text := name || coalesce(' ' || hashtext(subject)::text, '');
-    v_from constant bigint := rota._scan_from(v_scan, v_now, '1 hour');
+    c_scan constant rota.scan := rota._begin_scan(
+        name || coalesce(' ' || hashtext(subject)::text, ''), max_pause => '1 hour');
     -- Rows of several partitions may lie at the same ctid.
     v_key constant text := case name when 'finished_jobs_done' then 'id' else 'ctid' end;
     c_delete constant text := rota._removing(name, format(
@@ -253,9 +252,9 @@ begin
         'where f.%2$I < $1 and f.%2$I >= $2 and (%4$s) '
         'order by f.%2$I limit $3 for update skip locked) as o',
         name, time_column, v_key, condition)
-    into v_keys, v_first, v_last using before, rota._from_micros(v_from), max_rows, subject;
-    perform rota._keep_scan_from(v_scan, v_now, v_from is null, null, rota._micros(v_now),
-        rota._micros(coalesce(v_last, before)), '1 hour');
+    into v_keys, v_first, v_last
+    using before, rota._from_micros(c_scan.start), max_rows, subject;
+    perform rota._end_scan(c_scan, rota._micros(coalesce(v_last, before)));
     return rota._delete_rows(name, c_delete, v_keys, v_first, v_last, subject);
 end $$;
 
@@ -417,10 +416,9 @@ end $$;
 create or replace function rota._has_ended(name text, queue text, before timestamptz)
     returns boolean language plpgsql as $$
 declare
-    c_now constant timestamptz := rota.now();
-    c_scan constant text := name || ' ' || hashtext(queue)::text;
-    c_from constant bigint := rota._scan_from(c_scan, c_now, '1 hour');
-    c_since constant timestamptz := rota._from_micros(c_from);
+    c_scan constant rota.scan := rota._begin_scan(name || ' ' || hashtext(queue)::text,
+        max_pause => '1 hour');
+    c_since constant timestamptz := rota._from_micros(c_scan.start);
 begin
     if queue is null or exists (
         select from rota.finished_jobs_dead as f
@@ -433,8 +431,7 @@ begin
     ) then
         return true;
     end if;
-    perform rota._keep_scan_from(c_scan, c_now, c_from is null, null, rota._micros(c_now),
-        rota._micros(before), '1 hour');
+    perform rota._end_scan(c_scan, rota._micros(before));
     return false;
 end $$;
 
@@ -501,22 +498,19 @@ create or replace function rota._purge_partition(
 ) returns integer language plpgsql as $$
 -- @plpgsql_check_options: security_warnings = off
 declare
-    v_now constant timestamptz := rota.now();
-    v_scan constant text := 'partition ' || partition::oid::text;
-    v_page bigint := rota._scan_from(v_scan, v_now, '1 hour');
-    v_is_full constant boolean := v_page is null;
+    c_scan constant rota.scan := rota._begin_scan('partition ' || partition::oid::text,
+        max_pause => '1 hour');
     c_name constant text := (
         select c.relname::text from pg_class as c where c.oid = _purge_partition.partition);
-    v_keys text[];
+    v_keys text[]; v_page bigint;
 begin
     execute format(
         'select array_agg(o.key), coalesce(max((o.key::point)[0]::bigint), $1) from ('
         'select f.ctid::text as key from %s as f '
         'where f.ctid >= format(''(%%s,0)'', $1)::tid and %s '
         'limit $2 for update skip locked) as o', partition, condition)
-    into v_keys, v_page using coalesce(v_page, 0), max_rows;
-    perform rota._keep_scan_from(v_scan, v_now, v_is_full, null, rota._micros(v_now), v_page,
-        '1 hour');
+    into v_keys, v_page using coalesce(c_scan.start, 0), max_rows;
+    perform rota._end_scan(c_scan, v_page);
     return rota._delete_rows(c_name, rota._removing(c_name, format(
         'delete from %s as f where f.ctid = any($1::tid[]) and %s', partition, condition)),
         v_keys);

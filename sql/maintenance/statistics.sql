@@ -56,6 +56,7 @@ declare
     c_now constant timestamptz := rota.now() - interval '1 us';
     v_counted_until timestamptz; v_sampled_at timestamptz; v_was_open xid[]; v_open xid[];
     v_length interval; v_span record; v_first timestamptz; v_to timestamptz; v_rows bigint;
+    c_scan constant rota.scan := rota._begin_scan('ends', null, '2 minutes', is_full => true);
 begin
     rows_counted := 0;
     has_more := false;
@@ -127,8 +128,7 @@ begin
             (select min(l.since) from rota.late_xids as l)),
         sampled_at = c_now, open_xids = v_open, is_behind = _count_ends.has_more;
     delete from rota.restored_ends as r where r.finished_at <= rota._counted_until();
-    perform rota._keep_scan_from('ends', c_now, true, null, rota._micros(c_now), 0,
-        '2 minutes');
+    perform rota._end_scan(c_scan, 0);
 end $$;
 
 /* Whether it is time to count: ten seconds after the last time, if anything ended since.  To
@@ -137,7 +137,8 @@ end $$;
 create or replace function rota._has_uncounted()
     returns boolean language plpgsql stable as $$
 declare
-    c_now constant timestamptz := rota.now();
+    c_scan constant rota.scan := rota._begin_scan('ends', max_pause => '2 minutes');
+    c_now constant timestamptz := c_scan.begun_at;
     v_progress rota.stats_progress;
 begin
     select p.* into v_progress from rota.stats_progress as p;
@@ -145,14 +146,13 @@ begin
         return true;
     elsif (v_progress.sampled_at not between c_now - interval '10 seconds' and c_now)
         is not true
-      or rota._scan_from('ends', c_now, '2 minutes') is not null then
+      or c_scan.start is not null then
         return false;
     elsif exists (select from rota.late_xids)
       or rota._first_uncounted(v_progress.counted_until) < 'infinity' then
         return true;
     end if;
-    perform rota._keep_scan_from('ends', c_now, true, null, rota._micros(c_now), 0,
-        '2 minutes');
+    perform rota._end_scan(c_scan, 0);
     return false;
 end $$;
 

@@ -70,9 +70,10 @@ create or replace function rota._lock_late(kind text, max_jobs integer)
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
-    v_now constant timestamptz := rota.now();
-    v_since constant timestamptz := rota._from_micros(rota._scan_from(kind, v_now,
-        case kind when 'sweep' then interval '1 minute' else '3 seconds' end));
+    c_scan constant rota.scan := rota._begin_scan(kind, null,
+        case kind when 'sweep' then interval '1 minute' else '2 seconds' end);
+    v_now constant timestamptz := c_scan.begun_at;
+    v_since constant timestamptz := rota._from_micros(c_scan.start);
 begin
     if kind = 'sweep' then
         return array(
@@ -102,13 +103,12 @@ end $$;
 create or replace function rota._has_late(kind text)
     returns boolean language plpgsql as $$
 declare
-    v_now constant timestamptz := rota.now();
-    v_from constant bigint := rota._scan_from(kind, v_now,
-        case kind when 'sweep' then interval '1 minute' else '3 seconds' end);
-    v_since constant timestamptz := rota._from_micros(v_from);
-    c_index constant oid := case kind when 'later' then 'rota.jobs_later_idx'::regclass::oid
-        else 'rota.jobs_deadline_idx'::regclass::oid end;
-    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    c_scan constant rota.scan := rota._begin_scan(kind,
+        case kind when 'later' then 'rota.jobs_later_idx'::regclass
+            else 'rota.jobs_deadline_idx' end,
+        case kind when 'sweep' then interval '1 minute' else '2 seconds' end);
+    v_now constant timestamptz := c_scan.begun_at;
+    v_since constant timestamptz := rota._from_micros(c_scan.start);
     v_first timestamptz;
 begin
     if kind = 'sweep' then
@@ -124,9 +124,7 @@ begin
         where j.hold = 'time' and j.status in ('queued', 'failed')
           and j.run_at <= v_now and j.run_at >= v_since order by j.run_at, j.id limit 1;
     end if;
-    perform rota._keep_scan_from(kind, v_now, v_from is null, c_index, v_walked,
-        rota._micros(coalesce(v_first, v_now)) - 10000,
-        case kind when 'sweep' then interval '1 minute' else '2 seconds' end);
+    perform rota._end_scan(c_scan, rota._micros(coalesce(v_first, v_now)) - 10000);
     if v_first is null or kind <> 'sweep' then return v_first is not null; end if;
     -- A worker looks for a server that is away every half second.  After a crash of a backend,
     -- a long replay or a promotion the postmaster is older than the service: the writer of the

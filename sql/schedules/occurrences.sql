@@ -48,17 +48,15 @@ end $$;
 create or replace function rota._first_due_schedule()
     returns timestamptz language plpgsql as $$
 declare
-    c_index constant oid := 'rota.job_definitions_next_run_at_idx'::regclass::oid;
-    v_now constant timestamptz := rota.now();
-    v_from constant bigint := rota._scan_from('schedule', v_now);
-    v_since constant timestamptz := rota._from_micros(v_from);
-    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    c_scan constant rota.scan := rota._begin_scan('schedule',
+        'rota.job_definitions_next_run_at_idx');
+    v_since constant timestamptz := rota._from_micros(c_scan.start);
     v_first timestamptz;
 begin
     select d.next_run_at into v_first from rota.job_definitions as d
-    where d.next_run_at between v_since and v_now order by d.next_run_at limit 1;
-    perform rota._keep_scan_from('schedule', v_now, v_from is null, c_index, v_walked,
-        rota._micros(coalesce(v_first, v_now)) - 10000);
+    where d.next_run_at between v_since and c_scan.begun_at order by d.next_run_at limit 1;
+    perform rota._end_scan(c_scan,
+        rota._micros(coalesce(v_first, c_scan.begun_at)) - 10000);
     return v_first;
 end $$;
 

@@ -72,6 +72,18 @@ comment on column rota.lane_starts.start is
     'As each session remembers it: the time of the next full scan, and of each lane its first '
     'place and id; only speed depends on it.';
 
+-- What _begin_scan() tells of a scan, for _end_scan() (base/scan_start.sql).
+create type rota.scan as (
+    name text,
+    index regclass,
+    max_pause interval,
+    begun_at timestamptz,
+    start bigint,
+    walked bigint
+);
+
+comment on type rota.scan is 'A scan that begins where the last one of its name ended.';
+
 create table rota.pending_checks (
     id bigint generated always as identity primary key,
     kind text collate "C" not null,

@@ -91,23 +91,20 @@ end $$;
 create or replace function rota._had_held(limit_name text)
     returns boolean language plpgsql as $$
 declare
-    c_scan constant text := 'waiting ' || limit_name;
-    v_now constant timestamptz := rota.now();
-    v_known constant bigint := rota._scan_from(c_scan, v_now, '1 minute');
-    c_index constant oid := 'rota.jobs_hold_idx'::regclass::oid;
-    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    c_scan constant rota.scan := rota._begin_scan('waiting ' || limit_name,
+        'rota.jobs_hold_idx', '1 minute');
     v_has_held boolean;
 begin
-    if v_known is not null then return v_known = 1; end if;
+    if c_scan.start is not null then return c_scan.start = 1; end if;
     v_has_held := (
         select j.hold from rota.jobs as j
         where j.hold = _had_held.limit_name
           and j.hold <> 'time' and j.status in ('queued', 'failed')
         order by j.queue, j.job_type limit 1
     ) is not null;
-    perform rota._keep_scan_from(c_scan, v_now, true, c_index, v_walked, v_has_held::integer,
-        -- At worst a job is held until the next tick, or found and held by a claim.
-        case when v_has_held then interval '2 seconds' else '1 minute' end);
+    perform rota._end_scan(c_scan, v_has_held::integer,
+        -- Else, at worst, a job is held until the next tick, or found and held by a claim.
+        max_pause => case when v_has_held then interval '2 seconds' end);
     return v_has_held;
 end $$;
 
@@ -162,25 +159,22 @@ end $$;
 create or replace function rota._first_place(queue text, lane integer)
     returns timestamptz language plpgsql as $$
 declare
-    c_scan constant text := format('lane %s %s', lane, queue);
-    v_now constant timestamptz := rota.now();
-    v_start constant bigint := rota._scan_from(c_scan, v_now, '1 minute');
-    c_index constant oid := 'rota.jobs_ready_idx'::regclass::oid;
-    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    c_scan constant rota.scan := rota._begin_scan(format('lane %s %s', lane, queue),
+        'rota.jobs_ready_idx', '1 minute');
     v_place timestamptz;
 begin
-    v_place := least(v_now, (
+    v_place := least(c_scan.begun_at, (
         select coalesce(j.own_place, j.run_at) from rota.jobs as j
         where j.queue = _first_place.queue
           and coalesce(j.own_lane, j.priority) = _first_place.lane and j.hold is null
           and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) >= rota._from_micros(v_start)
+          and coalesce(j.own_place, j.run_at) >= rota._from_micros(c_scan.start)
         order by coalesce(j.own_place, j.run_at) limit 1
     ));
     -- Asked here too, where it costs no call.
-    if v_start is not null or pg_stat_get_xact_tuples_returned(c_index) - v_walked >= 200 then
-        perform rota._keep_scan_from(c_scan, v_now, v_start is null, c_index, v_walked,
-            rota._micros(v_place), '1 minute');
+    if c_scan.start is not null
+      or pg_stat_get_xact_tuples_returned(c_scan.index) - c_scan.walked >= 200 then
+        perform rota._end_scan(c_scan, rota._micros(v_place));
     end if;
     return v_place;
 end $$;
@@ -193,7 +187,7 @@ declare
     v_place constant timestamptz := rota._first_place(queue, lane);
 begin
     return case
-        when rota._scan_from(format('lane %s %s', lane, queue), rota.now(), '1 minute')
+        when (rota._begin_scan(format('lane %s %s', lane, queue), null, '1 minute')).start
             is not null then v_place
     end;
 end $$;

@@ -84,17 +84,15 @@ end $$;
 create or replace function rota._has_none_below_start(ordering_key text)
     returns boolean language plpgsql as $$
 declare
-    c_scan constant text := 'late ' || ordering_key;
-    c_index constant oid := 'rota.jobs_ordering_key_idx'::regclass::oid;
-    c_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
-    v_now constant timestamptz := rota.now();
+    c_scan constant rota.scan := rota._begin_scan('late ' || ordering_key,
+        'rota.jobs_ordering_key_idx', '1 minute');
     v_start constant bigint := rota._key_start(ordering_key);
     v_job_id bigint;
 begin
     if v_start = 0 then return true; end if;
-    if rota._scan_from(c_scan, v_now, '1 minute') is not null then return false; end if;
+    if c_scan.start is not null then return false; end if;
     v_job_id := rota._first_blocked(ordering_key, 0);
-    perform rota._keep_scan_from(c_scan, v_now, true, c_index, c_walked, v_start, '1 minute');
+    perform rota._end_scan(c_scan, v_start);
     if coalesce(v_job_id >= v_start, true) then return true; end if;
     if rota._try_lock_key(ordering_key, 1000) then
         perform rota._reset_start(ordering_key);

@@ -356,14 +356,12 @@ end $$;
 create or replace function rota._kept_limits(reader text)
     returns text[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-    c_scan constant text := 'kept ' || reader;
-    v_now constant timestamptz := rota.now();
-    c_index constant oid := 'rota.jobs_opened_for_idx'::regclass::oid;
-    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    c_scan constant rota.scan := rota._begin_scan('kept ' || reader,
+        'rota.jobs_opened_for_idx');
     v_marked bigint[]; v_id bigint;
 begin
     -- In an older snapshot, to lock what was changed since would be an error.
-    if rota._scan_from(c_scan, v_now) is not null
+    if c_scan.start is not null
       or current_setting('transaction_isolation') <> 'read committed' then
         return '{}'::text[];
     end if;
@@ -373,7 +371,7 @@ begin
           and j.xmax <> '0'::xid and j.xmax <> j.xmin
         limit 100
     );
-    perform rota._keep_scan_from(c_scan, v_now, true, c_index, v_walked, 0);
+    perform rota._end_scan(c_scan, 0);
     if v_marked = '{}' then return '{}'::text[]; end if;
     begin
         -- The mark of a lock stays when the lock is gone.

@@ -631,7 +631,7 @@ CLAIMS = (
         "sql/waiting/test_limits.py",
         sql(
             "jobs/claim",
-            ">= coalesce(rota._scan_from('free ' || b.limit_name, _open_queues.due), 0)",
+            ">= coalesce((rota._begin_scan('free ' || b.limit_name)).start, 0)",
             ">= 0",
         ),
     ),

@@ -403,10 +403,9 @@ begin
         "sql/jobs/test_scan_start.py",
         sql(
             "maintenance/sweep",
-            "v_from constant bigint := rota._scan_from(kind, v_now,\n"
-            "        case kind when 'sweep' then interval '1 minute' else '3 seconds' end);",
-            "v_from constant bigint := "
-            "(string_to_array(rota._scan_start(kind), ' '))[2]::bigint;",
+            "rota._from_micros(c_scan.start); v_first timestamptz;",
+            "rota._from_micros((string_to_array(rota._scan_start(kind), ' '))[2]::bigint);"
+            " v_first timestamptz;",
         ),
     ),
     mutant(

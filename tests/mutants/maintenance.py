@@ -129,7 +129,7 @@ MAINTENANCE = (
         "sql/maintenance/test_statistics.py",
         sql(
             "maintenance/statistics",
-            "or rota._scan_from('ends', c_now, '2 minutes') is not null then",
+            "or c_scan.start is not null then",
             "or false then",
         ),
     ),
@@ -910,7 +910,7 @@ MAINTENANCE = (
         "due-schedules-are-looked-for-from-the-start",
         "Under a held snapshot each tick walks past all times that ever were.",
         "sql/schedules/test_occurrences.py",
-        sql("schedules/occurrences", "rota._from_micros(v_from);", "'-infinity';"),
+        sql("schedules/occurrences", "rota._from_micros(c_scan.start);", "'-infinity';"),
     ),
     mutant(
         "earlier-time-is-never-found",
@@ -918,8 +918,8 @@ MAINTENANCE = (
         "sql/schedules/test_occurrences.py",
         sql(
             "schedules/occurrences",
-            "rota._scan_from('schedule', v_now)",
-            "substr(rota._scan_start('schedule'), 18)::bigint",
+            "rota._from_micros(c_scan.start)",
+            "rota._from_micros(substr(rota._scan_start('schedule'), 18)::bigint)",
         ),
     ),
     mutant(
@@ -1105,8 +1105,9 @@ MAINTENANCE = (
         "sql/maintenance/test_retention.py",
         sql(
             "base/scan_start",
-            "if rota._is_full_scan_due(c_start[1], moment, max_pause) then return null;",
-            "if false then return null;",
+            "when not is_full and not rota._is_full_scan_due(c_start[1], c_now, "
+            "greatest(max_pause, '3 seconds')) then",
+            "when not is_full then",
         ),
     ),
     mutant(

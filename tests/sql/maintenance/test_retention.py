@@ -667,8 +667,8 @@ def test_rows_of_partitions_go_also_where_no_tick_is_alone(db, clock):
 def scanned(db, begun, reached):
     """Let a session have scanned all keys from then until now, as far as that time."""
     db.execute(
-        "select rota._keep_scan_from('idempotency_keys', rota.now(), true, null,"
-        f" rota._micros({begun}), rota._micros({reached}), '1 hour')"
+        "select rota._end_scan(row('idempotency_keys', null, '1 hour', rota.now(), null,"
+        f" rota._micros({begun})), rota._micros({reached}))"
     )
 
 
@@ -697,8 +697,8 @@ def test_a_purge_that_has_no_room_left_remembers_no_place(db, clock):
 
     # A scan that went over many rows, so that the next begins behind them.
     db.execute(
-        "select rota._keep_scan_from('finished_jobs_done_default', rota.now(), true, null, 0,"
-        " rota._micros('epoch'), '1 hour')"
+        "select rota._end_scan(row('finished_jobs_done_default', null, '1 hour', rota.now(),"
+        " null, 0), rota._micros('epoch'))"
     )
     assert tick_until_done(db, clock) >= 2501
     assert not is_there(db, old)
