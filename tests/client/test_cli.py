@@ -989,7 +989,13 @@ def test_json_that_is_too_deep_is_said_in_one_line(
     dsn: str, client: Client, db: psycopg.Connection[Any],
     capsys: pytest.CaptureFixture[str], more: list[str],
 ) -> None:  # fmt: skip
-    deep = '{"a":' * 4000 + "1" + "}" * 4000
+    deep = '{"a":' * 12000 + "1" + "}" * 12000  # as deep as the server stores it
+    try:
+        json.loads(deep)
+    except RecursionError:
+        pass
+    else:
+        pytest.skip("this Python reads what is as deep")
     job_id = db.execute("select rota.enqueue('a', %s::jsonb)", [deep]).fetchall()[0][0]
 
     for words, code in (
