@@ -360,7 +360,8 @@ begin
     for v_unfit in
         select u.hold, array_agg(u.id) as ids
         from (
-            select j.id, rota._unfit_hold(j, _hold_unfit.due, full_limits) as hold
+            select j.id, rota._unfit_hold(j.queue, j.job_type, j.limit_key, j.expires_at,
+                j.opened_for, _hold_unfit.due, full_limits) as hold
             from rota.jobs as j where j.id = any(ids) offset 0
         ) as u
         where u.hold is not null group by u.hold order by u.hold
@@ -385,7 +386,8 @@ begin
             ))
               and j.id <> all(v_unfit.ids) and j.status = any(c_waiting) and j.hold is null
               and j.queue = v_first.queue and j.run_at <= _hold_unfit.due
-              and rota._unfit_hold(j, _hold_unfit.due, full_limits) = v_unfit.hold
+              and rota._unfit_hold(j.queue, j.job_type, j.limit_key, j.expires_at, j.opened_for,
+                _hold_unfit.due, full_limits) = v_unfit.hold
             limit _hold_unfit.max_more for update skip locked
         );
         max_more := max_more - cardinality(v_ids);
@@ -402,23 +404,25 @@ begin
     end loop;
 end $$;
 
-/* Why a job that is due has to leave its lane, as hold has it; null if it need not. */
+/* Why a job that is due has to leave its lane, as hold has it; null if it need not.  It takes
+ * columns: to pass a row, PostgreSQL would read its payload. */
 create or replace function rota._unfit_hold(
-    job rota.jobs, due timestamptz, full_limits text[]
+    queue text, job_type text, limit_key text, expires_at timestamptz, opened_for text,
+    due timestamptz, full_limits text[]
 ) returns text language plpgsql stable as $$
 begin
-    return coalesce(case when job.expires_at <= due then 'expired' end, (
+    return coalesce(case when expires_at <= due then 'expired' end, (
         select 'pause ' || p.pause_name from rota.pauses as p
         -- There may be very many.
-        where p.pause_name in ('type ' || job.job_type,
-                concat('type ', job.job_type, ' of ', job.queue))
+        where p.pause_name in ('type ' || _unfit_hold.job_type,
+                concat('type ', _unfit_hold.job_type, ' of ', _unfit_hold.queue))
           and (p.until is null or p.until > _unfit_hold.due)
           -- What a breaker lets through to try.
-          and (p.set_by = 'breaker' and job.opened_for = 'try ' || p.pause_name) is not true
+          and (p.set_by = 'breaker' and opened_for = 'try ' || p.pause_name) is not true
         order by p.pause_name limit 1
     ), (
         select n.name
-        from unnest(rota._limit_names(null, job.job_type, job.limit_key)) as n (name)
+        from unnest(rota._limit_names(null, job_type, limit_key)) as n (name)
         where n.name = any(full_limits) limit 1
     ));
 end $$;

@@ -149,13 +149,21 @@ CLAIMS = (
         "claim-misses-pauses-of-types",
         "A claim gives a worker jobs of a type that is paused in all queues.",
         "sql/jobs/test_pauses.py",
-        sql("jobs/claim", "p.pause_name in ('type ' || job.job_type, ", "p.pause_name in ("),
+        sql(
+            "jobs/claim",
+            "p.pause_name in ('type ' || _unfit_hold.job_type, ",
+            "p.pause_name in (",
+        ),
     ),
     mutant(
         "claim-misses-pauses-in-a-queue",
         "A claim gives a worker jobs of a type that is paused in their queue.",
         "sql/jobs/test_pauses.py",
-        sql("jobs/claim", ", concat('type ', job.job_type, ' of ', job.queue))", ")"),
+        sql(
+            "jobs/claim",
+            ", concat('type ', _unfit_hold.job_type, ' of ', _unfit_hold.queue))",
+            ")",
+        ),
     ),
     mutant(
         "claim-without-lock",

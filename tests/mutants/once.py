@@ -2538,7 +2538,7 @@ any(array['access producer', enqueue.queue])
         "probes-past-an-operator",
         "Jobs that a breaker let through start although an operator has paused their type.",
         "sql/jobs/test_retries.py",
-        sql("jobs/claim", "p.set_by = 'breaker' and job.opened_for", "job.opened_for"),
+        sql("jobs/claim", "p.set_by = 'breaker' and opened_for", "opened_for"),
     ),
     mutant(
         "purged-from-a-producer",
