@@ -35,6 +35,7 @@ begin
     perform rota._refuse('job_ids', 'must not hold one twice')
     from unnest(receive_jobs.job_ids) as i (id) having count(distinct i.id) < count(*);
     perform rota._check_isolation('receive_jobs');
+    perform rota._write_before_commit();
 
     return query select r.ordinal, r.job_id, r.error_code, r.message
     from rota._receive_each(null, receive_jobs.job_ids, receive_jobs.enqueue_times,
@@ -91,6 +92,7 @@ begin
     -- Else what is sent for the second time does not see the receipts of the first, and is
     -- refused as if its id were another job's.
     perform rota._check_isolation('receive_moves');
+    perform rota._write_before_commit();
     insert into rota.queue_moves as m (move_id, queue, direction, database)
     values (receive_moves.move_id, receive_moves.queue, 'in', receive_moves.from_database)
     on conflict do nothing;
@@ -133,6 +135,16 @@ comment on function rota.receive_moves is
     'and the queue takes no other jobs with a key; waits up to 5 seconds for transactions that '
     'have enqueued; raises 22023, RT009, 42501, 55000 if rota has another version there, '
     '55P03.';
+
+/* Let the commit wait for the disk also where the owner has given that up: the other database
+ * forgets what it is told has arrived. */
+create or replace function rota._write_before_commit()
+    returns void language plpgsql as $$
+begin
+    if current_setting('synchronous_commit') = 'off' then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+end $$;
 
 /* Take jobs that are sent here, of a queue that moves here or of none, each once; none that is
  * behind a refused one of its ordering key. */

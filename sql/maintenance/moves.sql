@@ -299,6 +299,8 @@ begin
         format('it moves to database %s', begin_queue_move.database))
     -- An operator's pause stays as it is, also after the move, but does not end by itself.
     on conflict on constraint pauses_pkey do update set until = null;
+    -- Else workers here may have again what has arrived there.
+    perform rota._write_before_commit();
     perform rota._audit('move_queue', jsonb_build_object('queue', queue), null, null,
         jsonb_build_object('database', database));
     return v_move_id;

@@ -407,6 +407,7 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
             "_try_lock_key",
             "_raise_ids",
             "_take_listen_slots",
+            "_write_before_commit",
             "stop_waiting",
         }
         settings.update(COMMITTING)

@@ -180,3 +180,25 @@ def test_a_source_that_has_forgotten_doubles_nothing(two: Two) -> None:
         assert two.there(name) == [*range(1, 21)]
     assert two.there("gone") == []
     assert not {*new} & {*waiting, *carried, *gone}
+
+
+def test_a_crash_of_a_target_without_synchronous_commit_loses_nothing(two: Two) -> None:
+    """Its owner gives up the last transactions there, and not what was safe in the source."""
+    two.servers[2].configure(
+        synchronous_commit="off", wal_writer_delay="10s", wal_writer_flush_after="1GB"
+    )
+    two.ask(1, "select count(rota.enqueue('y', queue => 'q')) from generate_series(1, 20)")
+    two.ask(1, "select count(*) from rota.claim_jobs('w', '{q}')")
+    two.ask(1, "select rota.begin_queue_move('q', 2)")
+    with forwarding(two.urls):
+        two.send("first", 1)  # what is done once writes the log
+        wait_until(lambda: two.there("first"))
+        two.send("x", 20)
+        wait_until(lambda: two.ask(1, "select count(*) from rota.jobs") == 1, seconds=60)
+        moved = "select count(new_job_id) from rota.moved_jobs"
+        wait_until(lambda: two.ask(1, moved) == 19, seconds=60)
+        two.servers[2].stop(signal.SIGQUIT)
+    two.servers[2].start()
+
+    assert two.there("x") == [*range(1, 21)]
+    assert two.ask(2, "select count(*) from rota.jobs where queue = 'q'") == 19

@@ -388,6 +388,22 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "arrivals-without-the-disk",
+        "Jobs that have left their database are lost in a crash of the other one.",
+        "faults/test_promotions.py",
+        sql(
+            "jobs/receive",
+            "set_config('synchronous_commit', 'on', true)",
+            "set_config('synchronous_commit', 'off', true)",
+        ),
+    ),
+    mutant(
+        "moves-without-the-disk",
+        "A crash forgets a move, and workers have again what has arrived there.",
+        "sql/maintenance/test_moves.py",
+        sql("maintenance/moves", "    perform rota._write_before_commit();\n", ""),
+    ),
+    mutant(
         "receipts-of-moves-by-id-alone",
         "A queue that comes to a database for the second time loses its jobs.",
         "sql/maintenance/test_moves.py",

@@ -1535,6 +1535,15 @@ def test_what_comes_before_the_other_database_settles_stays_behind_its_line(db, 
     assert (ids[:2], len(ids)) == (line, 3)
 
 
+def test_a_move_that_begins_is_written_before_it_is_told(db, there):
+    """Else a crash may forget it, and not what has arrived there."""
+    with db.transaction():
+        db.execute("set local synchronous_commit = off")
+        value(db, "begin_queue_move", queue="q", database=6)
+
+        assert scalar(db, "show synchronous_commit") == "on"
+
+
 def test_begin_is_the_same_again(db, there):
     assert begin(db, there) == begin(db, there)
     with refused("queue"):
