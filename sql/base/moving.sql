@@ -105,5 +105,9 @@ begin
                 v_moved.new_job_id)
         end,
         detail = concat_ws(' ', v_moved.database, v_moved.new_job_id),
-        hint = 'Its queue has moved: call that database.';
+        hint = case
+            when v_moved.new_job_id is null
+                then 'A mover brings it there; queue_move_status() says what that waits for.'
+            else 'Its queue has moved: call that database.'
+        end;
 end $$;
