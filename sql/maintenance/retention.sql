@@ -175,8 +175,11 @@ begin
     for v_rows in
         select k.*
         from (
-            select r.name, r.time_column, v_now - r.keep as before, 'true' as condition,
-                null as subject
+            select r.name, r.time_column, v_now - r.keep as before, case r.name
+                -- Without it what that job has left open here would be of unknown outcome.
+                when 'moved_jobs' then 'not exists (select from rota.effects as e '
+                    'where e.job_id = f.job_id and e.completed_at is null)'
+                else 'true' end as condition, null as subject
             from (values
                 ('keys', 'idempotency_keys', 'expires_at', interval '0'),
                 -- last_run_at stands for planned times that were dealt with.

@@ -46,7 +46,8 @@ create index moved_jobs_on_their_way_idx on rota.moved_jobs (move_id, job_id)
     where new_job_id is null;
 
 comment on table rota.moved_jobs is
-    'Where jobs move, and where they have moved, for 90 days, or until they return.';
+    'Where jobs move, and where they have moved, for 90 days and as long as they have open '
+    'effects here, or until they return.';
 comment on column rota.moved_jobs.new_job_id is
     'The job there, usually with the same id; null until it is known to be there.';
 comment on column rota.moved_jobs.job is

@@ -388,6 +388,16 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "moved-jobs-with-open-effects-are-purged",
+        "After 90 days the open effects of moved jobs are of unknown outcome here.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/retention",
+            "'where e.job_id = f.job_id and e.completed_at is null)'",
+            "'where false)'",
+        ),
+    ),
+    mutant(
         "arrivals-without-the-disk",
         "Jobs that have left their database are lost in a crash of the other one.",
         "faults/test_promotions.py",
