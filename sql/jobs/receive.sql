@@ -154,10 +154,8 @@ create or replace function rota._receive_each(
     language plpgsql as $$
 #variable_conflict use_column
 declare
-    v_new record; v_lock record;
+    v_new record; v_key text; v_job record;
     v_halted text[] := '{}'::text[];
-    v_taken text[] := '{}'::text[];
-    v_key text; v_scope text; v_job record;
 begin
     select r.error_code, r.message into v_new
     from rota._receive(move, _receive_each.job_ids, _receive_each.created_at,
@@ -171,19 +169,13 @@ begin
         loop
             v_key := v_job.job ->> 'ordering_key';
             continue when v_key = any(v_halted);
-            -- Each wait for a key that is just taken holds up all the others.
-            v_scope := (v_job.job ->> 'job_type') || ' ' || (v_job.job ->> 'idempotency_key');
-            if v_scope = any(v_taken) then
-                v_new := v_lock;
-            else
-                select r.error_code, r.message into v_new
-                from rota._receive(move, array[v_job.id], array[v_job.created_at],
-                    jsonb_build_array(v_job.job)) as r;
-            end if;
+            select r.error_code, r.message into v_new
+            from rota._receive(move, array[v_job.id], array[v_job.created_at],
+                jsonb_build_array(v_job.job)) as r;
             continue when v_new.error_code is null;
+            -- Each wait for a key that is just taken holds up all the others.
             if v_new.error_code = '55P03' then
-                v_lock := v_new;
-                v_taken := v_taken || v_scope;
+                perform set_config('lock_timeout', '5ms', true);
             end if;
             v_halted := v_halted || v_key;
             return query select v_job.n::integer, null::bigint, v_new.error_code, v_new.message;

@@ -406,6 +406,7 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
             "_look_again_in",
             "_try_lock_key",
             "_raise_ids",
+            "_receive_each",
             "_take_listen_slots",
             "_write_before_commit",
             "stop_waiting",

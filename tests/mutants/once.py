@@ -2327,9 +2327,9 @@ any(array['access producer', enqueue.queue])
     ),
     mutant(
         "key-of-a-stranger-waited-for-again",
-        "Each job of a key that a transaction has waits for it in turn.",
+        "Each job whose key a transaction has waits for it in turn.",
         "sql/jobs/test_forward.py",
-        sql("jobs/receive", "if v_scope = any(v_taken) then", "if false then"),
+        sql("jobs/receive", "if v_new.error_code = '55P03' then", "if false then"),
     ),
     mutant(
         "keys-not-followed-by-the-front",

@@ -456,14 +456,16 @@ def test_a_job_whose_key_another_transaction_has_holds_up_no_other(connect, db):
     assert [(row.ordinal, row.error_code) for row in second] == [(n, None) for n in (1, 2, 3)]
 
 
-def test_many_jobs_of_a_key_that_another_transaction_has_wait_once_for_it(connect, db):
+@pytest.mark.parametrize("keys", [["k"] * 9, [f"k{n}" for n in range(9)]], ids=["one", "nine"])
+def test_jobs_whose_keys_another_transaction_has_wait_once_for_it(connect, db, keys):
     db.execute("alter function rota.receive_jobs set lock_timeout = '1s'")
-    keyed = {"job_type": "x", "idempotency_key": "k"}
+    batch = [{"job_type": "x", "idempotency_key": key} for key in keys]
     stranger = connect(autocommit=False)
-    call(stranger, "enqueue", **keyed)
+    for each in batch:
+        call(stranger, "enqueue", **each)
     db.execute("set statement_timeout = '5s'")
 
-    told = receive(db, *[keyed] * 9, {"job_type": "x", "idempotency_key": "l"})
+    told = receive(db, *batch, {"job_type": "x", "idempotency_key": "l"})
 
     assert [row.error_code for row in sorted(told)] == ["55P03"] * 9 + [None]
 
