@@ -101,6 +101,7 @@ ROLES = """
     where not exists (
         select from pg_roles as r
         where r.rolname = n.name and pg_has_role(session_user, r.oid, 'member')
+          and has_schema_privilege(r.oid, to_regnamespace('rota'), 'usage')
     )
     """
 
@@ -111,7 +112,7 @@ def _tell_roles(connection: psycopg.Connection[Any], *, allow_acts: bool) -> Non
         does = {"rota_observer": "reads", "rota_operator": "acts" if allow_acts else ""}[name]
         if does:
             print(
-                f"rota web: {does} as {login}, which is not a member of {name} and may do more "
+                f"rota web: {does} as {login} instead of {name} and may do more "
                 f"(rota install --with-roles, then grant {name} to it)",
                 file=sys.stderr,
             )

@@ -43,12 +43,14 @@ LOCK_TIME = "3s"
 MAX_CONNECTIONS = 4
 NOTHING: Values = MappingProxyType({})
 
-# Each time anew: a role may be granted, or taken away, while the page runs.
+# Each time anew: a role may be granted, or taken away, while the page runs.  Roles are those of
+# the server: those that another database has made need not have rights in this one.
 TAKE_ROLE = sql.SQL("""
     ; select set_config('role', r.rolname, true) from pg_roles as r
     where r.rolname = {} and pg_has_role(session_user, r.oid,
         case when current_setting('server_version_num')::integer >= 160000 then 'SET'
         else 'MEMBER' end)
+      and has_schema_privilege(r.oid, to_regnamespace('rota'), 'usage')
     """)
 
 _page_ends: ContextVar[float | None] = ContextVar("page_ends", default=None)
