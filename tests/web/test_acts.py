@@ -312,6 +312,25 @@ def test_no_later_change_is_taken_back_with_a_schedule(
     assert "There is nothing to undo" in http.get(path).text
 
 
+@pytest.mark.parametrize(
+    ("path", "is_final"),
+    [
+        ("/act/pause_all?", False),
+        ("/act/unschedule_job?name=weekly", False),
+        ("/all/cancel?status=queued", False),
+        ("/all/purge?status=succeeded", True),
+        ("/act/settle_effect?scope=mails&key=x", True),
+    ],
+)
+def test_only_what_has_no_undo_is_called_final(
+    http: httpx.Client, path: str, is_final: bool
+) -> None:
+    asked = http.get(path)
+
+    assert asked.status_code == 200
+    assert ("You cannot undo this." in asked.text) is is_final
+
+
 def test_no_undo_is_offered_where_there_is_none(http: httpx.Client, db_of_page: Db) -> None:
     job_id = enqueue(db_of_page, delay="1 day")
     assert "/undo" not in act(http, f"/act/retry_job?job_id={job_id}").text

@@ -76,6 +76,7 @@ class Act:
     about: tuple[str, ...]
     fields: tuple[Field, ...] = ()
     is_danger: bool = False
+    is_final: bool = False
     looks: bool = False
 
 
@@ -122,7 +123,7 @@ _ACTS = (
     Act("disable_schedule", ("name",)),
     Act("enable_schedule", ("name",)),
     Act("unschedule_job", ("name",), is_danger=True),
-    Act("resume_ordering_key", ("ordering_key",), is_danger=True),
+    Act("resume_ordering_key", ("ordering_key",), is_danger=True, is_final=True),
     Act(
         "settle_effect",
         ("scope", "key"),
@@ -131,6 +132,7 @@ _ACTS = (
             Field("result", "json"),
         ),
         is_danger=True,
+        is_final=True,
     ),
     Act(
         "set_limit",
