@@ -380,9 +380,7 @@ class Worker:
                 "upgrade the database first (rota install)"
             )
         if theirs != ours:
-            remedy = "worker (pip install -U rota)"
-            if theirs < ours:
-                remedy = "database (rota install)"
+            remedy = "database (rota install)" if theirs < ours else "worker"
             text = "the database has rota %s and this worker %s: upgrade the %s"
             logger.warning(text, found, __version__, remedy)
 
