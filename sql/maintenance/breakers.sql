@@ -204,10 +204,7 @@ begin
             coalesce(j.own_place, j.run_at), j.id
         limit _let_probes.probes for update skip locked
     );
-    if v_ids = '{}' then return; end if;
-    update rota.jobs as j
-    set hold = null, opened_for = 'try ' || _let_probes.pause_name where j.id = any(v_ids);
-    perform rota._notify_for(v_ids);
+    perform rota._notify_for(rota._open_for('try ' || pause_name, v_ids, null, null));
 end $$;
 
 /* Why a closed breaker has to open; null if it need not. */
@@ -270,9 +267,8 @@ end $$;
 
 /* How many of those that try have succeeded, up to as many as it takes.  The statistics do not
  * tell when an attempt began: they count from the next minute on. */
-create or replace function rota._probe_successes(
-    breaker rota.breakers, probed_at timestamptz
-) returns integer language plpgsql stable as $$
+create or replace function rota._probe_successes(breaker rota.breakers, probed_at timestamptz)
+    returns integer language plpgsql stable as $$
 declare
     v_successes integer := rota._breaker_successes(breaker, probed_at, probed_at,
         breaker.probes);

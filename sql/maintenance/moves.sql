@@ -657,8 +657,6 @@ end $$;
 create or replace function rota._take_out(
     move rota.queue_moves, job_ids bigint[], max_jobs integer
 ) returns boolean language plpgsql as $$
--- It locks rows, which plpgsql_check does not see in an array.
--- @plpgsql_check_options: performance_warnings = off
 declare
     v_ids bigint[]; v_key text; v_gone bigint[]; v_keys text[]; v_types jsonb;
 begin
@@ -767,9 +765,8 @@ end $$;
 
 /* A job that did not arrive is here again: dead with that error, or where it was.  While it was
  * away its key was free, and another job may have taken it. */
-create or replace function rota._come_back(
-    move rota.queue_moves, job jsonb, ending jsonb
-) returns void language plpgsql as $$
+create or replace function rota._come_back(move rota.queue_moves, job jsonb, ending jsonb)
+    returns void language plpgsql as $$
 declare
     v_job_id constant bigint := (job ->> 'id')::bigint;
     v_is_refused constant boolean := not rota._is_for_later(ending ->> 'error_code');

@@ -196,9 +196,7 @@ begin
     case kind
         when 'limit' then return rota._check_limit(subject, false);
         when 'slots' then return rota._check_limit(subject, true);
-        when 'class' then
-            perform rota._check_class(subject);
-            return true;
+        when 'class' then return rota._check_class(subject);
         when 'order' then
             -- Then also below the start, for what came before the head was seen.
             return case when rota._check_order(subject)

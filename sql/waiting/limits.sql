@@ -302,17 +302,17 @@ begin
     );
 end $$;
 
-/* Let held jobs into their lanes to take free slots of a limit, into this one not in front of
- * that place unless it is null; returns which went in. */
+/* Let held jobs into their lanes for this, as to take free slots of a limit; into this lane not
+ * in front of that place, unless it is null.  Returns which went in. */
 create or replace function rota._open_for(
-    limit_name text, job_ids bigint[], lane integer, first_place timestamptz
+    opened_for text, job_ids bigint[], lane integer, first_place timestamptz
 ) returns bigint[] language plpgsql as $$
 declare
     v_opened bigint[];
 begin
     with opened as (
         update rota.jobs as j
-        set hold = null, opened_for = _open_for.limit_name, own_place = case
+        set hold = null, opened_for = _open_for.opened_for, own_place = case
                 when coalesce(j.own_lane, j.priority) = _open_for.lane
                     and coalesce(j.own_place, j.run_at) < _open_for.first_place
                     -- Their order stays.
@@ -548,7 +548,7 @@ end $$;
 /* The limit of a class changed: have each key looked at that has held jobs, behind the one that
  * is named, or all for the name of the class; a chunk at a time. */
 create or replace function rota._check_class(subject text)
-    returns void language plpgsql as $$
+    returns boolean language plpgsql as $$
 declare
     c_chunk constant integer := 1000;
     c_prefix constant text := substring(subject, '^key [^:]*:');
@@ -565,6 +565,7 @@ begin
     end loop;
     perform rota._add_checks('limit', v_names);
     perform rota._add_checks('class', array[v_name]) where v_name is not null;
+    return true;
 end $$;
 
 /* Let what runs already count for a limit that was set just now; false if that has to be asked
@@ -761,8 +762,7 @@ begin
     ), 0) - case when c_parts = 0 then bound.max_running else 0 end;
     for v_part in 0..c_parts - 1 loop
         exit when v_surplus <= 0;
-        continue when not rota._try_lock(
-            concat('rota.part ', v_part, ' ', bound.limit_name));
+        continue when not rota._try_lock(concat('rota.part ', v_part, ' ', bound.limit_name));
         insert into rota.limit_parts (limit_name, part, max_running, slots)
         select bound.limit_name, v_part, bound.max_running, 0
         where not exists (

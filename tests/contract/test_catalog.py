@@ -97,7 +97,6 @@ UNGUARDED = {
     "_admit_jobs": "takes rows that the claim has just locked in a waiting state",
     "_hold_unfit": "takes waiting rows that the claim has just locked",
     "_hold_probes": "takes waiting rows that it has just locked",
-    "_let_probes": "takes waiting rows that it has just locked",
     "_hold_retries": "takes jobs that have just failed, whose rows the caller has locked",
     "_count_running": "changes what the job counts for, and nothing that the worker relies on",
     "_act": "changes rows that it has just locked in a status that the act is for",

@@ -254,8 +254,8 @@ MAINTENANCE = (
         "sql/jobs/test_retries.py",
         sql(
             "maintenance/breakers",
-            "set hold = null, opened_for = 'try ' || _let_probes.pause_name",
-            "set hold = null, opened_for = null",
+            "rota._open_for('try ' || pause_name,",
+            "rota._open_for(null,",
         ),
     ),
     mutant(
