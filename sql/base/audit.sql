@@ -32,8 +32,7 @@ begin
       or v_before - 'updated_at' = v_after - 'updated_at' then
         return null;
     end if;
-    perform rota._audit(
-        coalesce(case when v_after is null then tg_argv[1] end, tg_argv[0]),
+    perform rota._audit(coalesce(case when v_after is null then tg_argv[1] end, tg_argv[0]),
         jsonb_strip_nulls(jsonb_build_object('name', c_row -> 'name', 'queue', c_row -> 'queue',
             'job_type', c_row -> 'job_type', 'limit_key', c_row -> 'limit_key')),
         null, rota._without_nulls(v_before), rota._without_nulls(v_after));

@@ -201,8 +201,7 @@ begin
             coalesce(j.time_limit, (v_settings -> j.queue ->> 1)::interval, '31 days'))),
             '31 days'),
         held_limits = (v_held_limits ->> j.id::text)::text[], opened_for = null,
-        progress_percent = null, progress_message = null, started_at = v_now,
-        updated_at = v_now
+        progress_percent = null, progress_message = null, started_at = v_now, updated_at = v_now
     -- The one plan that the settings leave looks up one row after the other, and so returns
     -- them in the order of their lanes, for less than a sort of what it returns.
     from (select unnest(v_rows) as row_id) as r

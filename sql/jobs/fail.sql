@@ -264,8 +264,7 @@ begin
                 or _give_back.run_ats[array_position(_give_back.job_ids, j.id)] is null
                 then j.run_at end),
         attempts = case when j.id = any(v_rerun_ids) then 0 else j.attempts - 1 end,
-        locked_by = null, locked_until = null, held_limits = null,
-        updated_at = rota.now()
+        locked_by = null, locked_until = null, held_limits = null, updated_at = rota.now()
     where j.id = any(_give_back.job_ids)
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
       and j.status = 'running' returning j.id, j.run_at;

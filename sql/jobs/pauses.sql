@@ -113,8 +113,7 @@ begin
     delete from rota.pauses as p where p.pause_name = c_name and p.until <= rota.now();
     insert into rota.pauses as p (pause_name, queue, job_type, set_by, reason, until)
     values (c_name, _pause.queue, _pause.job_type, _pause.set_by,
-        rota._cut(_pause.reason, 1000),
-        _pause.until)
+        rota._cut(_pause.reason, 1000), _pause.until)
     on conflict on constraint pauses_pkey do update
     set set_by = excluded.set_by, until = excluded.until,
         -- That of a breaker says when it tries again.

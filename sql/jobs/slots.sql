@@ -286,8 +286,7 @@ begin
         exit when v_taken = wanted;
         v_part := (v_part + 1) % c_parts;
         continue when v_part = any(v_issued);
-        continue when not rota._try_lock(
-            concat('rota.part ', v_part, ' ', bound.limit_name));
+        continue when not rota._try_lock(concat('rota.part ', v_part, ' ', bound.limit_name));
         continue when exists (
             select from rota.limit_parts as p
             where p.limit_name = bound.limit_name and p.part = v_part
@@ -327,8 +326,7 @@ begin
     for v_step in 1..v_rate.cells loop
         exit when v_taken >= wanted;
         v_cell := v_now - v_rate.cells + v_step;
-        continue when not rota._try_lock(
-            concat('rota.cell ', v_cell, ' ', bound.limit_name));
+        continue when not rota._try_lock(concat('rota.cell ', v_cell, ' ', bound.limit_name));
         v_free := least(wanted - v_taken,
             case when v_step = 1 then v_rate.oldest_starts else v_rate.starts end - (
                 select coalesce(sum(s.starts), 0)::integer from rota.limit_starts as s

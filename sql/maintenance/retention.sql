@@ -345,7 +345,6 @@ end $$;
  */
 create or replace function rota._default_queues(before timestamptz, oldest timestamptz)
     returns setof text language plpgsql as $$
--- @plpgsql_check_options: security_warnings = off
 declare
     c_max_queues constant integer := 1000;
     c_before constant timestamp without time zone := before at time zone 'UTC';

@@ -231,8 +231,7 @@ create or replace function rota._examine_leases()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'critical', format('%s without a sign of life and not taken back, though the '
             'first lease ended %s ago: job %s of %s', rota._jobs_words(count(*), 1000),
-            rota._ago(min(s.locked_until)),
-            (array_agg(s.id order by s.locked_until))[1],
+            rota._ago(min(s.locked_until)), (array_agg(s.id order by s.locked_until))[1],
             (array_agg(s.locked_by order by s.locked_until))[1]),
         'select rota.sweep_stale_leases();'
     from (
@@ -446,8 +445,7 @@ create or replace function rota._examine_forwards()
     from untaken as t
     union all
     select 'warning', format('database %s has not taken job %s for %s: the log of the '
-            'forwarder says why', substr(q.queue, 9), j.id,
-            rota._ago(j.created_at)), null
+            'forwarder says why', substr(q.queue, 9), j.id, rota._ago(j.created_at)), null
     from unnest(rota._ready_queues('forward:', 'forward:9999')) as q (queue)
     cross join lateral (
         select f.id, f.created_at
@@ -544,8 +542,8 @@ begin
         where not rota._is_paused(o.queue, c_now) order by o.due_since
     )
     select 'warning', format('queue %s is late: job %s, the oldest of the first in line, has '
-            'been due for %s. The first reason: %s', o.queue, o.id,
-            rota._ago(o.due_since), e.explanation),
+            'been due for %s. The first reason: %s', o.queue, o.id, rota._ago(o.due_since),
+            e.explanation),
         coalesce(e.remedy, format('select * from rota.explain_job(%s);', o.id))
     from late as o
     cross join lateral (
@@ -609,8 +607,7 @@ create or replace function rota._examine_statistics()
     union all
     select 'warning', format('a transaction has ended jobs, or let some wait for others, '
             '%s ago or later and is still open: that shows once it commits, and retention '
-            'keeps the jobs that have ended since',
-            rota._ago(min(l.since))),
+            'keeps the jobs that have ended since', rota._ago(min(l.since))),
         'select pid, usename, application_name, xact_start from pg_stat_activity '
         'where backend_xid = any(array(select xid from rota.late_xids)) order by xact_start;'
     from rota.late_xids as l where l.until is null
@@ -713,8 +710,7 @@ $$;
 create or replace function rota._examine_schedules()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     (select 'critical', format('schedule %s should have made a job %s ago%s', d.name,
-            rota._ago(d.next_run_at),
-            case when t.last_tick_at > d.next_run_at then ''
+            rota._ago(d.next_run_at), case when t.last_tick_at > d.next_run_at then ''
                 else ', and no tick has run since. Start a worker or rota tick --loop' end),
         'select * from rota.tick();'
     from rota.job_definitions as d cross join rota.ticker_health as t
@@ -903,8 +899,8 @@ create or replace function rota._examine_vacuum()
         from pg_class as c where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
     )
     (select 'warning', format('table %s has %s dead rows and %s live ones, and was %s',
-            t.name, t.dead, t.live, coalesce('vacuumed '
-                || rota._ago(t.vacuumed_at) || ' ago', 'never vacuumed')),
+            t.name, t.dead, t.live,
+            coalesce('vacuumed ' || rota._ago(t.vacuumed_at) || ' ago', 'never vacuumed')),
         format('vacuum (analyze) %s;', t.name)
     from tables as t
     where t.dead > 50000 + t.live and t.vacuumed_at >= t.late is not true

@@ -161,8 +161,8 @@ begin
     select 'retry_budget', format('its retry has been due for %s, but the retry budget of '
             'queue %s is used up: it allows %s retries per minute (%s, and %s %% of first '
             'attempts), %s before it, so this one is ready in about %s, at %s',
-            rota._ago(job.run_at), job.queue,
-            round(v_state.per_minute::numeric, 1), c_budget ->> 'per_minute',
+            rota._ago(job.run_at), job.queue, round(v_state.per_minute::numeric, 1),
+            c_budget ->> 'per_minute',
             c_budget ->> 'percent', rota._jobs_words(v_ahead, c_max_ahead), rota._span(v_wait),
             rota._moment(rota.now() + v_wait)),
         format('select rota.retry_job(%s);', job.id)
@@ -440,8 +440,7 @@ begin
     end if;
 
     v_gone := (
-        select format('; %s did, last seen %s ago', w.worker,
-            rota._ago(w.last_seen_at))
+        select format('; %s did, last seen %s ago', w.worker, rota._ago(w.last_seen_at))
         from rota.workers as w
         where job.queue = any(w.queues)
           and (w.job_types is null or job.job_type = any(w.job_types))

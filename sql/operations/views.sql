@@ -108,8 +108,8 @@ create or replace view rota.running_jobs with (security_barrier = true) as
 select j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
     -- From infinity, as written by hand, nothing can be subtracted.
     rota.now() - least(greatest(j.started_at, 'epoch'), '9999-12-31') as running_for,
-    j.locked_until, j.updated_at, j.progress_percent,
-    j.progress_message, j.cancel_requested_at, j.cancel_reason
+    j.locked_until, j.updated_at, j.progress_percent, j.progress_message, j.cancel_requested_at,
+    j.cancel_reason
 from rota.jobs as j
 where j.status = 'running' and j.locked_until is not null
   and ((select rota.visible_queues()) is null
@@ -225,9 +225,7 @@ comment on view rota.hourly_stats is
 create or replace view rota.limit_stats with (security_barrier = true) as
 select n.limit_name, l.max_running, coalesce(w.running, r.running, 0) as running,
     coalesce(w.waiting, h.waiting) as waiting, l.max_starts,
-    coalesce(l.per, '1 second') as per,
-    coalesce(s.burst, l.burst, 1) as burst,
-    s.next_start_at
+    coalesce(l.per, '1 second') as per, coalesce(s.burst, l.burst, 1) as burst, s.next_start_at
 from (
     select l.limit_name from rota.limits as l
     where l.limit_key is null or l.limit_key !~ ':[*]$'

@@ -83,8 +83,7 @@ create or replace function rota._forwarder_words(queue text)
     returns text language sql stable as $$
     select format('no live forwarder carries jobs to database %s; %s. Run rota forward, or '
         'rota worker, with this database and that one', substr(queue, 9), coalesce(
-            (select format('%s did, last seen %s ago', w.worker,
-                rota._ago(w.last_seen_at))
+            (select format('%s did, last seen %s ago', w.worker, rota._ago(w.last_seen_at))
             from rota.workers as w where _forwarder_words.queue = any(w.queues)
             order by w.last_seen_at desc limit 1),
             (select format('forwarders are running, but know only the databases %s',

@@ -55,8 +55,7 @@ declare
 begin
     select d.next_run_at into v_first from rota.job_definitions as d
     where d.next_run_at between v_since and c_scan.begun_at order by d.next_run_at limit 1;
-    perform rota._end_scan(c_scan,
-        rota._micros(coalesce(v_first, c_scan.begun_at)) - 10000);
+    perform rota._end_scan(c_scan, rota._micros(coalesce(v_first, c_scan.begun_at)) - 10000);
     return v_first;
 end $$;
 
@@ -265,9 +264,8 @@ begin
             'priority', d.priority, 'max_attempts', d.max_attempts, 'lease', d.lease,
             'time_limit', d.time_limit, 'headers', d.headers, 'backoff', d.backoff,
             'ordering_key', case when d.overlap = 'queue' then 'schedule:' || d.name end,
-            'skip_dead', d.overlap = 'queue',
-            'definition', d.name, 'scheduled_for', d.scheduled_for,
-            'created_at', _make_jobs.made_at,
+            'skip_dead', d.overlap = 'queue', 'definition', d.name,
+            'scheduled_for', d.scheduled_for, 'created_at', _make_jobs.made_at,
             'run_at', case when _make_jobs.is_manual then _make_jobs.made_at
                 else d.scheduled_for + random() * d.jitter end)) order by d.id),
         array_agg(d.id order by d.id))

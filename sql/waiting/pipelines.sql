@@ -201,8 +201,7 @@ begin
             max_attempts = coalesce(v_stage.max_attempts, (
                 select q.max_attempts from rota.queues as q where q.queue = v_stage.queue
             ), 10),
-            lease = v_stage.lease,
-            time_limit = coalesce(v_stage.time_limit, (
+            lease = v_stage.lease, time_limit = coalesce(v_stage.time_limit, (
                 select t.time_limit from rota.job_types as t where t.job_type = v_stage.job_type
             )),
             backoff = v_stage.backoff, last_error = null, error_type = null, failed_at = null
