@@ -55,7 +55,8 @@ LIVE = JOB % (
     "null, null",
     "{stage_queued_at}",
     "(select json_build_array(n.job -> 'payload',"
-    " (date_part('epoch', n.run_at) * 1e6)::bigint, coalesce((n.job ->> 'priority')::int, 0))"
+    " (date_part('epoch', n.run_at) * 1e6)::bigint, coalesce((n.job ->> 'priority')::int, 0),"
+    " (date_part('epoch', (n.job ->> 'created_at')::timestamptz) * 1e6)::bigint)"
     " from rota.reruns as n where n.job_id = r.id order by n.id desc limit 1)",
 )
 SHOWN = {

@@ -9,9 +9,10 @@ import psycopg
 import pytest
 from hypothesis.errors import Flaky
 
+from model.acts import RULES
 from model.database import Database, opened
-from model.machine import play
-from model.rows import Divergence
+from model.machine import machine_on, play
+from model.rows import SECOND, Divergence
 from model.timetable import Timetable
 
 PARTS = [n if n <= 1 else pytest.param(n, marks=pytest.mark.long) for n in range(1, 11)]
@@ -53,6 +54,31 @@ def test_in_long_histories_the_answers_and_rows_are_those_of_the_model(
     play(database, 1, examples=20)
 
     assert database.calls > 400
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: " ".join(rule) or "plain")
+def test_a_rule_meets_a_waiting_a_running_and_a_failed_job_like_itself(
+    database: Database, rule: dict[str, list[Any]]
+) -> None:
+    """Histories at random may not come to all of this, and so not see a model that is wrong."""
+    machine = machine_on(database)()
+    job = {"job_type": "t"} | {name: values[-1] for name, values in rule.items()}
+
+    for end in ("fail", "finish"):
+        for _ in range(2):
+            machine.enqueue(job)
+            machine.let_time_pass(1)
+        machine.claim(worker="w1", queues=["default"], max_jobs=1)
+        for _ in range(2):
+            machine.let_time_pass(1)
+            machine.enqueue(job)
+        if end == "fail":
+            machine.fail(0, "no", 30 * SECOND, fatal=False)
+        else:
+            machine.finish(0, None, None)
+        machine.enqueue(job)
+        machine.let_time_pass(60)
+    machine.settle()
 
 
 def test_every_function_that_writes_is_played_or_left_out(db: psycopg.Connection[Any]) -> None:
