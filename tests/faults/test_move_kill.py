@@ -429,7 +429,8 @@ def test_a_mover_rests_much_longer_than_it_looks(urls):
     assert sum(seen) < 50
 
 
-def test_many_queues_that_move_take_turns_with_a_few_connections(urls):
+@pytest.mark.parametrize("reason", ["running", "refused"])
+def test_many_queues_that_move_take_turns_with_a_few_connections(urls, reason):
     """Or they have all that both servers take, and producers are refused."""
     stuck, others = MAX_MOVERS + 1, 15
     seen: list[int] = []
@@ -447,11 +448,18 @@ def test_many_queues_that_move_take_turns_with_a_few_connections(urls):
 
     with psycopg.connect(urls[0], autocommit=True) as here:
         here.execute(
-            "select rota.enqueue('x', queue => 'q' || n), case when n <= %s then"
+            "select rota.enqueue('x', queue => 'q' || n), case when %s and n <= %s then"
             " (select count(*) from rota.claim_jobs('w', array['q' || n])) end,"
             " rota.begin_queue_move('q' || n, 2) from generate_series(1, %s) as n",
-            [stuck, stuck + others],
+            [reason == "running", stuck, stuck + others],
         )
+        if reason == "refused":
+            with psycopg.connect(urls[1]) as there:
+                there.execute(
+                    "insert into rota.queue_moves (move_id, queue, direction, database)"
+                    " select n, 'q' || n, 'in', 3 from generate_series(1, %s) as n",
+                    [stuck],
+                )
         with forwarding(urls):
             wait_until(are_settled)
 

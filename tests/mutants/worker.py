@@ -625,6 +625,6 @@ WORKER = (
         "movers-keep-their-places",
         "A few queues that cannot move yet keep all others from moving.",
         "faults/test_move_kill.py",
-        client("forwarding", "if self._places.locked() and", "if False and"),
+        client("forwarding", "(self._places.locked() and", "(False and"),
     ),
 )

@@ -189,7 +189,9 @@ class Lane:
                 self._halvings = MAX_JOBS.bit_length()  # one by one, it may be any of them
             raise ReceiverError from error
 
-    async def _fail(self, error: BaseException, text: str, subject: object) -> None:
+    async def _fail(
+        self, error: BaseException, text: str, subject: object, at_most: float = inf
+    ) -> None:
         """Log the first failure of each reason, and wait until it is time to send half."""
         cause = error.__cause__ or error
         reason, now = one_line(cause), time.monotonic()
@@ -201,7 +203,7 @@ class Lane:
             hint = hint or getattr(cause, "hint", None)
             logger.warning(text, subject, f"{reason}{place}{f' ({hint})' if hint else ''}")
         self._halvings = min(self._halvings + 1, 20)
-        await self._retry.wait(cause)
+        await self._retry.wait(cause, at_most)
 
 
 def _endings(count: int, received: list[ReceivedJob]) -> list[dict[str, object]]:
@@ -335,29 +337,32 @@ class Mover(Lane):
 
     async def _run(self) -> None:
         """Carry until the move has settled in both databases and nothing waits."""
-        is_done = False
-        while not is_done:
-            try:
-                async with self._places:
-                    try:
-                        is_done = await self._take_turn()
-                    finally:
-                        await self._disconnect()
-            except FAILURES as error:
-                await self._fail(error, "queue %s stays for now: %s", self.move.queue)
+        while True:
+            async with self._places:
+                try:
+                    if await self._take_turn():
+                        return
+                finally:
+                    await self._disconnect()
+            await asyncio.sleep(MAX_PAUSE)  # to connect costs more than to look
 
     async def _take_turn(self) -> bool:
         """Carry until nothing is left and return True, or until it is another's turn."""
         ends_at = time.monotonic() + TURN
-        while True:
-            is_done = await self._carry_on()
+        while not (self._places.locked() and time.monotonic() > ends_at):
+            try:
+                is_done = await self._carry_on()
+            except FAILURES as error:
+                text = "queue %s stays for now: %s"
+                longest = TURN if self._places.locked() else inf
+                await self._fail(error, text, self.move.queue, longest)
+                continue
             self._retry.succeed()
             if is_done:
                 return True
             looked = time.monotonic() - self._looks_since
             await asyncio.sleep(min(MAX_PAUSE, max(PAUSE, 10 * looked)))
-            if self._places.locked() and time.monotonic() > ends_at:
-                return False
+        return False
 
     async def _carry_on(self) -> bool:
         """Carry what can go now; return whether nothing is left."""
