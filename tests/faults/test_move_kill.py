@@ -429,6 +429,29 @@ def test_a_mover_rests_much_longer_than_it_looks(urls):
     assert sum(seen) < 50
 
 
+def test_rota_queue_move_tells_no_progress_once_it_has_settled(urls, monkeypatch):
+    """An answer that comes late would say that no mover is there."""
+    make_known(urls[0])
+    look = moves._status
+    words = ["queue", "move", "q", "--to", "2", *[w for u in urls for w in ("--database", u)]]
+    is_over = """select m.state = 'settled' and not exists (
+            select from pg_stat_activity where application_name = 'rota mover')
+        from rota.queue_moves as m"""
+    with psycopg.connect(urls[0], autocommit=True) as here:
+
+        def look_late(database: str, queue: str) -> MoveStatus | None:
+            status = look(database, queue)
+            wait_until(lambda: ask(here, is_over))
+            time.sleep(0.2)  # its task ends behind its connections
+            return status
+
+        monkeypatch.setattr(moves, "_status", look_late)
+        monkeypatch.setattr(moves, "WATCH_INTERVAL", 0.0)
+        moved = rota(*words)
+
+    assert (moved.returncode, moved.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("reason", ["running", "refused"])
 def test_many_queues_that_move_take_turns_with_a_few_connections(urls, reason):
     """Or they have all that both servers take, and producers are refused."""

@@ -256,8 +256,8 @@ async def _carry(
                 answer = begin(partial(_status, source, arguments.queue))
                 with suppress(psycopg.OperationalError):  # the mover goes on, too
                     status = await asyncio.wrap_future(answer)
-                    # What stands is told once.
-                    if status is not None and (words := _words(status)) != told:
+                    # What stands is told once, and the end below.
+                    if mover.is_open and status and (words := _words(status)) != told:
                         print(told := words, file=sys.stderr)
                 told_at = time.monotonic()
     finally:
