@@ -45,6 +45,7 @@ begin
     perform rota._check_queues('operator', array[queue]);
     return query
     -- A move that is under way goes on: what is found now is what some of its jobs wait for.
+    -- So the history, and what only keeps it from beginning, is not read again and again.
     select case when c_is_under_way and f.finding not in ('number', 'read_only')
         then 'info' else 'refused' end, f.finding, f.evidence, f.remedy
     from (
@@ -138,12 +139,13 @@ begin
             offset 0
         ) as j
         join rota.idempotency_keys as k on k.job_id = j.id
-        where coalesce(k.unique_until, k.expires_at) > rota.now() limit 1)
+        where coalesce(k.unique_until, k.expires_at) > rota.now() and not c_is_under_way
+        limit 1)
         union all
         (select 'ids', format('job %s was enqueued before this database had its number', j.id),
             'let it end, or enqueue it again'
         from rota.jobs as j
-        where j.queue = plan_queue_move.queue and j.id & 1023 <> c_here
+        where j.queue = plan_queue_move.queue and j.id & 1023 <> c_here and not c_is_under_way
           and not exists (
               select from rota.receipts as r where r.move_id > 0 and r.job_id = j.id
           ) limit 1)

@@ -478,6 +478,17 @@ def test_a_plan_to_move_a_queue_looks_up_no_job_of_keys_of_others(own: Session) 
     assert probes_of_history([plan["Plan"] for plan in own.plans]) <= 500
 
 
+def test_how_far_a_queue_has_moved_is_told_without_its_history(own: Session) -> None:
+    """The command asks each second, and a queue may have had millions of jobs."""
+    own.prepare(KEPT_LONG)
+    own.prepare("select rota.set_database_number(5), rota.begin_queue_move('q1', 6)")
+
+    (status,) = own.call("select state from rota.queue_move_status('q1')")
+
+    assert status.state == "moving"
+    assert probes_of_history([plan["Plan"] for plan in own.plans]) == 0
+
+
 def test_a_plan_to_move_on_a_queue_that_has_just_come_reads_no_receipt_twice(
     own: Session,
 ) -> None:

@@ -408,6 +408,12 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "history-read-while-a-queue-moves",
+        "Each second of a move reads all jobs that its queue has ever had.",
+        "contract/test_plans.py",
+        sql("maintenance/moves", "> rota.now() and not c_is_under_way", "> rota.now()"),
+    ),
+    mutant(
         "moves-without-the-disk",
         "A crash forgets a move, and workers have again what has arrived there.",
         "sql/maintenance/test_moves.py",
