@@ -694,6 +694,7 @@ def test_worker_without_django_tasks_says_how_to_go_without(
         ("--tick-interval", "0", "tick_interval must be at least 0.001, got 0.0"),
         ("--poll-interval", "nan", "poll_interval must be at least 0.001, got nan"),
         ("--queue", "a b", "queue must be 1 to 63 of the characters"),
+        ("--queue", "mail,slow", "--queue names one queue: repeat it, instead of 'mail,slow'"),
         ("--name", "", "the length of name must be 1 to 255, got 0"),
     ],
 )

@@ -122,6 +122,8 @@ def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:
     places: dict[str, int] = {}
     shared: list[str] = []
     for word in arguments.queue or ["default"]:
+        if "," in word:
+            raise UsageError(f"--queue names one queue: repeat it, instead of {word!r}")
         queue, sign, number = word.partition("=")  # and not ":", which a name can have
         if queue in places or queue in shared:
             raise UsageError(f"--queue {queue} is given twice")
