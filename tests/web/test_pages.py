@@ -200,6 +200,16 @@ def test_numbers_lead_to_as_many_jobs(
         assert off == "/jobs?queue=numbers"
 
 
+def test_chosen_columns_stay_while_filters_change(http: httpx.Client) -> None:
+    view = "col=key&amp;col=payload.n"
+
+    listed = http.get("/jobs?status=dead&before=999999&col=key&col=payload.n").text
+
+    links = re.findall(r'href="(/jobs\?[^"]*)"', listed)
+    assert len(links) >= 7 + 1 + 1 + 1  # each status, the filter, all filters, the newest
+    assert [link for link in links if view not in link] == []
+
+
 def test_what_counts_no_more_than_some_says_so(db: psycopg.Connection[Any], dsn: str) -> None:
     """Neither all that died in a day nor all that runs is read for a number."""
     db.execute("""

@@ -131,10 +131,10 @@ async def overview(request: Request, site: Site) -> Response:
 @screen
 async def jobs(request: Request, site: Site) -> Response:
     """Find jobs."""
-    wanted = Filter.of(request.query_params.multi_items())
+    wanted, view = Filter.of(request.query_params.multi_items()), _view(request)
     typed = request.query_params.get("q", "").strip()
     if typed:
-        address = wanted.with_words(typed).address(**_columns(request))
+        address = wanted.with_words(typed).address(**view)
         return RedirectResponse(f"{_base(request)}/jobs?{address}", 303)
     columns = [c for c in request.query_params.getlist("col") if c in COLUMNS] or list(SHOWN)
     columns += [c for c in request.query_params.getlist("col") if c.startswith("payload.")]
@@ -166,7 +166,8 @@ async def jobs(request: Request, site: Site) -> Response:
             "type": [row["job_type"] for row in types.rows],
         },
         before=request.query_params.get("before"),
-        older=wanted.address(before=more, **_columns(request)) if more else None,
+        view=f"&{urlencode(view, doseq=True)}" if view else "",
+        older=wanted.address(before=more, **view) if more else None,
         bulk=[
             act
             for act in BULK
@@ -176,7 +177,7 @@ async def jobs(request: Request, site: Site) -> Response:
         dangers=DANGERS,
         size=size,
         looked_to=answer.looked_to,
-        further=wanted.address(before=answer.looked_to, **_columns(request)),
+        further=wanted.address(before=answer.looked_to, **view),
     )
 
 
@@ -277,7 +278,7 @@ def _at(site: Site, payload: str | None, path: str) -> str:
     return site.json.told(value)
 
 
-def _columns(request: Request) -> dict[str, Any]:
+def _view(request: Request) -> dict[str, Any]:
     """Return what of the address is about how a list is shown."""
     asked = {name: request.query_params.getlist(name) for name in ("col", "size")}
     return {name: values for name, values in asked.items() if values}
