@@ -210,6 +210,14 @@ def test_chosen_columns_stay_while_filters_change(http: httpx.Client) -> None:
     assert [link for link in links if view not in link] == []
 
 
+def test_the_order_of_errors_stays_while_filters_change(http: httpx.Client) -> None:
+    told = http.get("/errors?queue=mail&type=charge&since=7d&order=jobs").text
+
+    without = [link for link in re.findall(r'href="/errors\?([^"]*)"', told)
+               if not link.endswith("&amp;order=jobs")]  # fmt: skip
+    assert without == ["queue=mail&amp;type=charge&amp;since=7d"]  # the other order
+
+
 def test_what_counts_no_more_than_some_says_so(db: psycopg.Connection[Any], dsn: str) -> None:
     """Neither all that died in a day nor all that runs is read for a number."""
     db.execute("""
