@@ -1563,6 +1563,23 @@ def test_limits_tell_a_rate_and_when_they_leave_out_any(
     assert [few[1].split()[:2], few[2:]] == [["type", "a"], ["there may be more: --limit"]]
 
 
+@pytest.mark.parametrize("words", ["errors", "effects", "audit", "limits", "schedule list"])
+def test_a_list_says_when_it_may_leave_something_out(
+    run: Callable[..., str], client: Client, words: str
+) -> None:
+    for name in ("a", "b"):
+        client.enqueue(name, limit_key=name, max_attempts=1)
+        client.set_limit(limit_key=name, max_running=1)
+        client.schedule_job(name, "@daily", name)
+        client.tick()
+        (claim,) = client.claim_jobs("w")
+        client.record_effect("mail", name, claim.job_id, claim.lease_token)
+        client.fail_job(claim.job_id, claim.lease_token, name)
+
+    assert "\nthere may be more: --limit\n" in run(*words.split(), "--limit", "1")
+    assert "there may be more" not in run(*words.split())
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_what_python_cannot_hold_hides_no_row_beside_it(
     ask: Callable[..., tuple[int, str]], db: psycopg.Connection[Any], moment: str

@@ -422,7 +422,9 @@ def test_audit_tells_of_an_act_in_many_steps_once(
     run("cancel", "--type", "a", "--yes")
     run("cancel", str(client.enqueue("a").job_id))
 
-    acts = [line for line in run("audit", "--limit", "3").splitlines() if line[0] != " "]
+    *told, more = run("audit", "--limit", "3").splitlines()
+    acts = [line for line in told if line[0] != " "]
+    assert more == "there may be more: --limit"
     assert [act[16:].partition(":")[0] for act in acts] == [
         "cancel by ann, 1 job",
         "cancel by ann, 2001 jobs",

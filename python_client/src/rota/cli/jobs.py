@@ -43,6 +43,7 @@ from .output import (
     short,
     shortened,
     tell,
+    tell_of_more,
 )
 
 STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
@@ -333,6 +334,7 @@ def errors(arguments: argparse.Namespace) -> None:
     )
     if not rows:
         print("(none)")
+    tell_of_more(len(rows), arguments.limit)
     if sum(row["failures"] for row in rows) >= MAX_ERRORS:
         print(f"of the newest {MAX_ERRORS} failures")
 
@@ -355,6 +357,7 @@ def effects(arguments: argparse.Namespace) -> None:
         ],
         whole=2,  # by scope and key it is settled
     )
+    tell_of_more(len(rows), arguments.limit)
     if rows:
         print("\n(once you know: rota effects settle SCOPE KEY --done, or --again)")
 
@@ -668,6 +671,7 @@ def audit(arguments: argparse.Namespace) -> None:
     )
     if not acts:
         print("(none)")
+    tell_of_more(len(acts), arguments.limit)
 
 
 def _told(last: dict[str, Any], steps: list[dict[str, Any]]) -> str:

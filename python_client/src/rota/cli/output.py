@@ -403,6 +403,12 @@ def print_list(rows: Sequence[Mapping[str, Any]], whole: int = 0) -> None:
     print("\n".join(list_lines(rows, whole)))
 
 
+def tell_of_more(shown: int, limit: int) -> None:
+    """Say of a list that is as long as it may be that it may leave something out."""
+    if shown == limit:
+        print("there may be more: --limit")
+
+
 def list_lines(rows: Sequence[Mapping[str, Any]], whole: int = 0) -> list[str]:
     """Return aligned columns, of which the last takes what is left of the line.
 

@@ -17,6 +17,7 @@ from .output import (
     print_list,
     short,
     tell,
+    tell_of_more,
     text_of,
 )
 
@@ -159,5 +160,4 @@ def limits(arguments: argparse.Namespace) -> None:
             for row in rows
         ]
     )
-    if len(rows) == arguments.limit:
-        print("there may be more: --limit")
+    tell_of_more(len(rows), arguments.limit)

@@ -49,6 +49,7 @@ from .output import (
     printable,
     table_lines,
     tell,
+    tell_of_more,
     text_of,
 )
 from .worker import load_registry
@@ -112,8 +113,7 @@ def list_all(arguments: argparse.Namespace) -> None:
         ],
         whole=1,  # by its name it is shown and run
     )
-    if len(rows) == arguments.limit:
-        print("there may be more: --limit")
+    tell_of_more(len(rows), arguments.limit)
 
 
 def remove(arguments: argparse.Namespace) -> None:
