@@ -210,6 +210,20 @@ def test_chosen_columns_stay_while_filters_change(http: httpx.Client) -> None:
     assert [link for link in links if view not in link] == []
 
 
+def test_errors_say_that_there_are_more(db: psycopg.Connection[Any], dsn: str) -> None:
+    add = """
+        insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker,
+            started_at, failed_at, message)
+        select n, n, 1, 'q' || n, 'x', 'w', now(), now(), 'boom'
+        from generate_series(%s::integer, %s) as n
+    """
+    with serving(rota.web.app(dsn)) as address, httpx.Client(base_url=address) as http:
+        db.execute(add, [1, 200])
+        assert "there are more" not in told(http, "/errors")
+        db.execute(add, [201, 201])
+        assert "The first 200: there are more." in told(http, "/errors")
+
+
 def test_the_order_of_errors_stays_while_filters_change(http: httpx.Client) -> None:
     told = http.get("/errors?queue=mail&type=charge&since=7d&order=jobs").text
 

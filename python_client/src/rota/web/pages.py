@@ -423,6 +423,7 @@ async def errors(request: Request, site: Site) -> Response:
         request,
         "errors.html",
         groups=shown[: queries.MAX_LISTED],
+        cut_at=queries.MAX_LISTED if len(shown) > queries.MAX_LISTED else None,
         problem=answer.problem,
         since=since if since in SINCE else "1d",
         spans=list(SINCE),
