@@ -1580,6 +1580,15 @@ def test_a_list_says_when_it_may_leave_something_out(
     assert "there may be more" not in run(*words.split())
 
 
+def test_a_job_says_that_more_wait_for_it(run: Callable[..., str], client: Client) -> None:
+    parent = client.enqueue("a").job_id
+    client.enqueue_many([{"job_type": "b", "depends_on": [parent]}] * 99)
+    assert "the first 100" not in run("job", str(parent))
+    client.enqueue_many([{"job_type": "b", "depends_on": [parent]}] * 2)
+
+    assert "\nthe first 100; all: rota.dependencies\n" in run("job", str(parent))
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_what_python_cannot_hold_hides_no_row_beside_it(
     ask: Callable[..., tuple[int, str]], db: psycopg.Connection[Any], moment: str

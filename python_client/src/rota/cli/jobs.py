@@ -189,6 +189,7 @@ STORY: dict[str, LiteralString] = {
         """,
 }
 """What else there is to know of a job: those that it waits for have not succeeded."""
+MAX_KIN = 100
 
 
 def job(arguments: argparse.Namespace) -> None:
@@ -219,6 +220,8 @@ def job(arguments: argparse.Namespace) -> None:
         if story[name]:
             print(f"\n{name.replace('_', ' ')}")
             print_list(story[name])
+            if len(story[name]) == MAX_KIN:
+                print(f"the first {MAX_KIN}; all: rota.dependencies")
     print("\ndetails")
     print_record({name: value for name, value in row.items() if value is not None})
     if story["errors"] and story["errors"][-1]["stack"]:
