@@ -1072,6 +1072,8 @@ def test_long_names_are_cut_before_the_numbers_beside_them(
         lines = [line for line in table.splitlines() if "\u2026" in line]
         assert max(map(len, lines)) <= 80
         assert len({re.findall(r"\btenant\S+", line)[0] for line in lines}) == 3
+    client.report_worker("web-1:4711:9f3c2a", "web-1", 1, None, queues, [job_type])
+    assert re.search("^worker +version +seen +queues +job types$", run("status"), re.M)
     monkeypatch.setenv("COLUMNS", "200")
     for words in lists:
         assert all(name in run(*words.split()) for name in (*queues, job_type))

@@ -72,20 +72,10 @@ LAST_LINES = 1.0
 """Seconds that they may take at the end of a process."""
 MAX_WIDTH = 48
 MAX_TEXT = 2000
-NAMING = frozenset(
-    {
-        "scope",
-        "key",
-        "name",
-        "queue",
-        "job_type",
-        "job type",
-        "worker",
-        "limit",
-        "what",
-        "answer",
-    }
-)
+NAMING = (
+    "scope", "key", "name", "queue", "queues", "job_type", "job type", "worker", "limit",
+    "what", "answer",
+)  # fmt: skip
 """Columns of which a value is what another command wants to be told, or an error, and so is
 cut only where the line has no room for the other columns."""
 LEAST_NAME, LEAST_LAST = 14, 24
