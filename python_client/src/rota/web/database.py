@@ -204,7 +204,7 @@ class Database:
             self._missing.discard(access)
         elif name is not None and access not in self._missing:
             self._missing.add(access)
-            logger.warning("the page has no role %s: it comes as it connects", name)
+            logger.warning("the page cannot act as role %s, only as its login", name)
 
 
 async def _configure(connection: AsyncConnection[Row]) -> None:
