@@ -254,7 +254,7 @@ begin
     end if;
 
     raise exception using errcode = 'RT004',
-        message = format('queue %s is unknown: it has no settings, schedules, jobs or workers',
-            queue),
+        message = format('queue %s is unknown: it has no settings, schedules, stages, jobs or '
+            'workers', queue),
         hint = 'Check its name in rota.queue_stats, or make it known with set_queue().';
 end $$;
