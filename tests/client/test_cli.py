@@ -774,6 +774,11 @@ def test_used_wrongly(run: Callable[..., str]) -> None:
         (["enqueue", "a", "--delay", "soon"], "--delay is not valid: invalid input syntax"),
         (["enqueue", "a", "--run-at", "soon"], "--run-at is not valid: invalid input syntax"),
         (["enqueue", "a", "--queue", "a b"], "--queue must be 1 to 63 of the characters"),
+        (["enqueue", "a", "--unique-for", "1 day"], "--unique-for needs a --key"),
+        (
+            ["enqueue", "a", "--delay", "1 s", "--run-at", "tomorrow"],
+            "argument --run-at: not allowed with argument --delay",
+        ),
         (["reschedule", "--all", "--delay", "-1 s"], "--delay must be"),
         (["move", "1", "--to", "a b"], "--to must be 1 to 63 of the characters"),
         (["pause", "mail", "--for", "long"], "--for: invalid input syntax for type interval"),

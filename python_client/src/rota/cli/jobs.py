@@ -95,6 +95,8 @@ ENQUEUE_OPTIONS = (
 
 def enqueue(arguments: argparse.Namespace) -> None:
     """Add one job and print its id."""
+    if arguments.unique_for and not arguments.idempotency_key:
+        raise UsageError("--unique-for needs a --key")
     payload = parse_json(arguments.payload)
     job: dict[str, Any] = {"job_type": arguments.job_type, "payload": payload}
     options = {name: getattr(arguments, name) for name in ENQUEUE_OPTIONS}
