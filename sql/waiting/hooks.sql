@@ -16,7 +16,7 @@ create or replace function rota._jobs_came_in(
     arguments text[] default null, may_have_halted boolean default false
 ) returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-    v_parents bigint[]; v_waiting bigint[]; v_keyed bigint[]; v_free bigint[];
+    v_parents bigint[]; v_waiting text[]; v_keyed bigint[]; v_free bigint[];
 begin
     if blocks is not null then
         perform rota._block_children(blocks, parts, are_new, arguments);
@@ -31,7 +31,7 @@ begin
 
     select array_agg(b.id) filter (where b.is_keyed),
         array_agg(b.id) filter (where not b.is_keyed and not b.is_waiting),
-        array_agg(b.id) filter (where b.is_waiting)
+        array_agg(b.id::text || ' all') filter (where b.is_waiting)
     into v_keyed, v_free, v_waiting
     from (
         select j.id, j.ordering_key is not null as is_keyed,
@@ -40,8 +40,7 @@ begin
     ) as b;
     if v_free is not null then perform rota._open_jobs(v_free); end if;
     if v_keyed is not null then perform rota._enter_keys(v_keyed, may_have_halted); end if;
-    perform rota._add_checks('job', array_agg(w.id::text || ' all'))
-    from unnest(v_waiting) as w (id) having count(*) > 0;
+    if v_waiting is not null then perform rota._add_checks('job', v_waiting); end if;
 end $$;
 
 /* _jobs_came_in() and _enter_lanes() for one job that is still to be inserted, in the same

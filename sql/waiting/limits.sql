@@ -140,7 +140,6 @@ create or replace function rota._leave_limits(limit_names text[])
 declare
     v_name text; v_given integer;
 begin
-    if cardinality(limit_names) > 0 is not true then return; end if;
     perform rota._give_slots(limit_names);
     -- An older snapshot does not show which jobs are held by now, and to lock one that others
     -- have let in since would fail this end.
@@ -470,9 +469,9 @@ begin
     elsif v_free >= 1000 then
         perform rota._check_later(limit_name, rota.now() + interval '1 second');
     elsif v_free > 0 then
-        -- Those that were opened open the next when they end, if there is a limit at all, but
-        -- perhaps none works on their kind.
-        return v_is_backfilled and v_bound.max_running is not null and not exists (
+        -- Those that were opened open the next when they end, but perhaps none works on their
+        -- kind.
+        return v_is_backfilled and not exists (
             select from rota._held_kinds(limit_name, 1000) as k
             where not exists (
                 select from rota.jobs as j where j.opened_for = limit_name and j.hold is null

@@ -1686,8 +1686,8 @@ any(array['access producer', enqueue.queue])
         "races/test_waiting.py",
         sql(
             "waiting/hooks",
-            "from unnest(v_waiting) as w (id) having count(*) > 0",
-            "from unnest(v_waiting) as w (id) having false",
+            "perform rota._add_checks('job', v_waiting);",
+            "null;",
         ),
         sql(
             "waiting/hooks",
