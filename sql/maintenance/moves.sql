@@ -123,11 +123,25 @@ begin
         ) limit 1)
         union all
         (select 'ordering_keys', format('ordering key %L, %s job %s of queue %s',
-                j.ordering_key, case o.status when 'blocked' then 'with' else 'behind' end,
-                o.id, o.queue), null
-        from rota.jobs as j join rota.jobs as o on o.ordering_key = j.ordering_key
-        where j.queue = plan_queue_move.queue and o.queue <> j.queue
-          and (j.status = 'blocked' and o.status <> 'blocked' or not c_is_under_way) limit 1)
+                k.ordering_key, o.place, o.id, o.queue), null
+        from (
+            select distinct j.ordering_key from rota.jobs as j
+            where j.queue = plan_queue_move.queue and j.ordering_key is not null
+              and (j.status = 'blocked' or not c_is_under_way)
+        ) as k
+        -- By ranges of one key, so that no planner compares all jobs of a key with all.
+        cross join lateral (
+            (select 'behind' as place, j.id, j.queue from rota.jobs as j
+            where j.ordering_key >= k.ordering_key and j.ordering_key <= k.ordering_key
+              and j.status <> 'blocked' and j.queue <> plan_queue_move.queue
+            order by j.ordering_key, (- j.id) limit 1)
+            union all
+            (select 'with', j.id, j.queue from rota.jobs as j
+            where j.ordering_key >= k.ordering_key and j.ordering_key <= k.ordering_key
+              and j.status = 'blocked' and j.queue <> plan_queue_move.queue
+              and not c_is_under_way
+            order by j.ordering_key, j.id limit 1)
+        ) as o limit 1)
         union all
         (select 'idempotency_keys', format('key %L is unique until %s, also after its job',
                 k.idempotency_key, k.expires_at), null

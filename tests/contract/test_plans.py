@@ -478,6 +478,24 @@ def test_a_plan_to_move_a_queue_looks_up_no_job_of_keys_of_others(own: Session) 
     assert probes_of_history([plan["Plan"] for plan in own.plans]) <= 500
 
 
+def test_a_plan_to_move_a_queue_compares_no_job_of_a_key_with_all_others(own: Session) -> None:
+    """Analyzed or not, and a queue may be one long line."""
+    own.prepare(
+        "alter table rota.jobs set (autovacuum_enabled = false);"
+        " insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status,"
+        " run_at, ordering_key, skip_dead, if_parent_dead) select 'q', 'x', '{}', 0, 10,"
+        " 'blocked', rota.now(), 'k', false, 'cancel' from generate_series(1, 1000)"
+    )
+    own.prepare("select rota.set_database_number(5)")
+    for _ in range(2):
+        own.call("select * from rota.plan_queue_move('q', 6)")
+
+        rows = max(node["Actual Rows"] * node["Actual Loops"] for node in own.nodes())
+        removed = max(node.get("Rows Removed by Filter", 0) for node in own.nodes())
+        assert max(rows, removed) <= 2000
+        own.prepare("analyze rota.jobs")
+
+
 def test_how_far_a_queue_has_moved_is_told_without_its_history(own: Session) -> None:
     """The command asks each second, and a queue may have had millions of jobs."""
     own.prepare(KEPT_LONG)
