@@ -74,6 +74,9 @@ def test_enqueue_and_job(run: Callable[..., str]) -> None:
     assert (job["ordering_key"], job["limit_key"]) == ("o", "l")
     assert job["time_limit"] is not None
     assert job["expires_at"] is not None
+    (listed,) = json.loads(run("jobs", "--type", "other", "--json"))
+    assert {name: job[name] for name in listed} == listed
+    assert listed["idempotency_key"] == "u"
     run("cancel", other)
     assert run("enqueue", "other", *keys) == f"{other} (already exists)\n"
 

@@ -109,8 +109,9 @@ def enqueue(arguments: argparse.Namespace) -> None:
 
 LISTED: LiteralString = """
     select
-        id, queue, job_type, status, attempts, max_attempts, run_at, created_at, finished_at,
-        locked_by, error_type, last_error
+        id, queue, job_type, status, priority, attempts, max_attempts, run_at, created_at,
+        started_at, finished_at, locked_by, error_type, last_error, idempotency_key,
+        ordering_key, limit_key, pipeline, stage, definition
     from rota.job_runs
     where {}
     order by {}
