@@ -513,7 +513,7 @@ end $$;
 /* Of the jobs that new ones are to wait for, those that have not succeeded; refused is one that
  * is unknown, or whose queue moves to another database.  What ends after this is kept by
  * retention until this transaction is over, since it sees the lock. */
-create or replace function rota._parents_to_come(parent_ids bigint[], new_ids bigint[])
+create or replace function rota._parents_to_come(parent_ids bigint[])
     returns bigint[] language plpgsql as $$
 declare
     v_parents bigint[]; v_unknown bigint;
@@ -527,9 +527,7 @@ begin
     end if;
     -- At once: who looks again may find that retention has removed a dead one.
     select array_agg(p.parent_id order by p.parent_id) filter (where p.status <> 'succeeded'),
-        -- A producer can guess the ids that this call gives, and would make a cycle.
-        min(p.parent_id) filter (where p.status is null
-            or p.parent_id in (select unnest(_parents_to_come.new_ids)))
+        min(p.parent_id) filter (where p.status is null)
     into v_parents, v_unknown from rota._parent_statuses(_parents_to_come.parent_ids) as p;
     if v_unknown is not null then perform rota._raise_not_found(v_unknown); end if;
     return v_parents;

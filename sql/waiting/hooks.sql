@@ -22,7 +22,10 @@ begin
         perform rota._block_children(blocks, parts, are_new, arguments);
     end if;
     if parent_ids <> '{}' then
-        v_parents := rota._parents_to_come(parent_ids, job_ids);
+        -- A producer can guess the ids that this call gives, and would make a cycle.
+        perform rota._raise_not_found(min(n.id)) from unnest(job_ids) as n (id)
+        where n.id in (select unnest(parent_ids)) having count(*) > 0;
+        v_parents := rota._parents_to_come(parent_ids);
         insert into rota.dependencies as d (parent_id, job_id)
         select distinct p.id, p.job_id
         from unnest(_jobs_came_in.parent_ids, _jobs_came_in.child_ids) as p (id, job_id)
@@ -56,7 +59,7 @@ declare
     v_last record; v_limit record;
 begin
     if depends_on <> '{}' then
-        v_parents := rota._parents_to_come(depends_on, array[job_id]);
+        v_parents := rota._parents_to_come(depends_on);
         if v_parents is not null then
             insert into rota.dependencies (parent_id, job_id)
             select p.id, _job_comes_in.job_id from unnest(v_parents) as p (id);
