@@ -148,7 +148,9 @@ def test_a_handler_that_reads_from_the_terminal_stops_no_process(
     client: Client, db: psycopg.Connection[Any], dsn: str, tmp_path: Path
 ) -> None:
     """Processes in the background of a terminal are stopped when they read from it."""
-    in_terminal = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])"]
+    # A terminal that is gone ends them, also where nohup has begun the tests.
+    spawn = "signal.signal(signal.SIGHUP, signal.SIG_DFL); pty.spawn(sys.argv[1:])"
+    in_terminal = [sys.executable, "-c", f"import pty, signal, sys; {spawn}"]
     worker = [sys.executable, "-m", "rota", "worker", "sample_handlers", "--processes", "2"]
     client.enqueue("asks", max_attempts=1)
 
