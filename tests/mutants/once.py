@@ -761,6 +761,16 @@ setting ->> 'pause_name',
         sql("jobs/receive", "perform rota._check_queues('worker', '{*}');", ""),
     ),
     mutant(
+        "first-part-of-many-parents-only",
+        "A job of very many parents that ended unseen waits for ever, or starts too soon.",
+        "sql/waiting/test_dependencies.py",
+        sql(
+            "waiting/dependencies",
+            "elsif cardinality(v_parents) = 500 then",
+            "elsif false then",
+        ),
+    ),
+    mutant(
         "held-up-from-another-queue",
         "A producer that is confined to a queue lets jobs of others wait.",
         "sql/access/test_queue_grants.py",

@@ -12,6 +12,7 @@ from sql.helpers import (
     enqueue,
     one,
     owner,
+    owners,
     pending,
     poison,
     raises,
@@ -614,6 +615,40 @@ def test_a_job_takes_its_turn_after_its_parents(db):
 
     assert job.job_id == first
     assert claimed(db) == [second]
+
+
+@pytest.mark.parametrize("first", ["finish", "fail", "wait"])
+def test_a_job_whose_many_parents_ended_unseen_is_looked_at_in_parts(db, connect, first):
+    """Enqueue a child of 1200 -- the parents end, which do not see it -- commit -- tick.
+
+    The parts are of 500, the newest first, so all depends on the last.
+    """
+    parents = [
+        row.job_id for row in call(db, "enqueue_many", jobs=Jsonb([{"job_type": "p"}] * 1200))
+    ]
+    producer = connect(autocommit=False)
+    child = enqueue(producer, depends_on=parents)
+    (oldest,) = claim(db)
+    for _ in range(2):
+        call(db, "finish_jobs", **owners(*claim(db, max_jobs=1000)))
+    if first != "wait":
+        ended = {"error": "no", "fatal": True} if first == "fail" else {}
+        call(db, f"{first}_job", **owner(oldest), **ended)
+
+    producer.commit()
+    settle(db)
+
+    assert oldest.job_id == parents[0]
+    if first == "wait":
+        assert status(db, child) == "blocked"
+        assert rows(db, "select parent_id from rota.dependencies") == [(parents[0],)]
+        value(db, "finish_job", **owner(oldest))
+        settle(db)
+    assert status(db, child) == ("cancelled" if first == "fail" else "queued")
+    # One that is cancelled would wait again after a retry.
+    left = rows(db, "select min(parent_id) from rota.dependencies")
+    assert left == [(parents[0] if first == "fail" else None,)]
+    assert pending(db) == []
 
 
 def test_a_parent_that_ends_in_an_older_snapshot_frees_its_children(db, connect):
