@@ -416,6 +416,12 @@ CLAIMS = (
         ),
     ),
     mutant(
+        "breaker-opens-behind-an-operator",
+        "A breaker opens, as if it would try again, while an operator keeps its type paused.",
+        "sql/jobs/test_retries.py",
+        sql("maintenance/breakers", "if v_set_by is null then", "if true then"),
+    ),
+    mutant(
         "breaker-over-operator",
         "A breaker gives an end to the pause of an operator.",
         "sql/jobs/test_pauses.py",

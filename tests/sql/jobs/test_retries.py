@@ -492,6 +492,20 @@ def test_an_operator_has_the_last_word_over_a_breaker(db, clock):
     assert rows(db, "select set_by, until from rota.pauses") == [("operator", None)]
 
 
+def test_a_breaker_leaves_a_type_closed_that_an_operator_has_paused(db):
+    value(db, "set_breaker", job_type="mail", max_failures=1)
+    job = running(db, job_type="mail")
+    value(db, "pause_type", job_type="mail", queue="default", reason="mine")
+
+    fail(db, job)
+    settle(db)
+
+    assert rows(db, STATE) == [(0, None, None)]
+    assert rows(db, "select set_by, reason, until from rota.pauses") == [
+        ("operator", "mine", None)
+    ]
+
+
 def open_breaker_until_now(db, **arguments):
     """Fail one of five jobs; the next tick lets some of the others through."""
     given = {"job_type": "mail", "max_failures": 1, "pause_for": "1 s", **arguments}

@@ -507,6 +507,17 @@ def test_what_was_replaced_is_kept_with_its_numbers(db, clock):
     assert retried == {"queued": 1, "max_attempts": 10, "payload": {}}
 
 
+def test_a_retry_with_more_attempts_alone_keeps_the_payload(db):
+    job_id = dead(db, payload={"n": 1})
+
+    act(db, "retry", {"ids": [job_id]}, {"max_attempts": 5})
+
+    again = run(db, job_id)
+    assert (again.status, again.max_attempts, again.payload) == ("queued", 5, {"n": 1})
+    assert log(db)[-1].before == {"dead": 1, "max_attempts": 1}
+    assert scalar(db, "select payload from rota.job_errors") is None
+
+
 @pytest.mark.parametrize(("values", "is_kept"), [(100, True), (101, False)])
 def test_which_job_had_which_value_is_kept_of_up_to_a_hundred_values(db, values, is_kept):
     ids = [enqueue(db, priority=n) for n in range(values)]
