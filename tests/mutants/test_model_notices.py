@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from model.acts import call_of
 from model.database import opened
 from model.machine import play
 from model.rows import Divergence
@@ -181,8 +182,10 @@ MUTANTS: dict[str, list[Mutation]] = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", some_of(MUTANTS, every=len(MUTANTS)))
 def test_a_guard_that_is_missing_is_found(
-    dsn: str, db: psycopg.Connection[Any], mutant: str
+    dsn: str, db: psycopg.Connection[Any], mutant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if mutant == "a result of any stage at all":  # else one history in a thousand comes to it
+        monkeypatch.setattr("model.machine.call_of", lambda _, *call: call_of("pass", *call))
     with opened(dsn) as database:
 
         def look(number: int) -> bool:
