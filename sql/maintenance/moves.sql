@@ -160,9 +160,11 @@ begin
             'let it end, or enqueue it again'
         from rota.jobs as j
         where j.queue = plan_queue_move.queue and j.id & 1023 <> c_here and not c_is_under_way
-          and not exists (
-              select from rota.receipts as r where r.move_id > 0 and r.job_id = j.id
-          ) limit 1)
+          and (
+            -- One that came with its queue has kept its id.  With a limit no planner reads all.
+            select r.job_id from rota.receipts as r
+            where r.source_job_id = j.id and r.move_id > 0 limit 1
+          ) is null limit 1)
     ) as f (finding, evidence, remedy);
 end $$;
 
@@ -392,7 +394,8 @@ create or replace function rota.queue_move_status(queue text)
     returns table (
         move_id bigint, direction text, database integer, state text, waiting bigint,
         running bigint, in_transit bigint, moved bigint, obstacle text, started_at timestamptz
-    ) language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+    ) language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off as $$
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);

@@ -17,7 +17,7 @@ create table rota.receipts (
 );
 
 create index receipts_received_at_idx on rota.receipts (received_at);
-create index receipts_moved_job_idx on rota.receipts (job_id, move_id) where move_id > 0;
+create index receipts_move_id_idx on rota.receipts (move_id, job_id) where move_id > 0;
 
 comment on table rota.receipts is
     'Jobs that other databases have sent here, for 30 days at least, and until their queue has '

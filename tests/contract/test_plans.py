@@ -507,6 +507,22 @@ def test_how_far_a_queue_has_moved_is_told_without_its_history(own: Session) -> 
     assert probes_of_history([plan["Plan"] for plan in own.plans]) == 0
 
 
+def test_how_far_a_queue_has_come_is_told_without_other_moves(own: Session) -> None:
+    own.prepare(
+        "insert into rota.receipts (move_id, source_job_id, source_created_at, job_id)"
+        " select case when n > 50000 then 2 else 1 end, n, rota.now(), n"
+        " from generate_series(1, 50010) as n; analyze rota.receipts;"
+        " insert into rota.queue_moves (move_id, queue, direction, database)"
+        " values (2, 'q', 'in', 6)"
+    )
+
+    own.call("select moved from rota.queue_move_status('q')")
+    (status,) = own.call("select moved from rota.queue_move_status('q')")
+
+    assert status.moved == 10
+    assert own.blocks() < 100, own.blocks()
+
+
 def test_a_plan_to_move_on_a_queue_that_has_just_come_reads_no_receipt_twice(
     own: Session,
 ) -> None:
