@@ -1526,6 +1526,19 @@ def test_errors_are_listed_by_kind(run: Callable[..., str], client: Client) -> N
     assert run("errors", "--queue", "other") == "(none)\n"
 
 
+def test_an_error_in_many_queues_is_one_line(run: Callable[..., str], client: Client) -> None:
+    queues = ["of-a", "of-b"]
+    for queue in queues:
+        client.enqueue("load", queue=queue)
+        (claim,) = client.claim_jobs("w", [queue])
+        client.fail_job(claim.job_id, claim.lease_token, "disk full")
+
+    (group,) = json.loads(run("errors", "--json"))
+    assert (group["jobs"], group["queues"]) == (2, queues)
+    assert "disk full (load in 2 queues, 2 jobs" in " ".join(run("errors").split())
+    assert "(load in queue of-b, 1 job" in " ".join(run("errors", "--queue", "of-b").split())
+
+
 def test_audit_shows_whole_what_an_undo_needs(
     run: Callable[..., str], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

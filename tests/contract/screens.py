@@ -32,7 +32,8 @@ COMMANDS = {
     "rota explain {waits}": "Why a job does not run: the first reason decides, and each\n"
     "names the statement that changes it.",
     "rota doctor": "What is wrong with the queue and the database under it, the worst first.",
-    "rota errors": "Each error of a type and queue once; numbers, ids and quotes are folded.",
+    "rota errors": "Each error of a type once, in however many queues; numbers, ids and quotes "
+    "are folded.",
     "rota jobs --status dead": "Jobs by any filter.",
     "rota retry --type charge --status dead --dry-run": "What an act would do.",
 }

@@ -214,7 +214,7 @@ def test_errors_say_that_there_are_more(db: psycopg.Connection[Any], dsn: str) -
     add = """
         insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker,
             started_at, failed_at, message)
-        select n, n, 1, 'q' || n, 'x', 'w', now(), now(), 'boom'
+        select n, n, 1, 'q', 'x' || n, 'w', now(), now(), 'boom'
         from generate_series(%s::integer, %s) as n
     """
     with serving(rota.web.app(dsn)) as address, httpx.Client(base_url=address) as http:
@@ -523,6 +523,22 @@ def test_each_error_is_one_row(http: httpx.Client) -> None:
 
     assert page.count("order N has no currency") == 1
     assert told(http, "/errors?since=1h&type=send_mail").count("BadCurrency") == 0
+
+
+def test_an_error_in_many_queues_is_one_row(http: httpx.Client, db_of_page: Any) -> None:
+    for queue in ("of-a", "of-b"):
+        db_of_page.execute("select rota.enqueue('tenants', queue => %s)", [queue])
+        db_of_page.execute(
+            "select rota.fail_job(c.job_id, c.lease_token, 'boom', fatal => true)"
+            " from rota.claim_jobs('w', array[%s]) as c",
+            [queue],
+        )
+
+    for of_queue, jobs in (("", "2 jobs"), ("&queue=of-a", "1 job")):
+        page = told(http, f"/errors?type=tenants{of_queue}")
+        assert ("2 queues" in page) == (not of_queue)
+        (retry,) = re.findall(r'href="(/all/retry[^"]*)"', page)
+        assert f"<b>{jobs}</b>" in told(http, unescape(retry))
 
 
 def test_a_job_that_failed_with_two_texts_of_one_error_is_one_job(

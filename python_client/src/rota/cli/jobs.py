@@ -289,8 +289,9 @@ GROUPS = sql.SQL(
     select
         count(*) as failures, count(distinct e.job_id) as jobs,
         max(e.failed_at) as last_failed_at,
-        min(e.failed_at) as first_failed_at, max(e.job_id) as last_job_id, e.queue, e.job_type,
-        e.error_type, e.message,
+        min(e.failed_at) as first_failed_at, max(e.job_id) as last_job_id,
+        array_agg(distinct e.queue order by e.queue) as queues, e.job_type, e.error_type,
+        e.message,
         (array_agg(e.start order by e.job_id desc))[1] as last_message
     from (
         select n.*, rota.fold_error(n.text) as message
@@ -304,7 +305,7 @@ GROUPS = sql.SQL(
             order by failed_at desc limit %(max_rows)s
         ) as n
     ) as e
-    group by e.queue, e.job_type, e.error_type, e.message
+    group by e.job_type, e.error_type, e.message
     order by failures desc, last_failed_at desc
     limit %(limit)s
     """
@@ -328,7 +329,7 @@ def errors(arguments: argparse.Namespace) -> None:
             (
                 f"{row['failures']} x",
                 f"{': '.join(filter(None, (row['error_type'], row['message'])))}"
-                f" ({row['job_type']} in queue {row['queue']}, {row['jobs']}"
+                f" ({row['job_type']} in {_in_queues(row['queues'])}, {row['jobs']}"
                 f" job{'s' * (row['jobs'] != 1)}, last"
                 f" {short(row['last_failed_at'])}, such as job {row['last_job_id']}"
                 # Folded, a KeyError does not even tell the key.
@@ -343,6 +344,10 @@ def errors(arguments: argparse.Namespace) -> None:
     tell_of_more(len(rows), arguments.limit)
     if sum(row["failures"] for row in rows) >= MAX_ERRORS:
         print(f"of the newest {MAX_ERRORS} failures")
+
+
+def _in_queues(queues: list[str]) -> str:
+    return f"queue {queues[0]}" if len(queues) == 1 else f"{len(queues)} queues"
 
 
 UNKNOWN = "select * from rota.unknown_effects order by recorded_at desc limit %s"

@@ -374,7 +374,7 @@ def _happened(
 class Group:
     """Failures with the same error."""
 
-    queue: str
+    queues: list[str]
     job_type: str
     error_type: str | None
     message: str
@@ -396,7 +396,7 @@ class Group:
         if not self.message:
             return f"id={self.last_job_id}"
         told = {
-            "queue": self.queue,
+            "queue": self.queues[0] if len(self.queues) == 1 else None,
             "type": self.job_type,
             "error_type": self.error_type,
             "group": self.message,

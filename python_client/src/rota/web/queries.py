@@ -113,12 +113,13 @@ ERRORS: LiteralString = """
         select t.message, rota.fold_error(t.message) as text
         from (select distinct n.message from newest as n) as t
     )
-    select n.queue, n.job_type, n.error_type, f.text as message, count(*) as failures,
+    select array_agg(distinct n.queue) as queues, n.job_type, n.error_type,
+        f.text as message, count(*) as failures,
         count(distinct n.job_id) as jobs, min(n.failed_at) as first_failed_at,
         max(n.failed_at) as last_failed_at, max(n.job_id) as last_job_id,
         array_agg(n.part) as parts
     from newest as n join folded as f on f.message = n.message
-    group by n.queue, n.job_type, n.error_type, f.text
+    group by n.job_type, n.error_type, f.text
     """
 
 NEWEST: LiteralString = """
