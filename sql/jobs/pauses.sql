@@ -26,17 +26,17 @@ comment on function rota.pause_queue is
     'it and why; raises RT004 if it is unknown, RT016 if it moves to another database, '
     '22023.';
 
-create or replace function rota.resume_queue(queue text)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+create or replace function rota.resume_queue(queue text) returns boolean
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_known_queue(queue);
     perform rota._check_queues('operator', array[queue]);
-    perform rota._resume(queue, null);
+    return rota._resume(queue, null);
 end $$;
 
 comment on function rota.resume_queue is
-    'Let jobs of a queue be claimed again; raises RT004 if it is unknown, RT016 if it '
-    'moves to another database, 22023.';
+    'Let jobs of a queue be claimed again and return whether it was paused; raises RT004 if '
+    'it is unknown, RT016 if it moves to another database, 22023.';
 
 create or replace function rota.pause_type(
     job_type text, queue text default null, reason text default null,
@@ -55,17 +55,18 @@ comment on function rota.pause_type is
     '22023.';
 
 create or replace function rota.resume_type(job_type text, queue text default null)
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+    returns boolean
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_name('job_type', job_type);
     if queue is not null then perform rota._check_known_queue(queue); end if;
     perform rota._check_queues('operator', array[coalesce(queue, '*')]);
-    perform rota._resume(queue, job_type);
+    return rota._resume(queue, job_type);
 end $$;
 
 comment on function rota.resume_type is
     'Let jobs of a type be claimed again that was paused in this queue, or in all if that is '
-    'null; raises RT004 for an unknown queue, 22023.';
+    'null, and return whether it was paused there; raises RT004 for an unknown queue, 22023.';
 
 create or replace function rota.pause_all(
     reason text default null, until timestamptz default null
@@ -79,15 +80,16 @@ comment on function rota.pause_all is
     'Stop all claims until this time, or until resume_all(), recording who paused it and why: '
     'for example in a restored copy of production; raises 22023.';
 
-create or replace function rota.resume_all()
-    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+create or replace function rota.resume_all() returns boolean
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform rota._check_queues('operator', '{*}');
-    perform rota._resume(null, null);
+    return rota._resume(null, null);
 end $$;
 
 comment on function rota.resume_all is
-    'End what pause_all() began; queues and job types that were paused separately stay paused.';
+    'End what pause_all() began and return whether all was paused; queues and job types that '
+    'were paused separately stay paused.';
 
 /* How a pause is called: all, or what it is of. */
 create or replace function rota._pause_name(queue text, job_type text)
@@ -130,18 +132,21 @@ begin
     where _pause.until is not null;
 end $$;
 
-/* End a pause, or only one that was set by this. */
+/* End a pause, or only one that was set by this, and return whether there was one. */
 create or replace function rota._resume(queue text, job_type text, set_by text default null)
-    returns void language plpgsql as $$
+    returns boolean language plpgsql as $$
 declare
     c_name constant text := rota._pause_name(queue, job_type);
+    v_was_paused boolean;
 begin
     delete from rota.pauses as p
-    where p.pause_name = c_name and p.set_by = coalesce(_resume.set_by, p.set_by);
+    where p.pause_name = c_name and p.set_by = coalesce(_resume.set_by, p.set_by)
+    returning coalesce(p.until > rota.now(), true) into v_was_paused;
     -- Else the trigger leaves it.
     if not found then perform rota._add_checks('pause', array[c_name]); end if;
     if job_type is null then perform rota._check_stays(queue, 'claims'); end if;
     perform rota._notify_paused(queue);
+    return coalesce(v_was_paused, false);
 end $$;
 
 /* Wake the workers of a queue, or of all that workers have said they take jobs of. */

@@ -312,7 +312,7 @@ def test_status_shows_who_paused_a_queue(run: Callable[..., str], client: Client
     assert paused["paused_by"]
     assert paused["paused_at"]
     resumed = json.loads(run("resume", "mail", "--json"))
-    assert resumed == {"queue": "mail", "is_paused": False}
+    assert resumed == {"queue": "mail", "was_paused": True, "is_paused": False}
     assert json.loads(run("status", "--json"))["paused"] == []
     assert "make it known with set_queue()" in run("pause", "nowhere", code=1)
 

@@ -235,17 +235,17 @@ def test_pause_and_resume_a_type_and_all(run: Run, client: Client) -> None:
         )
     run("pause", "--all", "--reason", "restored", "--yes")
     told = run("resume", "default")
-    assert told == "queue default is resumed; still paused: all, type mail\n"
+    assert told == "queue default was not paused; still paused: all, type mail\n"
     told = run("resume", "--type", "report", "default", "--json")
     assert json.loads(told)["still_paused"] == ["all"]
     assert json.loads(run("resume", "--all", "--yes", "--json")) == {
-        "is_paused": False, "still_paused": ["type mail"],
+        "was_paused": True, "is_paused": False, "still_paused": ["type mail"],
     }  # fmt: skip
-    assert (
-        run("resume", "--type", "report") == "type report is resumed: workers claim its jobs\n"
-    )
-    found = json.loads(run("resume", "--type", "mail", "--json"))
-    assert found == {"job_type": "mail", "is_paused": False}
+    told = run("resume", "--type", "report")
+    assert told == "type report was not paused: workers claim its jobs\n"
+    told = run("resume", "--type", "mail", "default", "--json")
+    assert json.loads(told)["was_paused"] is False
+    assert run("resume", "--type", "mail") == "type mail is resumed: workers claim its jobs\n"
     client.tick()
     assert [job.job_type for job in client.claim_jobs("w")] == ["mail"]
 

@@ -67,8 +67,8 @@ def test_resume_queue_lets_jobs_be_claimed_again(db):
     job_id = enqueue(db, queue="q")
     value(db, "pause_queue", queue="q", reason="r")
 
-    value(db, "resume_queue", queue="q")
-    value(db, "resume_queue", queue="q")
+    assert value(db, "resume_queue", queue="q")
+    assert not value(db, "resume_queue", queue="q")
 
     assert rows(db, "select from rota.pauses") == []
     assert ids(claim(db, queues=["q"])) == [job_id]

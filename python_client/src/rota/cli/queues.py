@@ -58,11 +58,11 @@ def resume(arguments: argparse.Namespace) -> None:
     with changing(arguments) as connection:
         client = Client(connection)
         if arguments.job_type:
-            client.resume_type(arguments.job_type, arguments.queue)
+            was_paused = client.resume_type(arguments.job_type, arguments.queue)
         elif arguments.queue:
-            client.resume_queue(arguments.queue)
+            was_paused = client.resume_queue(arguments.queue)
         else:
-            client.resume_all()
+            was_paused = client.resume_all()
         still = [row["pause_name"] for row in connection.execute(STILL, vars(arguments))]
     if arguments.dry_run:
         _tell_dry_run(arguments, f"resume {what}", jobs)
@@ -70,8 +70,8 @@ def resume(arguments: argparse.Namespace) -> None:
     which = "its jobs" if arguments.job_type or arguments.queue else "jobs"
     after = f"; still paused: {', '.join(still)}" if still else f": workers claim {which}"
     told = {"still_paused": still} if still else {}
-    said = {**_named(arguments), "is_paused": False, **told}
-    tell(arguments, said, f"{what} is resumed{after}")
+    said = {**_named(arguments), "was_paused": was_paused, "is_paused": False, **told}
+    tell(arguments, said, f"{what} {'is resumed' if was_paused else 'was not paused'}{after}")
 
 
 STILL: LiteralString = """

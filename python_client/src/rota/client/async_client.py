@@ -695,9 +695,9 @@ class AsyncClient:
         """Stop claims of a queue, until this time or until it is resumed."""
         await self._value("pause_queue", locals())
 
-    async def resume_queue(self, queue: str) -> None:
-        """Resume claims of a queue."""
-        await self._value("resume_queue", locals())
+    async def resume_queue(self, queue: str) -> bool:
+        """Resume claims of a queue, and return whether it was paused."""
+        return await self._value("resume_queue", locals())
 
     async def pause_type(
         self,
@@ -709,9 +709,9 @@ class AsyncClient:
         """Stop claims of a type, in one queue or in all."""
         await self._value("pause_type", locals())
 
-    async def resume_type(self, job_type: str, queue: str | Unset | None = UNSET) -> None:
-        """Resume claims of a type that was paused there."""
-        await self._value("resume_type", locals())
+    async def resume_type(self, job_type: str, queue: str | Unset | None = UNSET) -> bool:
+        """Resume claims of a type there, and return whether it was paused there."""
+        return await self._value("resume_type", locals())
 
     async def pause_all(
         self,
@@ -721,9 +721,9 @@ class AsyncClient:
         """Stop all claims."""
         await self._value("pause_all", locals())
 
-    async def resume_all(self) -> None:
-        """End what `pause_all` began; separate pauses stay."""
-        await self._value("resume_all", locals())
+    async def resume_all(self) -> bool:
+        """End what `pause_all` began, if it did; separate pauses stay."""
+        return await self._value("resume_all", locals())
 
     async def set_queue(
         self,

@@ -695,9 +695,9 @@ class Client:
         """Stop claims of a queue, until this time or until it is resumed."""
         self._value("pause_queue", locals())
 
-    def resume_queue(self, queue: str) -> None:
-        """Resume claims of a queue."""
-        self._value("resume_queue", locals())
+    def resume_queue(self, queue: str) -> bool:
+        """Resume claims of a queue, and return whether it was paused."""
+        return self._value("resume_queue", locals())
 
     def pause_type(
         self,
@@ -709,9 +709,9 @@ class Client:
         """Stop claims of a type, in one queue or in all."""
         self._value("pause_type", locals())
 
-    def resume_type(self, job_type: str, queue: str | Unset | None = UNSET) -> None:
-        """Resume claims of a type that was paused there."""
-        self._value("resume_type", locals())
+    def resume_type(self, job_type: str, queue: str | Unset | None = UNSET) -> bool:
+        """Resume claims of a type there, and return whether it was paused there."""
+        return self._value("resume_type", locals())
 
     def pause_all(
         self,
@@ -721,9 +721,9 @@ class Client:
         """Stop all claims."""
         self._value("pause_all", locals())
 
-    def resume_all(self) -> None:
-        """End what `pause_all` began; separate pauses stay."""
-        self._value("resume_all", locals())
+    def resume_all(self) -> bool:
+        """End what `pause_all` began, if it did; separate pauses stay."""
+        return self._value("resume_all", locals())
 
     def set_queue(
         self,
