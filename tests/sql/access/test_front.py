@@ -640,13 +640,16 @@ def test_a_key_whose_queue_has_moved_is_not_doubled_when_a_database_is_added(fro
     )  # fmt: skip
 
     again = value(front.db, "enqueue", **jobs[0])
+    # Of a key that nobody sees the job may be between two of the questions.
+    unseen = value(front.db, "enqueue", job_type="y", queue="q", idempotency_key=key)
     assert main(move) == 0
     call(front.db, "enqueue_many", jobs=json.dumps(jobs))
     assert main(move) == 0
 
-    assert again & 1023 == 1
+    assert again & 1023 == unseen & 1023 == 1
     assert front.live(key) == [2]
-    assert scalar(front.shards[2], "select count(*) from rota.jobs where queue = 'q'") == 1
+    there = rows(front.shards[2], "select job_type from rota.jobs where queue = 'q' order by 1")
+    assert there == [("x",), ("y",)]
     asked = json.dumps([*jobs, {**jobs[0], "queue": "r"}, {"job_type": "x", "queue": "q"}])
     assert value(front.shards[1], "find_live_keys", jobs=asked, moving=True) == [1]
     assert value(front.shards[1], "find_live_keys", jobs=asked) == []
