@@ -30,9 +30,9 @@ begin
 end $$;
 
 comment on function rota.grant_queue is
-    'Let a role work in a queue, or with the access producer enqueue to it, operator act on '
-    'its jobs or observer see them, and from then on only in granted queues; * is all queues; '
-    'false if it already may; only for the owner; raises 22023.';
+    'Grant a role a queue to work in, or with the access producer to enqueue to, operator to '
+    'act on, observer to see, and confine it to granted queues from then on; * is all queues; '
+    'false if it already has the grant; only for the owner; raises 22023.';
 
 create or replace function rota.revoke_queue(
     role name, queue text, access text default 'worker'

@@ -60,6 +60,6 @@ begin
 end $$;
 
 comment on function rota.wait_for_result is
-    'How far a job is, and whether it has ended, how, and with what result; if not, the '
-    'transaction that ends it notifies the channel, until this session calls again after the '
-    'end or with active => false; raises RT001, 22023.';
+    'Return whether a job has ended, how, and with what result, or else its progress; the '
+    'transaction that ends it notifies the channel, unless this session has called again with '
+    'active => false, or after the end; raises RT001, 22023.';

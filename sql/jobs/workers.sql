@@ -57,12 +57,12 @@ begin
 end $$;
 
 comment on function rota.report_worker is
-    'Record that a worker is alive, which job_types it takes (none: it leaves) and how many '
-    'jobs at a time, for explain_job() and for readers of rota.worker_health; version is that '
-    'of the Python client, null in another language; backend_pid, the server process of its '
-    'connection as its driver knows it, shows at once when the worker is gone, except behind '
-    'a pooler; raises 22023, 42501, and 0A000 for a version of the client that this database '
-    'does not work with.';
+    'Record that a worker is alive, which job_types it takes (an empty array: it is stopping) '
+    'and how many jobs at a time, for explain_job() and for readers of rota.worker_health; '
+    'version is that of the Python client, null in another language; backend_pid, the server '
+    'process of its connection as its driver knows it, shows at once when the worker is gone, '
+    'except behind a pooler; raises 22023, 42501, and 0A000 for a version of the client that '
+    'this database does not work with.';
 
 create or replace function rota.deregister_worker(worker text)
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

@@ -52,8 +52,8 @@ end $$;
 
 comment on function rota.job_counts is
     'The number of live and dead jobs by queue, job type, status and whether they are due, and '
-    'their first run_at, or when the last job that it depended on ended: now, or if a table '
-    'has more than 400 pages as of counted_at, about a minute ago.';
+    'their first run_at, or when the last job that it depended on ended: those of now, or of a '
+    'table with more than 400 pages those of counted_at, about a minute ago.';
 
 /* Since when a job is due: from its run_at on, or since the jobs that it depends on have ended.
  * Behind others of its ordering key it is late from its run_at on.  Null for one that was put

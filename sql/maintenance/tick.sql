@@ -125,8 +125,9 @@ end $$;
 comment on function rota.tick is
     'Sweep leases that ended, end jobs that expired, enqueue the jobs of schedules, do pending '
     'checks, create partitions ahead and purge what has expired, a bounded amount per call, '
-    'and return what was done and whether there is more; look_again_in is when a tick lets the '
-    'next job in, told if this one has; does nothing while another tick runs; raises 25006.';
+    'and return what was done and whether there is more; look_again_in is the time until a '
+    'tick can make the next job ready, if this one has made any ready; does nothing while '
+    'another tick runs; raises 25006.';
 
 /* Whether there is anything to do: most ticks find nothing, and to ask first costs a third of
  * looking at each part.  A *patient* session that found nothing looks for what can wait after

@@ -80,8 +80,9 @@ end $$;
 comment on function rota.wait_for_jobs is
     'Return the channels to which this session should listen, and in what time to claim again '
     'without a notification; has_maintenance asks for tick(); with active no producer notifies '
-    'while this worker claims every few milliseconds; if it has not claimed since the last '
-    'call, look_again_in is 0 if any job is due; raises 22023.';
+    'while this worker claims every few milliseconds; with claimed => false, for a session '
+    'that has not claimed since the last call, look_again_in is 0 if any job is due; raises '
+    '22023.';
 
 create or replace function rota.stop_waiting()
     returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

@@ -126,8 +126,9 @@ end $$;
 comment on function rota.job_stats is
     'What ended, by minute, hour or day in UTC, or in total, and by queue and job type or as '
     'group_by says: attempts, jobs, and waiting and run times of attempts, with percentiles '
-    'within 5 %; since is an hour, a day, 30 days or an hour ago if not given, and is rounded '
-    'down to what is kept: minutes for 2 days, hours for 30, days for 400; raises 22023.';
+    'within 5 %; since is by default an hour ago, with step hour a day and with step day 30 '
+    'days, and is rounded down to what is kept: minutes for 2 days, hours for 30, days for '
+    '400; raises 22023.';
 
 /* The rows of job_stats that make up a span, each end of a job in one of them.  The row of a
  * day or hour that goes on has what ended up to days_until or hours_until. */
