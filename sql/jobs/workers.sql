@@ -17,7 +17,7 @@ begin
         raise exception using errcode = 'feature_not_supported',
             message = format('the worker has rota %s, and this database needs 0.2.0 or newer',
                 version),
-            hint = 'Upgrade the client: pip install ''rota>=0.2.0''.';
+            hint = 'Install the Python client of a checkout of this version.';
     end if;
     perform rota._check_names('queues', queues);
     perform rota._check_queues('worker', queues);

@@ -15,7 +15,7 @@ begin
         raise exception using errcode = 'feature_not_supported',
             message = format('%I has rota %s, and this is the older %s', current_database(),
                 c_installed, rota.version()),
-            hint = format('Install %s or newer: pip install ''rota>=%s''.  To go back '
-                'anyway: --force, or psql -v allow_downgrade=1.', c_installed, c_installed);
+            hint = format('Install from a checkout of %s or newer.  To go back anyway: '
+                '--force, or psql -v allow_downgrade=1.', c_installed);
     end if;
 end $$;
