@@ -448,7 +448,7 @@ def test_status_says_which_worker_takes_no_more_jobs(
     client.report_worker("leaving", "host", 1, "0.2.0", ["default"], [])
 
     (line,) = (line for line in run("status").splitlines() if line.startswith("leaving"))
-    assert line.endswith("default  none: it leaves")
+    assert line.endswith("default  none: it is stopping")
 
 
 def test_status_says_how_old_its_numbers_are(

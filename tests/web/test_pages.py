@@ -688,7 +688,7 @@ def test_open_pages_write_nothing(
 def test_a_worker_that_takes_no_more_jobs_is_told(http: httpx.Client, db_of_page: Any) -> None:
     db_of_page.execute("select rota.report_worker('leaves', 'h', 1, '1', '{mail}', '{}')")
     try:
-        assert "none: it leaves" in told(http, "/workers")
+        assert "none: it is stopping" in told(http, "/workers")
     finally:
         db_of_page.execute("select rota.deregister_worker('leaves')")
 

@@ -341,7 +341,7 @@ def _worker(row: dict[str, Any]) -> dict[str, Any]:
 def _types(job_types: list[str] | None) -> str:
     if job_types is None:
         return "all"
-    return " ".join(job_types) or "none: it leaves"
+    return " ".join(job_types) or "none: it is stopping"
 
 
 SHOWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
