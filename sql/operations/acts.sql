@@ -233,7 +233,7 @@ begin
                 then ', which takes force: true' end));
     end if;
     perform rota._refuse('filter', coalesce(format('must have ' || k.what, e.key),
-        format('has %L, which is no key of it: it may have ids, status, payload, headers, '
+        format('has the unknown key %L: it may have ids, status, payload, headers, '
             'older_than, newer_than, is_discarded, %s or all', e.key,
             array_to_string(c_texts, ', '))))
     from jsonb_each(_check_filter.filter) as e

@@ -162,7 +162,7 @@ create or replace function rota._examine_locks()
     )
     select 'critical', format('%s %s the %s of rota.%s, and %s %s for it, the first for %s',
             rota._session_words(l.pid),
-            case when l.granted then 'has' else 'waits itself for' end, l.mode, l.relname,
+            case when l.granted then 'has' else 'itself waits for' end, l.mode, l.relname,
             count(*), case count(*) when 1 then 'other waits' else 'others wait' end,
             rota._ago(min(w.waitstart))),
         format('select pg_terminate_backend(%s);', l.pid)
@@ -605,9 +605,9 @@ create or replace function rota._examine_statistics()
         and rota.now() - interval '10 minutes'
       and rota._first_uncounted(p.counted_until) < rota.now() - interval '10 minutes'
     union all
-    select 'warning', format('a transaction has ended jobs, or let some wait for others, '
-            '%s ago or later and is still open: that shows once it commits, and retention '
-            'keeps the jobs that have ended since', rota._ago(min(l.since))),
+    select 'warning', format('within the last %s a transaction has ended jobs, or let '
+            'some wait for others, and is still open: that counts once it commits, and until '
+            'then retention keeps the jobs that have ended since', rota._ago(min(l.since))),
         'select pid, usename, application_name, xact_start from pg_stat_activity '
         'where backend_xid = any(array(select xid from rota.late_xids)) order by xact_start;'
     from rota.late_xids as l where l.until is null

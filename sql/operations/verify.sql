@@ -114,17 +114,17 @@ begin
             from live as i
         ) as k
         where k.idempotency_key is not null group by k.idempotency_key, k.scope
-    )), ('what is to follow a job is found by its end or by a check', array(
+    )), ('a rerun of a job is found by the end of the job or by a check', array(
         select case when j.id is null and r.job_id::text not in (
                 select c.subject from rota.pending_checks as c where c.kind = 'rerun')
-            then format('a run is to follow job %s, which does not run, and no check is '
-                'pending', r.job_id) end
+            then format('job %s has a rerun, but does not run, and no check is pending',
+                r.job_id) end
         from (select i.job_id from rota.reruns as i order by i.id desc limit verify.max_rows)
             as r
         left join rota.jobs as j on j.id = r.job_id and j.status = 'running'
     )), ('jobs of an ordering key run one at a time', array(
         select case when count(*) > 1
-            then format('jobs %s and %s of key %L are both at it', min(k.id), max(k.id),
+            then format('neither of jobs %s and %s of key %L is blocked', min(k.id), max(k.id),
                 k.ordering_key) end
         from (
             select i.id, i.ordering_key from rota.jobs as i
@@ -167,7 +167,7 @@ begin
             )
             then format('job %s waits for nothing, and no check is pending', b.id) end
         from live as b where b.status = 'blocked'
-    )), ('a job that is held waits for a limit, pause or budget that there is', array(
+    )), ('a held job waits for a limit, pause or budget that exists', array(
         select case when num_nonnulls(l.max_running, l.max_starts) = 0 and h.hold <> 'expired'
               and not exists (
                 select from rota.pauses as p where h.hold = 'pause ' || p.pause_name
@@ -190,9 +190,9 @@ begin
             then format('of limit %s %s slots are issued, %s free and %s held',
                 l.limit_name, l.issued, l.free, l.held) end
         from limits as l
-    )), ('no more run under a limit than may', array(
+    )), ('no more jobs run under a limit than it allows', array(
         select case when b.max_running < l.held and rota._is_issued_for(b)
-            then format('%s run under limit %s, which lets %s', l.held, l.limit_name,
+            then format('%s jobs run under limit %s, which allows %s', l.held, l.limit_name,
                 b.max_running) end
         from limits as l cross join lateral rota._bound(l.limit_name) as b
     ))) as p (promise, found)

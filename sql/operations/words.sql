@@ -103,7 +103,7 @@ create or replace function rota._pause_finding(pause rota.pauses)
             else coalesce('queue ' || pause.queue || ' was', 'all queues were')
         end,
         case pause.set_by
-            when 'breaker' then 'the breaker of its retry rules'
+            when 'breaker' then 'its breaker'
             when 'rule' then 'a retry rule'
             when 'move' then 'the move of its queue'
             else 'role ' || pause.paused_by

@@ -50,7 +50,7 @@ begin
         v_words[4] ^@ '*' or v_words[6] ^@ '*',
         not (v_words[2] ^@ '*' or v_words[3] ^@ '*'))::rota.parsed_schedule;
     if rota._next_day(v_parsed, '2000-01-01') is null then
-        perform rota._refuse_schedule(schedule, 'names a day that no month of it ever has');
+        perform rota._refuse_schedule(schedule, 'names a day that none of its months has');
     end if;
     return v_parsed;
 end $$;

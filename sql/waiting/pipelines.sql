@@ -304,7 +304,7 @@ begin
     begin
         perform rota._check_name(format('stages[%s].stage', s.ordinal), s.stage),
             case when s.stage = 'end' then rota._refuse(format('stages[%s].stage', s.ordinal),
-                'must not be end, which as a next_stage means none') end,
+                'must not be end, which as next_stage ends the run') end,
             rota._check_new_job(format('stages[%s].', s.ordinal), s.job_type, '{}', s.queue,
                 null, null, coalesce(s.priority, 0), s.max_attempts, s.lease, s.backoff, null,
                 s.time_limit)

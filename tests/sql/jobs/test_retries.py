@@ -582,10 +582,10 @@ def test_explain_and_doctor_tell_of_an_open_breaker(db):
 
     told = one_reason(db, waiting)
     assert told.reason == "type_paused"
-    assert "by the breaker" in told.explanation
+    assert "by its breaker" in told.explanation
     assert "1 attempt failed, with SMTPError" in told.explanation
     found = [row for row in call(db, "doctor") if row.finding == "queues"]
-    assert "by the breaker" in found[0].evidence
+    assert "by its breaker" in found[0].evidence
     db.execute(found[0].remedy)
     assert one_reason(db, waiting).reason != "type_paused"
 

@@ -118,7 +118,7 @@ def test_a_change_of_a_table_that_all_others_wait_behind(db, connect, is_reader)
         waiting.result()
 
     assert len(told) == 1
-    assert re.match(rf"pid {pid} .*role .* waits itself for the \w+ExclusiveLock of rota.jobs, "
+    assert re.match(rf"pid {pid} .*role .* itself waits for the \w+ExclusiveLock of rota.jobs, "
         r"and \d+ others? waits? for it, the first for ", told[0].evidence)  # fmt: skip
     assert told[0].remedy == f"select pg_terminate_backend({pid});"
     assert stopped == []

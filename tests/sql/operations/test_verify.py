@@ -79,7 +79,7 @@ CASES = {
         lambda db: one(db, "fail_job", **owner(running(db)), error="e", retry_in="0") and 1,
         "update rota.jobs set lease_token = 1 where id >= %s",
     ),
-    "what is to follow": (
+    "a rerun of a job": (
         followed,
         "update rota.jobs set status = 'queued', locked_by = null, locked_until = null"
         " where id = %s",
@@ -96,7 +96,7 @@ CASES = {
         lambda db: enqueue(db, depends_on=[enqueue(db)]),
         "delete from rota.dependencies where job_id = %s",
     ),
-    "a job that is held": (
+    "a held job": (
         enqueue,
         "update rota.jobs set hold = 'type gone' where id = %s",
     ),
@@ -104,7 +104,7 @@ CASES = {
         limited,
         "insert into rota.limit_slots (limit_name) select 'type x' where %s > 0",
     ),
-    "no more run under": (
+    "no more jobs run under": (
         limited,
         "update rota.limits set max_running = 0 where %s > 0;"
         "update rota.limit_parts set max_running = 0",

@@ -251,7 +251,7 @@ class Worker:
             working.result()
         else:
             text = (
-                "worker %s leaves, though a lifespan of its registry neither opens nor closes"
+                "worker %s exits, although a lifespan of its registry neither opens nor closes"
             )
             logger.warning(text, self.name)
 
