@@ -61,7 +61,7 @@ class JobNotFoundError(RotaError):
 
 
 class LeaseLostError(RotaError):
-    """The lease token is no longer the newest: another worker now owns the job."""
+    """The lease is lost: it ended, was given back, or belongs to another worker now."""
 
     sqlstate = "RT002"
 
@@ -103,7 +103,7 @@ class JobRunningError(RotaError):
 
 
 class IsolationLevelError(RotaError):
-    """Jobs are claimed in READ COMMITTED only."""
+    """Jobs are claimed, and carried between databases, in READ COMMITTED only."""
 
     sqlstate = "RT009"
 
@@ -127,13 +127,13 @@ class KeyNotHaltedError(RotaError):
 
 
 class JobNotBlockedError(RotaError):
-    """The job is not blocked, so it cannot wait for more jobs."""
+    """The job is not blocked, or is locked, so it cannot be made to wait for more jobs."""
 
     sqlstate = "RT013"
 
 
 class RunInProgressError(RotaError):
-    """The run of the pipeline is in progress."""
+    """The run of the pipeline, or the last run of the schedule, is in progress."""
 
     sqlstate = "RT014"
 

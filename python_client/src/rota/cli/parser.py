@@ -26,7 +26,7 @@ OWN_MANY = {"worker", "forward", "web", "make", "queue move"}
 """Commands that take several databases themselves."""
 DOCTOR = "Exit code: 0 all is well, 1 warnings, 2 critical, 3 could not query the database."
 VERIFY = "Exit code: 0 all are kept, 1 one is broken, 3 could not query the database."
-STATUS = "Exit code: 0, 2 if the doctor finds something critical, 1 if the query failed."
+STATUS = "Exit code: 0, 1 if the query failed, 2 if the doctor finds something critical."
 COULD_NOT_ASK = 3
 EPILOG = """\
 examples:
@@ -53,10 +53,10 @@ The command counts the waiting jobs, and asks. Without a terminal it
 pauses a given queue or type without asking; --all then needs --yes.
 """
 ACTS = """\
-Give job ids, or a filter; a job has to meet all its conditions. The command
-first counts the jobs, and asks; then it changes them in short steps, and you
-may stop it and run it again. It reports a job that it cannot change, and
-continues with the others.
+Give job ids, or a filter; a job has to meet all its conditions. With a filter
+(purge and erase: always) the command first counts the jobs, and asks. It
+changes them in short steps: you may stop it and run it again. It reports a job
+that it cannot change, and continues with the others.
 
 examples:
 {more}
@@ -487,7 +487,7 @@ def _add_worker(commands: Any) -> None:
     add.add_argument("--queue", action="append", help=what)
     number(int, "--concurrency", 4, "jobs at a time, for queues without their own places")
     number(int, "--processes", 1, "worker processes, each with this concurrency")
-    number(int, "--batch", None, "hold N jobs (default: what starts soon)")
+    number(int, "--batch", None, "prefetch N jobs (default: what is likely to start soon)")
     add.add_argument(
         "--lease",
         type=float,

@@ -625,7 +625,8 @@ class AsyncClient:
         On a psycopg connection in autocommit it listens, and the transaction that ends the job
         notifies it; other notifications that come meanwhile are lost.  On any other connection,
         on a standby, or with *listen* false (behind a pooler), it polls about once a second.
-        With *active* it does not wait but asks once, as the SQL function does.
+        With *active* given, true or false, it does not wait but asks once, as the SQL function
+        does.
         """
         if not isinstance(active, Unset):
             return await self._ask_result(job_id, active)
