@@ -1,12 +1,13 @@
 /*
  * access/grants.sql -- who may do what.
  *
- * One list, _access(), says which kind of access needs which function or view.  All functions
- * run with the owner's rights, so execute is all that a role needs; no table is granted to any
- * role.  `create or replace` keeps old grants, so each install takes everything away from
- * public and from our roles, and grants it again from the list.
+ * One list, _access(), says which kind of access needs which function, view or table.  All
+ * public functions run with the owner's rights, so execute is all that a caller needs.
+ * Observers may also select from views and from some tables (access/visible_rows.sql); no role
+ * may write to one.  `create or replace` keeps old grants, so each install takes everything
+ * away from public and from our roles, and grants it again from the list.
  *
- * Where the roles cannot be created, grant_statements() prints the same list for any role.
+ * Where the roles cannot be created, grant_statements() returns the same grants for any role.
  */
 
 create or replace function rota._access()

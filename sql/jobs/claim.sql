@@ -10,17 +10,17 @@
  * each (queue, lane), each in order of place.  The lane of a plain job is its priority and its
  * place is run_at; waiting/fairness.sql gives other places to jobs that age or take turns.  A
  * claim walks the lanes from the lowest number up, and within one takes only the due beginning.
- * So a million jobs for next month in front of a lane cost nothing: it never looks behind the
- * first that is not due.  Where each lane begins is remembered (base/scan_start.sql).
+ * So a million jobs for next month in a lane cost nothing: a claim never looks behind the first
+ * that is not due.  Where each lane begins is remembered (base/scan_start.sql).
  *
  * A claim reads the settings of its own queues and of the jobs that it has found.  It does no
- * waiting work of others: a job whose limit is full, whose type is paused, or that has
- * expired, leaves its lane, to be looked at by maintenance.  At most max_jobs + 100 leave in
+ * work for jobs that wait: a job whose limit is full, whose type is paused, or that has
+ * expired, leaves its lane, and maintenance examines it.  At most max_jobs + 100 leave in
  * one claim, which then returns what it has and notifies, so that a waiting worker claims
  * again at once.  Where keys have limits it takes 200 at most: the slots of a new key take
  * locks, and the server has a limited number of these.
  *
- * No lease lasts more than 30 seconds beyond a time limit; in these the worker stops the job.
+ * No lease lasts more than 30 seconds beyond a time limit: time for the worker to stop the job.
  *
  * The lease token is the clock in microseconds, or one more than the job's last token if that
  * is greater.  So it grows with every claim of the job, also when the clock steps back, and a

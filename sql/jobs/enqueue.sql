@@ -1,5 +1,5 @@
 /*
- * jobs/enqueue.sql -- put a job in.
+ * jobs/enqueue.sql -- enqueue jobs.
  *
  * Enqueue is part of the caller's transaction: no worker sees the job before the commit.
  *

@@ -1,5 +1,5 @@
 /*
- * maintenance/pg_cron.sql -- let pg_cron be the heartbeat.
+ * maintenance/pg_cron.sql -- let pg_cron tick.
  *
  * pg_cron only wakes the ticker, and forgets what it missed while it was down.  What it runs is
  * always tick_loop(), which ticks again at once while there is more to do.  From 1.5 on pg_cron

@@ -1,7 +1,7 @@
 /*
  * operations/explain.sql -- why does this job not run?
  *
- * Each thing that can keep a job from running is asked in turn, and what is found becomes a
+ * Each thing that can keep a job from running is checked in turn, and what is found becomes a
  * row: a reason, what it says about this job, and the statement that would change it.  The
  * first row decides, and the others are what would keep the job next.
  *

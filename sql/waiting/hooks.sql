@@ -1,5 +1,5 @@
 /*
- * waiting/hooks.sql -- where jobs/ tells that jobs came in, wait and ended.
+ * waiting/hooks.sql -- where jobs/ reports that jobs come in, wait and end.
  *
  * jobs/ does not know how jobs wait for parents, under a key, for a limit or in a schedule:
  * whatever follows when a job comes in or ends begins here, and these five functions are the

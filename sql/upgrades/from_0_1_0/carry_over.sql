@@ -1,8 +1,8 @@
 /*
  * upgrades/from_0_1_0/carry_over.sql -- the rows of 0.1.0 come into the new tables.
  *
- * A job keeps its id, its attempts and its lease: who runs it may finish it.  Three things are
- * said otherwise than in 0.1.0.
+ * A job keeps its id, its attempts and its lease, so its worker may finish it.  Three things
+ * differ from 0.1.0.
  *
  * A run of a pipeline was a job for each stage, and is one job now, with the id of the first;
  * the stages that it has left are rows of stage_runs.  So a lease in a later stage, which names

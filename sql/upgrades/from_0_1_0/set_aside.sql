@@ -1,7 +1,7 @@
 /*
  * upgrades/from_0_1_0/set_aside.sql -- the tables of 0.1.0 make room.
  *
- * Between 0.1.0 and 0.2.0 nearly every table has changed.  So this one upgrade goes no steps:
+ * Between 0.1.0 and 0.2.0 nearly every table has changed.  So this one upgrade has no steps:
  * the old schema takes another name, the install makes everything anew, carry_over.sql brings
  * the rows, and the old schema goes.  What comes out is a fresh install, to the last column.
  *

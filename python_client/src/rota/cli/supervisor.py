@@ -1,4 +1,4 @@
-"""Several worker processes under one parent, which starts them again when they end.
+"""Several worker processes under one parent, which restarts those that end.
 
 The parent runs no job and has no connection.  Each child is the same command for one process,
 in a process group of its own: so Ctrl-C reaches the parent alone, which passes it on once.

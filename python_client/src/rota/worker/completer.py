@@ -5,8 +5,9 @@ take turns with such calls.  Repeating is safe: the lease token says which claim
 report that arrives twice gets the same answer.
 
 end_jobs() answers each ending by itself.  One whose row another session has locked is reported
-again soon; one that the database refuses is tried again until its lease ends, and then left to
-the sweep.  Neither holds up the others.
+again soon.  One that the database refuses is reported as failed, or without its result, if its
+values are wrong; otherwise it is tried again until its lease ends, and then left to the sweep.
+None of these holds up the others.
 """
 
 from __future__ import annotations
