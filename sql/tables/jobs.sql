@@ -264,8 +264,8 @@ comment on column rota.queues.keep_dead is 'How long dead jobs are kept; null me
 comment on column rota.queues.ageing is
     'A waiting job gains one priority each time this has passed; null means never.';
 comment on column rota.queues.retry_budget is
-    'So many retries per_minute may begin, and percent of the first attempts that ended in the '
-    'last one; null means all.';
+    'How many retries may begin: per_minute, and percent of the first attempts that ended in '
+    'the last minute; null means any number.';
 comment on column rota.queues.expires_after is
     'How long after its time a new job without its own expiry may start; null means forever.';
 
@@ -308,7 +308,8 @@ comment on table rota.pauses is
 comment on column rota.pauses.queue is 'Null means all queues.';
 comment on column rota.pauses.job_type is 'Null means all types.';
 comment on column rota.pauses.set_by is
-    'Whether an operator paused it, or a breaker because too many jobs failed.';
+    'Who paused it: an operator, a breaker because too many jobs failed, a retry rule, or the '
+    'move of the queue.';
 comment on column rota.pauses.until is 'When the pause ends; null means when it is resumed.';
 
 create table rota.workers (
@@ -329,7 +330,7 @@ create table rota.workers (
 comment on table rota.workers is
     'Workers and when they were last seen, for people to read; no decision depends on it.';
 comment on column rota.workers.job_types is
-    'What it takes: null means all types, and an empty list that it leaves.';
+    'What it takes: null means all types, and an empty array that it is stopping.';
 comment on column rota.workers.concurrency is
     'How many jobs it runs at a time; null if it has not reported that.';
 comment on column rota.workers.backend_pid is

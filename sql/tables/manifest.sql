@@ -19,4 +19,4 @@ comment on table rota.manifest is
 comment on column rota.manifest.definition is
     'What makes it, or a hash of that; null for what was there and not of the install.';
 comment on column rota.manifest.is_drifted is
-    'Whether it was otherwise when the last upgrade began, and so was not taken for right.';
+    'Whether it differed when the last upgrade began, which then did not record it anew.';
