@@ -17,7 +17,7 @@ demo: $(VENV)/.demo ## See jobs run, fail, retry and survive a crash (DATABASE_U
 install: ## Install into DATABASE_URL or the PG* defaults (ARGS="--with-roles"; see ./install.sh --help)
 	@./install.sh $(ARGS)
 
-test: $(VENV)/.dev ## Run all tests, or some: ARGS="sql -k claim"; installs what a fresh machine lacks
+test: $(VENV)/.dev ## Run the tests, but not the long ones, or some: ARGS="sql -k claim"; as root installs what a fresh machine lacks
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || ../$(BIN)/python again.py
 
 test-fast: $(VENV)/.dev ## Run the fast tests: sql, client and contract without those marked slow
