@@ -286,7 +286,7 @@ uninstall() {
     live=$(ask 'select count(*) from rota.jobs') || exit 3
     kept=$(ask 'select count(*) from rota.finished_jobs') || exit 3
     if [ -z "$confirmed" ]; then
-        say "This removes rota from $place, with all settings of queues;"
+        say "This removes rota from $place, with its history, schedules and settings;"
         say "live jobs: $live, finished jobs: $kept."
         [ -t 0 ] || fail 1 "no terminal to ask on; add --yes if you are sure"
         printf 'Remove it? [y/N] '
