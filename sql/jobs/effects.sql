@@ -163,8 +163,8 @@ begin
 end $$;
 
 comment on function rota.effect_result is
-    'Return whether a recorded effect is done, and with what result, unless the caller may not '
-    'work in its queue; no row if there is no record; raises 22023.';
+    'Return whether a recorded effect is done, and with what result, null if the caller may '
+    'not work in its queue; no row if there is no record; raises 22023.';
 
 /* Whether an effect was recorded in a queue in which the caller may do this, or its job is
  * there now. */
