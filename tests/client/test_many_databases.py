@@ -826,7 +826,7 @@ def test_an_act_whose_answer_was_lost_is_told_as_unknown(make):
     assert done.returncode == told.returncode == alone.returncode == 1
     assert "/many19: outcome unknown" in done.stdout
     assert "outcome unknown on 1 of 2 databases" in done.stderr
-    assert "1 job given the priority" in done.stdout
+    assert "1 job given priority 7" in done.stdout
     lost, there = json.loads(told.stdout)
     assert (lost["outcome"], lost["answer"]) == ("unknown", None)
     assert "outcome" not in there

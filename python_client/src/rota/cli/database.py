@@ -609,7 +609,7 @@ def verify(arguments: argparse.Namespace) -> int:
             [
                 (
                     "BROKEN" if row.violations else "kept",
-                    f"{row.promise}: {row.violations} of {row.examined}"
+                    f"{row.promise}: {row.violations} of {row.examined} violate it"
                     + (f", such as: {row.example}" if row.example else ""),
                     None,
                 )

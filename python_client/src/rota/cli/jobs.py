@@ -403,8 +403,8 @@ DONE = {
     "cancel": "cancelled, or asked to stop if running",
     "discard": "acknowledged: still dead, but without alerts",
     "reschedule": "moved to another time",
-    "set_priority": "given the priority",
-    "move": "moved to the queue",
+    "set_priority": "given priority {to}",
+    "move": "moved to queue {to}",
     "purge": "deleted",
     "erase": "erased",
 }
@@ -436,6 +436,7 @@ def act(arguments: argparse.Namespace) -> int:
             confirm(f"{verb} {_jobs(found)}")
         changed, conflicts = 0, []
         done = "put back, due as before" if "keep_run_at" in given else DONE[what]
+        done = done.format(to=getattr(arguments, "to", None))
         try:
             for report in calls():
                 changed += report.changed
