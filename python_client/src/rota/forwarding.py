@@ -4,7 +4,7 @@ A job travels in one transaction of its database: it is taken there, received by
 which commits, and ended, and only then is the commit.  So a forwarder that is killed leaves
 nothing to clear up, and two of them do not disturb each other.
 
-A lane is two connections and what goes over them, batch by batch: a `Carrier` carries single
+A route is two connections and what goes over them, batch by batch: a `Carrier` carries single
 jobs that are meant for another database, a `Mover` those of a queue that moves there.
 
 Each database has a scout, which is notified like a worker and asks where jobs wait to go; in
@@ -112,7 +112,7 @@ class Database:
         """When to ask for its number, on the monotonic clock."""
 
 
-class Lane:
+class Route:
     """Carries in a task of its own, which has its connections as long as it runs."""
 
     max_doublings = 0
@@ -224,7 +224,7 @@ def _waits(row: ReceivedJob) -> bool:
     return code is not None and (code == NO_RIGHT or code.startswith(("55", "XX")))
 
 
-class Carrier(Lane):
+class Carrier(Route):
     """Carries the jobs that are meant for another database.
 
     *on_carried* is called whenever jobs have left.
@@ -307,7 +307,7 @@ class Carrier(Lane):
         )
 
 
-class Mover(Lane):
+class Mover(Route):
     """Carries the jobs of a queue that moves, those of one move.
 
     They are taken out of the live table in one transaction and sent in another, during which
@@ -486,8 +486,8 @@ class Scout:
         finally:
             self._notifier.wait_also([])
             await asyncio.gather(*map(end_task, notifying))
-            for lane in (*self.carriers.values(), *self._movers.values()):
-                await lane.close()
+            for route in (*self.carriers.values(), *self._movers.values()):
+                await route.close()
             with suppress(psycopg.Error, RotaError, OSError):
                 await self._presence.leave()
             await self._connection.close()
