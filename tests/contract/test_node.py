@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sql.helpers import Db, call, claim, enqueue, rows, run, scalar
+from support.frozen import Frozen
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.plain_session
@@ -67,7 +68,7 @@ class NodeWorker:
         self.process = subprocess.Popen(
             [node, "worker.mjs", "node"],
             cwd=HERE,
-            env={**os.environ, "DATABASE_URL": dsn},
+            env={**os.environ, "DATABASE_URL": dsn, "PGAPPNAME": "node-worker"},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -198,3 +199,46 @@ def test_worker_ends_its_jobs_at_sigterm_and_leaves_the_rest(
     assert scalar(db, ENDED) == 4
     assert rows(db, "select status, attempts from rota.jobs") == [("queued", 0)] * 2
     assert scalar(db, IDLE) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_worker_exits_when_the_server_hangs(db: Db, worker: NodeWorker) -> None:
+    """Its lease ends, so its handler must, too."""
+    enqueue(db, "sleep", queue="node", payload={"ms": 60_000})
+    eventually(db, "select count(*)::int from rota.jobs where status = 'running'", 1)
+    frozen = Frozen(db, "node-worker")
+
+    try:
+        frozen.freeze()
+        _, errors = worker.process.communicate(timeout=45)
+    finally:
+        frozen.thaw()
+
+    assert worker.process.returncode == 1
+    assert "Query read timeout" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_worker_stops_what_is_cancelled_lost_or_overdue(db: Db, worker: NodeWorker) -> None:
+    cancelled, lost = (
+        enqueue(db, "sleep", queue="node", payload={"ms": 60_000}) for _ in range(2)
+    )
+    overdue = enqueue(
+        db, "sleep", queue="node", payload={"ms": 60_000}, time_limit="1 s", max_attempts=1
+    )
+    running = "select count(*)::int from rota.jobs where status = 'running'"
+    eventually(db, running, 3)
+
+    call(db, "pause_queue", queue="node")
+    call(db, "cancel_job", job_id=cancelled)
+    call(db, "retry_job", job_id=lost, force=True)
+
+    eventually(db, running, 0)
+    # It returns when no handler is left, so none still sleeps.
+    worker.stop()
+    assert run(db, cancelled).status == "cancelled"
+    assert run(db, overdue).error_type == "time_limit"
+    assert run(db, overdue).last_error == "The operation was aborted"
+    assert run(db, lost).status == "queued"
