@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -242,3 +243,20 @@ def test_worker_stops_what_is_cancelled_lost_or_overdue(db: Db, worker: NodeWork
     assert run(db, overdue).error_type == "time_limit"
     assert run(db, overdue).last_error == "The operation was aborted"
     assert run(db, lost).status == "queued"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_worker_starts_at_once_what_its_tick_lets_in(db: Db, worker: NodeWorker) -> None:
+    """No notification comes: a tick sends none to its own session."""
+    eventually(db, IDLE, 1)
+    waits = []
+    for _ in range(4):
+        parent = enqueue(db, "greet", queue="node", payload={"name": "n"}, delay="2 s")
+        for _ in range(25):  # so many that a tick has to let them in
+            enqueue(db, "greet", queue="node", payload={"name": "n"}, depends_on=[parent])
+        eventually(db, "select count(*)::int from rota.jobs", 0)
+        ended = run(db, parent).finished_at
+        waits.append(scalar(db, "select max(started_at) from rota.finished_jobs") - ended)
+
+    assert max(waits) < timedelta(seconds=0.5)

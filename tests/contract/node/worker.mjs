@@ -43,7 +43,7 @@ while (!isStopping || running.size) {
   const [wait] = await call(db, free > jobs.length ? 'select *, 1000 * extract(epoch from look_again_in) as ms from rota.wait_for_jobs($1, $2)'
     : 'select rota.stop_waiting(), $1::text[], $2::text[], null as channels, 1000 as ms', queues, job_types);
   for (const channel of wait.channels ?? []) await call(db, `listen ${channel}`);
-  if (mayTick && (wait.has_maintenance ?? true)) { mayTick = false; await call(db, 'select from rota.tick()'); }
+  if (mayTick && (wait.has_maintenance ?? true)) { mayTick = false; await call(db, 'select from rota.tick()'); wake(); }
   await Promise.race([woken, new Promise((resolve) => setTimeout(resolve, wait.ms))]);
 }
 await call(db, 'select from rota.deregister_worker($1)', worker);
