@@ -244,7 +244,7 @@ $$;
 
 create or replace function rota._examine_workers()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    select 'warning', format('worker %s (pid %s on %s) is no longer connected, but holds %s '
+    (select 'warning', format('worker %s (pid %s on %s) is no longer connected, but holds %s '
             'until %s', w.worker, w.pid, w.host,
             case h.jobs when 1 then '1 job' else h.jobs::text || ' jobs' end,
             rota._moment(h.locked_until)),
@@ -261,7 +261,26 @@ create or replace function rota._examine_workers()
     ) as h
     join rota._workers as w on w.worker = h.locked_by
     where not w.is_live
-    order by h.jobs desc, w.worker limit 20;
+    order by h.jobs desc, w.worker limit 20)
+    union all
+    -- Of a worker that hangs the row expires, and each live one waits in one session.
+    select 'warning', format('%s for jobs, but only %s live: a worker that hangs, or waits '
+            'through a pool, is notified in place of others, whose jobs then start up to half '
+            'a minute late. Let each report, and wait on a connection of its own (pid %s)',
+            case l.sessions when 1 then '1 session waits'
+                else format('%s sessions wait', l.sessions) end,
+            case n.workers when 1 then '1 worker is'
+                else format('%s workers are', n.workers) end,
+            array_to_string(l.pids[1:10], ', ')),
+        null
+    from (
+        select count(*) as sessions, array_agg(k.pid order by k.pid) as pids
+        from pg_locks as k join pg_database as d on d.oid = k.database
+        where d.datname = current_database() and k.locktype = 'advisory' and k.objsubid = 2
+          and k.classid = 1919907936 and k.objid = hashtext('')::bit(32)::bigint::oid
+    ) as l
+    cross join (select count(*) as workers from rota._workers as w where w.is_live) as n
+    where l.sessions > n.workers;
 $$;
 
 /* A worker that lives keeps its job by heartbeats, also where the handler hangs.  Of each type

@@ -199,6 +199,26 @@ def test_a_worker_that_was_killed(db, connect):
     assert scalar(db, "select count(*) from rota.finished_jobs") == 1
 
 
+@pytest.mark.own_session
+def test_a_session_that_waits_for_no_worker(db, connect):
+    """As each of a pool through which a worker waits: it is notified, and nobody hears."""
+    pool = [connect() for _ in range(3)]
+    call(pool[0], "report_worker", **{**ME, "version": version(db)})
+    call(pool[0], "wait_for_jobs")
+    assert doctor(db) == []
+
+    for each in pool[1:]:
+        call(each, "wait_for_jobs")
+
+    row = only(db)
+    assert (row.severity, row.finding) == ("warning", "workers")
+    assert row.evidence.startswith("3 sessions wait for jobs, but only 1 worker is live: ")
+    assert all(str(each.info.backend_pid) in row.evidence for each in pool)
+    for each in pool[1:]:
+        call(each, "stop_waiting")
+    assert doctor(db) == []
+
+
 def only_versions(db):
     return [row.finding for row in doctor(db)] == ["versions"]
 
