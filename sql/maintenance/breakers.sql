@@ -100,7 +100,7 @@ begin
         perform rota._hold_probes(c_breaker);
         if state.retry_at <= v_now
           and rota._set_breaker_state(state, state.retry_at, v_now, state.times_opened) then
-            perform rota._let_probes(c_name, c_breaker.probes);
+            perform rota._let_probes(c_breaker, c_breaker.probes);
         end if;
     else
         -- What another tick has let through just now is not seen yet.
@@ -128,7 +128,7 @@ begin
             perform rota._open_breaker(c_breaker, state,
                 'what was let through to try failed with ' || v_failed.last);
         elsif v_succeeded < c_breaker.probes then
-            perform rota._let_probes(c_name, c_breaker.probes - v_succeeded - v_trying);
+            perform rota._let_probes(c_breaker, c_breaker.probes - v_succeeded - v_trying);
         elsif rota._set_breaker_state(state, null, null, 0) then
             -- An operator may just have taken over the pause.
             perform rota._resume(state.queue, state.job_type, 'breaker');
@@ -189,22 +189,28 @@ begin
     ));
 end $$;
 
-/* Let so many of the first jobs that a pause holds into their lanes, past it. */
-create or replace function rota._let_probes(pause_name text, probes integer)
+/* Let so many of the first jobs that a pause holds into their lanes, past it; or, if it holds
+ * fewer, of the retries that wait for the budget of the queue. */
+create or replace function rota._let_probes(breaker rota.breakers, probes integer)
     returns void language plpgsql as $$
 declare
-    v_ids bigint[];
+    c_name constant text := rota._pause_name(breaker.queue, breaker.job_type);
+    v_hold text;
+    v_ids bigint[] := '{}'::bigint[];
 begin
-    if probes <= 0 then return; end if;
-    v_ids := array(
-        select j.id from rota.jobs as j
-        where j.hold = 'pause ' || _let_probes.pause_name and j.hold <> 'time'
-          and j.status in ('queued', 'failed') and j.run_at <= rota.now()
-        order by j.queue, j.job_type, coalesce(j.own_lane, j.priority),
-            coalesce(j.own_place, j.run_at), j.id
-        limit _let_probes.probes for update skip locked
-    );
-    perform rota._notify_for(rota._open_for('try ' || pause_name, v_ids, null, null));
+    foreach v_hold in array array['pause ' || c_name, 'retries ' || breaker.queue] loop
+        exit when cardinality(v_ids) >= probes;
+        v_ids := v_ids || array(
+            select j.id from rota.jobs as j
+            where j.hold = v_hold and j.hold <> 'time'
+              and j.queue = breaker.queue and j.job_type = breaker.job_type
+              and j.status in ('queued', 'failed') and j.run_at <= rota.now()
+            order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
+            limit _let_probes.probes - cardinality(v_ids) for update skip locked
+        );
+    end loop;
+    perform rota._notify_for(rota._open_for('try ' || c_name, v_ids, null, null))
+    where v_ids <> '{}';
 end $$;
 
 /* Why a closed breaker has to open; null if it need not. */

@@ -157,7 +157,9 @@ begin
     end loop;
 end $$;
 
-/* The first retries of a queue that are held and due, the oldest first. */
+/* The first retries of a queue that are held and due, the oldest first.  Those of a type that
+ * is paused could not begin: let in, they would wait for the end of the pause, and then all
+ * begin at once.  What a breaker lets through to try is taken from them, too. */
 create or replace function rota._first_retries(queue text, max_jobs integer)
     returns bigint[] language plpgsql stable as $$
 begin
@@ -166,6 +168,12 @@ begin
         from (
             select h.job_type, h.lane
             from rota._held_lanes('retries ' || _first_retries.queue, _first_retries.queue) as h
+            where not exists (
+                select from rota.pauses as p
+                where p.pause_name in ('type ' || h.job_type,
+                        concat('type ', h.job_type, ' of ', _first_retries.queue))
+                  and (p.until is null or p.until > rota.now())
+            )
             -- More of them would only be more to sort.
             order by h.first_place limit 100
         ) as k

@@ -254,7 +254,7 @@ MAINTENANCE = (
         "sql/jobs/test_retries.py",
         sql(
             "maintenance/breakers",
-            "rota._open_for('try ' || pause_name,",
+            "rota._open_for('try ' || c_name,",
             "rota._open_for(null,",
         ),
     ),
@@ -399,6 +399,26 @@ MAINTENANCE = (
             "maintenance/budgets",
             "or rota._is_paused(v_budget.queue, rota.now())",
             "or false",
+        ),
+    ),
+    mutant(
+        "budget-spent-on-a-paused-type",
+        "Retries of a paused type use up what those of other types wait for.",
+        "sql/maintenance/test_budgets.py",
+        sql(
+            "maintenance/budgets",
+            "and (p.until is null or p.until > rota.now())",
+            "and p.until < '-infinity'",
+        ),
+    ),
+    mutant(
+        "breaker-tries-no-retry",
+        "A breaker stays open for ever if all jobs of its type wait for the retry budget.",
+        "sql/maintenance/test_budgets.py",
+        sql(
+            "maintenance/breakers",
+            "array['pause ' || c_name, 'retries ' || breaker.queue]",
+            "array['pause ' || c_name]",
         ),
     ),
     mutant(

@@ -301,6 +301,42 @@ def test_while_the_queue_is_paused_no_token_is_spent(db, clock):
     assert let_in(db) == [job_id]
 
 
+@pytest.mark.parametrize("queue", [None, "default"])
+def test_while_their_type_is_paused_retries_spend_nothing(db, clock, queue):
+    clock.set("2026-01-01 00:00+00")
+    budget(db, per_minute=12)
+    first, second, *_ = fail(db, 9, job_type="t")
+    others = fail(db, 2)
+    value(db, "pause_type", job_type="t", queue=queue, until=clock.now() + MINUTE)
+
+    assert let_in(db) == others
+    clock.advance("59 s")
+    assert let_in(db) == []
+    clock.advance("1 s")
+    assert let_in(db) == [first, second]
+    assert let_in(db) == []
+
+
+def test_a_breaker_tries_a_retry_where_all_wait_for_the_budget(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    budget(db, per_minute=6)
+    value(db, "set_breaker", job_type="t", max_failures=1, pause_for="30 s")
+    first, *_ = fail(db, 3, job_type="t")
+    assert let_in(db) == []
+
+    clock.advance("31 s")
+    settle(db)
+    (probe,) = claim(db, max_jobs=9)
+    assert probe.job_id == first
+    clock.advance("1 s")
+    value(db, "finish_job", **owner(probe))
+    settle(db)
+    settle(db)
+
+    assert scalar(db, "select count(*) from rota.pauses") == 0
+    assert len(let_in(db)) == 1
+
+
 def test_a_thousand_kinds_do_not_keep_the_first_ones(db, clock):
     clock.set("2026-01-01 00:00+00")
     budget(db, per_minute=600)
