@@ -228,8 +228,9 @@ begin
 end $$;
 
 /* Give the waiting job of the key, which the caller has locked, what is new.  A failed job has
- * all attempts; a rerun without a time keeps its backoff.  What was asked for before its last
- * attempt was in that: so max_wait counts from there, or each call would retry it at once. */
+ * all attempts; a rerun without a time keeps its backoff, and waits for the retry budget.  What
+ * was asked for before its last attempt was in that: so max_wait counts from there, or each
+ * call would retry it at once. */
 create or replace function rota._update_keyed(
     job_id bigint, new_job rota.jobs, is_rerun boolean, max_wait interval
 ) returns void language plpgsql as $$
@@ -250,7 +251,10 @@ begin
         end,
         attempts = 0, updated_at = v_now
     where j.id = _update_keyed.job_id and j.status <> 'running';
-    perform rota._enter_lanes(array[job_id]);
+    perform rota._enter_lanes(array[j.id]) from rota.jobs as j
+    where j.id = _update_keyed.job_id
+      and not (_update_keyed.is_rerun and new_job.run_at is null
+        and coalesce(j.hold, '') like 'retries %');
 end $$;
 
 /* Take what was to follow these jobs, which the caller has locked or ended, and return the

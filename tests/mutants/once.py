@@ -1073,6 +1073,16 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "rerun-past-the-budget",
+        "Each rerun lets a retry begin that the budget of its queue has refused.",
+        "sql/maintenance/test_budgets.py",
+        sql(
+            "jobs/keys",
+            "coalesce(j.hold, '') like 'retries %'",
+            "coalesce(j.hold, '') like 'nothing %'",
+        ),
+    ),
+    mutant(
         "cancel-keeps-the-rerun",
         "A job is cancelled, and the run that was asked for before it comes all the same.",
         "sql/jobs/test_keys.py",

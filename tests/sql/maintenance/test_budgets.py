@@ -337,6 +337,21 @@ def test_a_breaker_tries_a_retry_where_all_wait_for_the_budget(db, clock):
     assert len(let_in(db)) == 1
 
 
+def test_a_rerun_waits_for_the_budget_like_the_retry_that_it_becomes(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    budget(db, per_minute=6)
+    asked = {"idempotency_key": "a", "on_conflict": "rerun"}
+    first, second = fail(db, 1)[0], fail(db, 1, **asked)[0]
+
+    assert enqueue(db, payload=Jsonb({"n": 2}), **asked) == second
+
+    assert let_in(db) == [first]
+    assert let_in(db) == []
+    clock.advance("10 s")
+    assert let_in(db) == [second]
+    assert run(db, second).payload == {"n": 2}
+
+
 def test_a_thousand_kinds_do_not_keep_the_first_ones(db, clock):
     clock.set("2026-01-01 00:00+00")
     budget(db, per_minute=600)
