@@ -187,6 +187,8 @@ begin
           and w.job_type = breaker.job_type and w.status in ('queued', 'failed')
         for update skip locked
     ));
+    -- The pause may just have ended.
+    perform rota._add_checks('pause', array[c_name]) where found;
 end $$;
 
 /* Let so many of the first jobs that a pause holds into their lanes, past it; or, if it holds

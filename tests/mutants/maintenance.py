@@ -259,6 +259,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "probes-held-without-a-check",
+        "What a late tick holds for a breaker that an operator has ended waits for ever.",
+        "races/test_open_settings.py",
+        sql(
+            "maintenance/breakers",
+            "array[c_name]) where found",
+            "array[c_name]) where false",
+        ),
+    ),
+    mutant(
         "breaker-kept-by-a-stranger",
         "A job type stays paused while a stranger has what its breaker let through to try.",
         "sql/jobs/test_retries.py",

@@ -328,6 +328,30 @@ def test_a_probe_that_fails_while_a_tick_counts_is_the_last(
     assert b.fetch(CLAIM_OPENED) == []
 
 
+def test_what_a_late_tick_holds_for_a_breaker_is_let_in_again(
+    trying: Any, a: Session, b: Session
+) -> None:
+    """A finds the pause of a breaker; B ends it, and ticks; A holds what a stranger had."""
+    trying.execute(_fail("opened", "retry_in => '1 day'").encode())
+    trying.execute("select rota._check_breakers()")
+    let_through = "update rota.jobs set hold = null, opened_for = 'try type opened of go'"
+    trying.execute(f"{let_through} where hold = 'pause type opened of go'".encode())
+    trying.execute(PAUSE)
+    mutate(
+        trying,
+        "_check_breaker",
+        "perform rota._hold_probes",
+        "perform race.pause(''); perform rota._hold_probes",
+    )
+
+    with stopped(trying, a, "select rota._check_breakers()"):
+        b.fetch("select rota.resume_type('opened', 'go')")
+        b.fetch("select from rota.tick()")
+    b.fetch("select from rota.tick()")
+
+    assert b.fetch(CLAIM_OPENED) == [()]
+
+
 def test_a_breaker_that_is_set_again_stays_open(failing: Any, a: Session) -> None:
     a.fetch("select rota._check_breakers()")
 
