@@ -245,9 +245,9 @@ begin
 end $$;
 
 /* The newest failures since a time, and the successes since then or, where *consecutive* ones
- * are asked for, since the first of these.  Where so many jobs of the queue have ended
- * meanwhile that the successes are not among the newest rows, the statistics tell of them, and
- * failures count as far as those go: else the few that fail would seem to be all there are. */
+ * are asked for, since the first of these.  Where the successes may not be among the newest
+ * rows of the queue, the statistics tell of them, and failures count as far as those go: else
+ * the few that fail would seem to be all there are. */
 create or replace function rota._breaker_ends(
     breaker rota.breakers, since timestamptz, max_failures integer, consecutive boolean,
     out failures integer, out successes integer, out last text
@@ -257,17 +257,17 @@ declare
 begin
     v_failed := rota._breaker_failures(breaker, since, max_failures);
     v_from := case when consecutive then v_failed.since else since end;
-    if v_failed.failures = 0 or consecutive and v_failed.failures < max_failures then
-        successes := 0;
-    elsif not rota._ends_are_many(breaker, v_from) then
+    successes := 0;
+    if v_failed.failures > 0 and not (consecutive and v_failed.failures < max_failures) then
         successes := rota._breaker_successes(breaker, since, v_from,
             case when consecutive then 1 else 10000 end);
-    else
-        v_failed := rota._breaker_failures(breaker, since, max_failures,
-            (select p.counted_until from rota.stats_progress as p));
-        v_from := case when consecutive then v_failed.since else since end;
-        successes := rota._counted_successes(breaker, v_from,
-            case when consecutive then 1 end);
+        if rota._may_miss_ends(breaker, v_from) then
+            v_failed := rota._breaker_failures(breaker, since, max_failures,
+                (select p.counted_until from rota.stats_progress as p));
+            v_from := case when consecutive then v_failed.since else since end;
+            successes := greatest(successes, rota._counted_successes(breaker, v_from,
+                case when consecutive then 1 end));
+        end if;
     end if;
     failures := v_failed.failures;
     last := v_failed.last;
@@ -281,7 +281,7 @@ declare
     v_successes integer := rota._breaker_successes(breaker, probed_at, probed_at,
         breaker.probes);
 begin
-    if v_successes < breaker.probes and rota._ends_are_many(breaker, probed_at) then
+    if v_successes < breaker.probes and rota._may_miss_ends(breaker, probed_at) then
         v_successes := greatest(v_successes, rota._counted_successes(breaker,
             date_bin('1 minute', probed_at, 'epoch') + interval '1 minute', breaker.probes));
     end if;
@@ -319,12 +319,18 @@ begin
     ), 0)::integer;
 end $$;
 
-/* Whether more jobs of the queue, or of a pipeline with such a stage, have ended since a time
- * than _breaker_successes() reads. */
-create or replace function rota._ends_are_many(breaker rota.breakers, since timestamptz)
+/* Whether _breaker_successes() may not find all that ended since a time: more jobs of the
+ * queue, or of a pipeline with such a stage, have ended than it reads, or those that are
+ * counted are not kept for so long. */
+create or replace function rota._may_miss_ends(breaker rota.breakers, since timestamptz)
     returns boolean language plpgsql stable as $$
 begin
-    return exists (
+    return since < least(
+        (select p.counted_until from rota.stats_progress as p),
+        rota.now() - coalesce((
+            select q.keep_finished from rota.queues as q where q.queue = breaker.queue
+        ), '7 days')
+    ) or exists (
         select from rota.finished_jobs_done as f
         where f.queue = breaker.queue and f.finished_at >= since
           and f.finished_at <= (select rota.now())

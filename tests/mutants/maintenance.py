@@ -373,7 +373,13 @@ MAINTENANCE = (
         "breaker-blind-in-a-busy-queue",
         "Where others end very many jobs a breaker sees what fails and not what succeeds.",
         "sql/jobs/test_retries.py",
-        sql("maintenance/breakers", "not rota._ends_are_many(breaker, v_from)", "true"),
+        sql("maintenance/breakers", "if rota._may_miss_ends(breaker, v_from)", "if false"),
+    ),
+    mutant(
+        "breaker-blind-to-what-is-not-kept",
+        "Where nothing is kept a breaker opens by failures of long ago, and closes never.",
+        "sql/jobs/test_retries.py",
+        sql("maintenance/breakers", "return since < least(", "return '1970-01-01' > least("),
     ),
     mutant(
         "breaker-half-open-in-a-busy-queue",
@@ -381,7 +387,7 @@ MAINTENANCE = (
         "sql/jobs/test_retries.py",
         sql(
             "maintenance/breakers",
-            "v_successes < breaker.probes and rota._ends_are_many(breaker, probed_at)",
+            "v_successes < breaker.probes and rota._may_miss_ends(breaker, probed_at)",
             "false",
         ),
     ),

@@ -447,6 +447,50 @@ def test_a_breaker_closes_in_a_queue_that_is_busy_with_others(db, clock):
     assert scalar(db, "select count(*) from rota.pauses") == 0
 
 
+@pytest.mark.parametrize(
+    ("given", "opens_after"), [({"max_failures": 3}, 12), ({"failed_percent": 60}, 15)], ids=str
+)
+def test_a_breaker_sees_what_succeeded_and_is_kept_no_longer(db, clock, given, opens_after):
+    clock.set("2026-01-01 00:00+00")
+    value(db, "set_queue", queue="default", keep_finished="0")
+    value(db, "set_breaker", job_type="mail", min_attempts=3, span="1 hour", **given)
+
+    ended = 0
+    for outcome in "x..x..x..xxxxxx":
+        ended += 1
+        job = running(db, job_type="mail")
+        if outcome == "x":
+            fail(db, job, fatal=True)
+        else:
+            value(db, "finish_job", **owner(job))
+        for _ in range(2):
+            clock.advance("30 s")
+            settle(db)
+        if scalar(db, "select count(*) from rota.pauses"):
+            break
+
+    assert ended == opens_after
+
+
+def test_a_breaker_closes_where_what_succeeded_is_kept_no_longer(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    value(db, "set_queue", queue="default", keep_finished="0")
+    value(db, "set_breaker", job_type="mail", max_failures=1, probes=3)
+    fail(db, running(db, job_type="mail"), fatal=True)
+    settle(db)
+    for _ in range(9):
+        enqueue(db, "mail")
+    assert claim(db) == []
+
+    for _ in range(6):
+        clock.advance("31 s")
+        settle(db)
+        for probe in claim(db):
+            value(db, "finish_job", **owner(probe))
+
+    assert rows(db, STATE) == [(0, None, None)]
+
+
 def test_what_began_before_the_pause_decides_nothing_afterwards(db, clock):
     """Half open, an attempt of before fails: only what was let through to try counts."""
     clock.set("2026-01-01 00:00+00")
