@@ -102,8 +102,9 @@ begin
 end $$;
 
 /* How many first attempts of a queue ended in the last minute: of many, by the time that the
- * newest 5000 took.  A first attempt that failed is among the failures, whatever came later.
- * None of a time that is still to come again. */
+ * newest 5000 took.  A first attempt that failed is among the failures, whatever came later; a
+ * stage of a pipeline that has succeeded is a row of its own.  None of a time that is still to
+ * come again. */
 create or replace function rota._first_attempts(queue text)
     returns float8 language plpgsql stable as $$
 declare
@@ -115,14 +116,34 @@ begin
             when a.rows < c_max then 60
             else greatest(1, extract(epoch from c_now - a.since))::float8 end)
         from (
-            select count(*) filter (where f.attempts = 1 and f.status = 'succeeded')
-                as attempts, count(*) as rows, min(f.finished_at) as since
+            select count(*) filter (where f.attempts = 1 and f.status = 'succeeded'
+                and f.pipeline is null) as attempts, count(*) as rows,
+                min(f.finished_at) as since
             from (
-                select i.attempts, i.status, i.finished_at from rota.finished_jobs_done as i
+                select i.attempts, i.status, i.pipeline, i.finished_at
+                from rota.finished_jobs_done as i
                 where i.queue = _first_attempts.queue
                   and i.finished_at > c_now - interval '1 minute' and i.finished_at <= c_now
                 order by i.finished_at desc limit c_max
             ) as f
+            union all
+            select s.attempts, s.rows, s.since
+            from (
+                select distinct p.pipeline from rota.pipeline_stages as p
+                where p.queue = _first_attempts.queue
+            ) as n
+            cross join lateral (
+                select count(*) filter (where r.attempts = 1 and r.status = 'succeeded'
+                    and r.queue = _first_attempts.queue) as attempts, count(*) as rows,
+                    min(r.finished_at) as since
+                from (
+                    select i.attempts, i.status, i.queue, i.finished_at
+                    from rota.stage_runs as i
+                    where i.pipeline = n.pipeline
+                      and i.finished_at > c_now - interval '1 minute' and i.finished_at <= c_now
+                    order by i.finished_at desc limit c_max
+                ) as r
+            ) as s
             union all
             select count(*) filter (where e.attempt = 1 and e.queue = _first_attempts.queue),
                 count(*), min(e.failed_at)

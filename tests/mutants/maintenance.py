@@ -428,6 +428,12 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "stages-earn-no-retries",
+        "First attempts of the stages of pipelines earn no retries of their queue.",
+        "sql/maintenance/test_budgets.py",
+        sql("maintenance/budgets", "where p.queue = _first_attempts.queue", "where false"),
+    ),
+    mutant(
         "breaker-tries-no-retry",
         "A breaker stays open for ever if all jobs of its type wait for the retry budget.",
         "sql/maintenance/test_budgets.py",
@@ -1674,7 +1680,11 @@ MAINTENANCE = (
         "retries-earned-by-a-wrong-clock",
         "What ended while the clock was ahead lets retries through their budget for days.",
         "sql/maintenance/test_budgets.py",
-        sql("maintenance/budgets", "and i.finished_at <= c_now", ""),
+        sql(
+            "maintenance/budgets",
+            "and i.finished_at <= c_now order by i.finished_at desc limit c_max ) as f",
+            "order by i.finished_at desc limit c_max ) as f",
+        ),
     ),
     mutant(
         "retries-earned-by-failures-of-a-wrong-clock",

@@ -13,6 +13,7 @@ from sql.helpers import (
     enqueue,
     one,
     owner,
+    owners,
     poison,
     refused,
     rows,
@@ -118,6 +119,20 @@ def test_first_attempts_earn_a_share_of_retries(db, clock):
     assert len(let_in(db)) == 10
     clock.advance("45 s")
     assert len(let_in(db)) == 1
+
+
+def test_first_attempts_of_stages_earn_retries_too(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    budget(db, per_minute=1, percent=50)
+    value(db, "define_pipeline", pipeline="p", stages=Jsonb([{"stage": s} for s in "ab"]))
+    for _ in range(50):
+        value(db, "start_pipeline", pipeline="p")
+    for _ in range(2):
+        call(db, "finish_jobs", **owners(*claim(db, max_jobs=100)))
+    fail(db, 22)
+
+    # 1 a minute, and half of 122: those of both stages, each once, and those that failed.
+    assert len(let_in(db)) == 10
 
 
 @pytest.mark.parametrize("how", ["finish_job", "fail_job"])
