@@ -500,10 +500,8 @@ begin
     into v_ended
     from (
         select e.finished_at,
-            array['queue ' || e.queue, 'type ' || e.job_type, 'key ' || e.limit_key] as names
-        from rota.finished_jobs as e
-        where e.queue = job.queue and e.finished_at > c_now - interval '10 minutes'
-          and e.finished_at <= c_now
+            array['queue ' || job.queue, 'type ' || e.job_type, 'key ' || e.limit_key] as names
+        from rota._last_ends(job.queue, c_now - interval '10 minutes') as e
         order by e.finished_at desc limit c_max
     ) as f;
 
@@ -528,8 +526,16 @@ begin
             else format('%s before it in queue %s', rota._jobs_words(v_ahead, c_max), job.queue)
                 || coalesce(', waiting for limit ' || c_limit, '')
         end || case
-            when v_ended.jobs = 0 then format('; no job %s ended in the last ten minutes',
-                case when c_limit is null then 'of queue ' || job.queue else 'under it' end)
+            when v_ended.jobs = 0 then case
+                -- Unless that is not kept, or is of a stage, whose key is not known.
+                when not exists (
+                    select from rota.queues as q
+                    where q.queue = job.queue and q.keep_finished < interval '10 minutes'
+                ) and (c_limit like 'key %' and job.pipeline is not null) is not true
+                then format('; no job %s ended in the last ten minutes',
+                    case when c_limit is null then 'of queue ' || job.queue
+                        else 'under it' end)
+                else '' end
             when v_ahead > 0 then format('; %s ended in the last %s: at that rate it starts in '
                 'about %s, at %s', v_ended.jobs, rota._span(v_ended.span),
                 rota._span(v_ahead * v_ended.span / v_ended.jobs),

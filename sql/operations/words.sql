@@ -271,6 +271,33 @@ create or replace function rota._overdue_words(overdue_at timestamptz, locked_un
     from (select rota.now() as now) as n where overdue_at < n.now;
 $$;
 
+/* The last thousand jobs that ended in a queue since a time and as many stages of each of its
+ * pipelines, of which no limit_key is known. */
+create or replace function rota._last_ends(queue text, since timestamptz)
+    returns table (
+        job_type text, limit_key text, started_at timestamptz, finished_at timestamptz
+    ) language sql stable as $$
+    (
+        select f.job_type, f.limit_key, f.started_at, f.finished_at from rota.finished_jobs as f
+        where f.queue = _last_ends.queue and f.pipeline is null
+          and f.finished_at > _last_ends.since and f.finished_at <= rota.now()
+        order by f.finished_at desc limit 1000
+    )
+    union all
+    select s.job_type, null, s.started_at, s.finished_at
+    from (
+        select distinct g.pipeline from rota.pipeline_stages as g
+        where g.queue = _last_ends.queue
+    ) as p
+    cross join lateral (
+        select r.queue, r.job_type, r.started_at, r.finished_at from rota.stage_runs as r
+        where r.pipeline = p.pipeline
+          and r.finished_at > _last_ends.since and r.finished_at <= rota.now()
+        order by r.finished_at desc limit 1000
+    ) as s
+    where s.queue = _last_ends.queue
+$$;
+
 /* That an attempt takes ten times as long as the longest of the last thousand of its queue that
  * were of its type, and at least five minutes; null if it does not.  Where there was none to
  * compare with, an hour is long. */
@@ -283,9 +310,8 @@ create or replace function rota._hung_words(queue text, job_type text, started_a
     cross join lateral (
         select max(rota._elapsed(f.started_at, f.finished_at)) as longest
         from (
-            select e.job_type, e.started_at, e.finished_at from rota.finished_jobs as e
-            where e.queue = _hung_words.queue and e.finished_at > rota.now() - interval '7 days'
-            order by e.finished_at desc limit 1000
+            select e.job_type, e.started_at, e.finished_at
+            from rota._last_ends(_hung_words.queue, rota.now() - interval '7 days') as e
         ) as f
         where f.job_type = _hung_words.job_type
     ) as l

@@ -2392,6 +2392,12 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "stages-are-no-ends",
+        "A stage that takes as long as always seems to hang, as none of its type had ended.",
+        "sql/operations/test_explain.py",
+        sql("operations/words", "where g.queue = _last_ends.queue", "where false"),
+    ),
+    mutant(
         "span-within-what-goes-on",
         "A span that ends in the hour or day that goes on has what ended after it.",
         "sql/maintenance/test_statistics.py",

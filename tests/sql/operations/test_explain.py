@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from sql.helpers import (
     call,
@@ -772,6 +773,35 @@ def test_a_place_in_the_lane_is_counted_and_timed(db, clock):
     )
 
 
+def test_a_place_is_timed_by_the_stages_that_end_in_its_queue(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    settle(db)
+    stages = [{"stage": "a", "queue": "q"}, {"stage": "b", "queue": "last"}]
+    value(db, "define_pipeline", pipeline="p", stages=Jsonb(stages))
+    runs = [value(db, "start_pipeline", pipeline="p") for _ in range(6)]
+    for _ in range(4):
+        (job,) = claim(db, queues=["q"])
+        value(db, "finish_job", **owner(job))
+        clock.advance("30 s")
+
+    *_, row = explain(db, runs[5])
+
+    assert "; 4 ended in the last 2 min: at that rate" in row.explanation
+
+
+def test_of_a_queue_that_keeps_nothing_it_is_not_told_that_nothing_ended(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    settle(db)
+    enqueue(db)
+    job_id = enqueue(db)
+    nothing = "; no job of queue default ended in the last ten minutes"
+    assert nothing in first(db, job_id).explanation
+
+    value(db, "set_queue", queue="default", keep_finished="0")
+
+    assert nothing not in first(db, job_id).explanation
+
+
 def test_a_place_among_those_that_wait_for_a_limit_is_counted_and_timed(db, clock):
     clock.set("2026-01-01 00:00+00")
     db.execute("set timezone = 'UTC'")
@@ -872,6 +902,19 @@ def test_a_running_job_tells_its_time_limit(db, clock):
     db.execute("update rota.jobs set locked_until = rota.now() + interval '1 hour'")
     clock.advance("20 s")
     assert "its time limit expired 10 s ago" in first(db, queues.job_id).explanation
+
+
+def test_a_stage_that_runs_as_long_as_others_of_its_type_does_not_hang(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    stages = [{"stage": "a"}, {"stage": "b", "queue": "last"}]
+    value(db, "define_pipeline", pipeline="p", stages=Jsonb(stages))
+    for is_first in (True, False):
+        value(db, "start_pipeline", pipeline="p")
+        (job,) = claim(db, lease="1 day")
+        clock.advance("90 min")
+        settle(db)
+        assert ("hung" in reasons(db, job.job_id)) == is_first
+        value(db, "finish_job", **owner(job))
 
 
 def test_a_job_that_runs_much_longer_than_others_of_its_type(db, clock):
