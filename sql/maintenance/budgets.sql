@@ -110,24 +110,29 @@ create or replace function rota._first_attempts(queue text)
 declare
     c_max constant integer := 5000;
     c_now constant timestamptz := rota.now();
+    -- Of what had ended before, and is counted, the history may have nothing any more.
+    c_kept_since constant timestamptz := greatest(c_now - interval '1 minute', least(
+        (select p.counted_until from rota.stats_progress as p),
+        c_now - coalesce((
+            select q.keep_finished from rota.queues as q where q.queue = _first_attempts.queue
+        ), '1 minute')));
 begin
     return (
-        select sum(a.attempts * 60 / case
-            when a.rows < c_max then 60
-            else greatest(1, extract(epoch from c_now - a.since))::float8 end)
+        select sum(a.attempts * 60 / greatest(1, extract(epoch from c_now - case
+            when a.rows < c_max then a.begin else a.since end))::float8)
         from (
             select count(*) filter (where f.attempts = 1 and f.status = 'succeeded'
                 and f.pipeline is null) as attempts, count(*) as rows,
-                min(f.finished_at) as since
+                min(f.finished_at) as since, c_kept_since as begin
             from (
                 select i.attempts, i.status, i.pipeline, i.finished_at
                 from rota.finished_jobs_done as i
                 where i.queue = _first_attempts.queue
-                  and i.finished_at > c_now - interval '1 minute' and i.finished_at <= c_now
+                  and i.finished_at > c_kept_since and i.finished_at <= c_now
                 order by i.finished_at desc limit c_max
             ) as f
             union all
-            select s.attempts, s.rows, s.since
+            select s.attempts, s.rows, s.since, c_now - interval '1 minute'
             from (
                 select distinct p.pipeline from rota.pipeline_stages as p
                 where p.queue = _first_attempts.queue
@@ -146,7 +151,7 @@ begin
             ) as s
             union all
             select count(*) filter (where e.attempt = 1 and e.queue = _first_attempts.queue),
-                count(*), min(e.failed_at)
+                count(*), min(e.failed_at), c_now - interval '1 minute'
             from (
                 select i.attempt, i.queue, i.failed_at from rota.job_errors as i
                 where i.failed_at > c_now - interval '1 minute' and i.failed_at <= c_now

@@ -428,6 +428,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "what-is-not-kept-earns-no-retries",
+        "A queue that keeps nothing earns a few of the retries that it may begin.",
+        "sql/maintenance/test_budgets.py",
+        sql(
+            "maintenance/budgets",
+            "(select p.counted_until from rota.stats_progress as p)",
+            "'-infinity'",
+        ),
+    ),
+    mutant(
         "stages-earn-no-retries",
         "First attempts of the stages of pipelines earn no retries of their queue.",
         "sql/maintenance/test_budgets.py",

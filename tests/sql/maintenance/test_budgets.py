@@ -135,6 +135,22 @@ def test_first_attempts_of_stages_earn_retries_too(db, clock):
     assert len(let_in(db)) == 10
 
 
+def test_first_attempts_earn_as_many_retries_where_they_are_not_kept(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    budget(db, per_minute=1, percent=100)
+    value(db, "set_queue", queue="default", keep_finished="0")
+    for _ in range(19):
+        settle(db)
+        for _ in range(5):
+            value(db, "finish_job", **owner(running(db)))
+        clock.advance("5 s")
+    assert scalar(db, "select count(*) from rota.finished_jobs") < 30
+    fail(db, 22)
+
+    # 1 a minute, and all of 60 and 22 first attempts: ten seconds' worth of these at once.
+    assert len(let_in(db)) in range(11, 17)
+
+
 @pytest.mark.parametrize("how", ["finish_job", "fail_job"])
 def test_attempts_of_a_time_that_is_still_to_come_again_earn_no_retries(db, clock, how):
     clock.set("2026-02-01 00:00+00")
