@@ -172,6 +172,19 @@ begin
     );
 end $$;
 
+/* Whether no job of a type is to be claimed from a queue. */
+create or replace function rota._is_type_paused(
+    job_type text, queue text, due timestamptz
+) returns boolean language plpgsql stable as $$
+begin
+    return exists (
+        select from rota.pauses as p
+        where p.pause_name in (rota._pause_name(null, _is_type_paused.job_type),
+                rota._pause_name(_is_type_paused.queue, _is_type_paused.job_type))
+          and (p.until is null or p.until > _is_type_paused.due)
+    );
+end $$;
+
 /* Let up to a thousand jobs into their lanes if the pause that held them is over. */
 create or replace function rota._check_pause(pause_name text)
     returns boolean language plpgsql as $$

@@ -194,12 +194,7 @@ begin
         from (
             select h.job_type, h.lane
             from rota._held_lanes('retries ' || _first_retries.queue, _first_retries.queue) as h
-            where not exists (
-                select from rota.pauses as p
-                where p.pause_name in ('type ' || h.job_type,
-                        concat('type ', h.job_type, ' of ', _first_retries.queue))
-                  and (p.until is null or p.until > rota.now())
-            )
+            where not rota._is_type_paused(h.job_type, _first_retries.queue, rota.now())
             -- More of them would only be more to sort.
             order by h.first_place limit 100
         ) as k

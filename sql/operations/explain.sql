@@ -174,7 +174,7 @@ begin
 end $$;
 
 /* How many of its queue are held as it is, and come before it; up to so many.  Retries are let
- * in by their times alone, and other jobs lane by lane. */
+ * in by their times alone, but none of a paused type, and other jobs lane by lane. */
 create or replace function rota._held_before(job rota.jobs, max_jobs integer)
     returns integer language plpgsql stable as $$
 declare
@@ -194,7 +194,10 @@ begin
                     then 'infinity' else coalesce(job.own_place, job.run_at) end, job.id)
                 limit _held_before.max_jobs
             ) as a
-            where (k.lane > c_lane) is not true limit _held_before.max_jobs
+            where (k.lane > c_lane) is not true
+              and (c_lane is not null or k.job_type = job.job_type
+                or not rota._is_type_paused(k.job_type, job.queue, rota.now()))
+            limit _held_before.max_jobs
         ) as b
     );
 end $$;

@@ -423,8 +423,8 @@ MAINTENANCE = (
         "sql/maintenance/test_budgets.py",
         sql(
             "maintenance/budgets",
-            "and (p.until is null or p.until > rota.now())",
-            "and p.until < '-infinity'",
+            "not rota._is_type_paused(h.job_type, _first_retries.queue, rota.now())",
+            "true",
         ),
     ),
     mutant(
@@ -2399,6 +2399,16 @@ MAINTENANCE = (
             "operations/acts",
             "set payload = r.payload",
             "set payload = null",
+        ),
+    ),
+    mutant(
+        "paused-retries-before-others",
+        "A retry seems to wait for those of a paused type, which begin only after the pause.",
+        "sql/maintenance/test_budgets.py",
+        sql(
+            "operations/explain",
+            "or not rota._is_type_paused(k.job_type, job.queue, rota.now())",
+            "or true",
         ),
     ),
     mutant(

@@ -348,6 +348,19 @@ def test_while_their_type_is_paused_retries_spend_nothing(db, clock, queue):
     assert let_in(db) == []
 
 
+def test_explain_counts_no_retries_of_a_paused_type(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    budget(db, per_minute=1)
+    fail(db, 9, job_type="t")
+    (job_id,) = fail(db, 1)
+    assert call(db, "explain_job", job_id=job_id)[0].reason == "retry_budget"
+
+    value(db, "pause_type", job_type="t")
+
+    assert call(db, "explain_job", job_id=job_id)[0].reason == "needs_tick"
+    assert let_in(db) == [job_id]
+
+
 def test_a_breaker_tries_a_retry_where_all_wait_for_the_budget(db, clock):
     clock.set("2026-01-01 00:00+00")
     budget(db, per_minute=6)
