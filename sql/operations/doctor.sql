@@ -392,9 +392,9 @@ begin
 end $$;
 
 comment on function rota.untaken_jobs is
-    'Up to 20 types that no live worker takes and that have had due jobs in these queues for '
-    'ten seconds, the longest waiting first: how many of the first 500 of each lane, since '
-    'when, and one of them; raises 22023, 42501.';
+    'Up to 20 types that no live worker takes, that are not paused and that have had due jobs '
+    'in these queues for ten seconds, the longest waiting first: how many of the first 500 of '
+    'each lane, since when, and one of them; raises 22023, 42501.';
 
 create or replace function rota._untaken_jobs(queues text[])
     returns table (
@@ -411,7 +411,8 @@ create or replace function rota._untaken_jobs(queues text[])
         select from rota._workers as w
         where w.is_live and t.queue = any(w.queues)
           and (w.job_types is null or t.job_type = any(w.job_types))
-    )
+    ) and not rota._is_paused(t.queue, rota.now())
+      and not rota._is_type_paused(t.job_type, t.queue, rota.now())
     order by t.due_since limit 20;
 $$;
 

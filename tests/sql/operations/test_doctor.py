@@ -595,6 +595,19 @@ def test_no_worker_is_there_at_all(db):
     assert row.evidence.endswith("--queue default")
 
 
+@pytest.mark.parametrize("what", ["queue", "type", "all"])
+def test_what_is_paused_needs_no_worker(db, what):
+    enqueue(db, "mail", run_at=ago(db, "6 min"))
+    arguments = {"queue": {"queue": "default"}, "type": {"job_type": "mail"}, "all": {}}[what]
+
+    call(db, f"pause_{what}", **arguments, reason="the provider moves")
+
+    row = only(db)
+    assert (row.severity, row.finding) == ("warning", "queues")
+    db.execute(row.remedy)
+    assert only(db).evidence.startswith("no worker is running")
+
+
 def test_dead_rows_that_nobody_vacuums_and_statistics_that_are_stale(db):
     def change_many() -> None:
         db.execute(
