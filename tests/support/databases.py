@@ -317,6 +317,12 @@ def clock(connect: Connect) -> Clock:
     return Clock(connect())
 
 
+@pytest.fixture
+def utc(db: psycopg.Connection[Any]) -> None:
+    """Let the session of the test name its times in UTC, whatever the server has."""
+    db.execute("set timezone = 'UTC'")
+
+
 def has_library(bindir: Path, name: str) -> bool:
     """Return whether this PostgreSQL has a library of an extension."""
     pg_config = bindir / "pg_config"

@@ -41,6 +41,7 @@ def state(db, job_id):
     return row.status, row.error_type
 
 
+@pytest.mark.usefixtures("utc")
 def test_no_attempt_begins_when_a_job_has_expired(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     job_id = enqueue(db, expires_at=now + HOUR)

@@ -412,7 +412,7 @@ def test_retain_of_other_sessions_time_zones_makes_the_same_days(db, clock):
     ids=["a view", "another owner"],
 )
 def test_retain_goes_on_where_a_partition_cannot_be_dropped(db, clock, hindrance):
-    start = clock.now()
+    start = clock.now().astimezone(UTC)
     day = f"finished_jobs_done_{start:%Y%m%d}"
     db.execute(hindrance.format(day))
     dead = end(db, "dead")
@@ -421,7 +421,7 @@ def test_retain_goes_on_where_a_partition_cannot_be_dropped(db, clock, hindrance
     tick_until_done(db, clock)
 
     assert partitions(db)[0] == f"rota.{day}"
-    assert partitions(db)[1:] == names(clock.now(), range(1, 8))
+    assert partitions(db)[1:] == names(clock.now().astimezone(UTC), range(1, 8))
     assert not is_there(db, dead)
     clock.advance("7 days")
     tick_until_done(db, clock)
@@ -429,7 +429,7 @@ def test_retain_goes_on_where_a_partition_cannot_be_dropped(db, clock, hindrance
 
 
 def test_retain_drops_partitions_where_it_can_make_none(db, clock):
-    name = f"finished_jobs_done_{clock.now():%Y%m%d}"
+    name = f"finished_jobs_done_{clock.now().astimezone(UTC):%Y%m%d}"
     db.execute("create function public.no() returns event_trigger language plpgsql"
                " as $$ begin raise 'no tables today'; end $$")  # fmt: skip
     db.execute("create event trigger no on ddl_command_start when tag in ('CREATE TABLE')"
@@ -462,11 +462,11 @@ def test_retain_goes_on_behind_rows_that_cannot_be_deleted(db, clock, keeps):
     tick_until_done(db, clock)
 
     assert [is_there(db, job_id) for job_id in stuck + gone] == [True] * 120 + [False] * 2
-    assert partitions(db) == names(clock.now(), range(1, 8))
+    assert partitions(db) == names(clock.now().astimezone(UTC), range(1, 8))
 
 
 def test_retain_goes_on_behind_a_row_of_a_partition_that_stays(db, clock):
-    day = f"finished_jobs_done_{clock.now():%Y%m%d}"
+    day = f"finished_jobs_done_{clock.now().astimezone(UTC):%Y%m%d}"
     ids = [end(db, "succeeded") for _ in range(3)]
     db.execute(f"create view public.mine as select * from rota.{day}")
     db.execute(
@@ -516,7 +516,7 @@ def test_retain_waits_for_no_row_of_a_worker(db, connect, clock):
         tick_until_done(db, clock)
 
     assert not is_there(db, dead)
-    assert partitions(db) == names(clock.now(), range(1, 8))
+    assert partitions(db) == names(clock.now().astimezone(UTC), range(1, 8))
 
 
 EXPIRED = {

@@ -660,6 +660,7 @@ def test_an_effect_of_which_nobody_knows(db):
     assert (scope, key) == ("mail", "k")
 
 
+@pytest.mark.usefixtures("utc")
 def test_schedules_that_a_clock_was_ahead_of(db, clock):
     clock.set("2026-01-10 12:00+00")
     for name, schedule in (("hourly", "0 * * * *"), ("every", "every 7 minutes")):
@@ -684,6 +685,7 @@ def test_schedules_that_a_clock_was_ahead_of(db, clock):
     assert one(db, "tick").jobs_enqueued == 2
 
 
+@pytest.mark.usefixtures("utc")
 def test_jobs_that_were_enqueued_while_a_clock_was_ahead(db, clock):
     clock.set("2027-01-10 12:30+00")
     ids = [enqueue(db, queue="q") for _ in range(2)]
@@ -743,6 +745,7 @@ def test_jobs_that_were_due_while_a_clock_was_ahead(db, clock, how):
     assert run(db, later).status == "queued"
 
 
+@pytest.mark.usefixtures("utc")
 def test_jobs_that_failed_while_a_clock_was_ahead(db, clock):
     clock.set("2026-01-10 12:00+00")
     job = running(db, queue="q")
@@ -761,6 +764,7 @@ def test_jobs_that_failed_while_a_clock_was_ahead(db, clock):
     assert [again.job_id for again in claim(db, queues=["q"])] == [job.job_id]
 
 
+@pytest.mark.usefixtures("utc")
 def test_statistics_that_a_clock_was_ahead_of(db, clock):
     def total():
         clock.advance("31 s")
@@ -792,6 +796,7 @@ def test_statistics_that_a_clock_was_ahead_of(db, clock):
     assert total() == [6, 6, 6, 6]
 
 
+@pytest.mark.usefixtures("utc")
 def test_schedules_that_were_planned_while_a_clock_was_ahead(db, clock):
     clock.set("2026-01-10 12:00+00")
     call(db, "schedule_job", name="pause", schedule="after 5 minutes", job_type="x")
@@ -824,6 +829,7 @@ def test_schedules_that_were_planned_while_a_clock_was_ahead(db, clock):
     assert rows(db, planned)[-1] == ("tock", "10 12:40")
 
 
+@pytest.mark.usefixtures("utc")
 def test_a_schedule_that_was_planned_by_other_rules(db, clock):
     clock.set("2026-03-01 00:00:00+00")
     for name, schedule in (("moved", "0 2 1 * *"), ("well", "0 2 * * *")):
@@ -848,6 +854,7 @@ def test_a_schedule_that_was_planned_by_other_rules(db, clock):
     assert "schedules" not in {row.finding for row in doctor(db)}
 
 
+@pytest.mark.usefixtures("utc")
 @pytest.mark.parametrize("wrong", ["schedule = '0 25 * * *'", "time_zone = 'Gone/Zone'"])
 def test_a_schedule_that_was_broken_by_hand(db, clock, wrong):
     """Found before the time that it misses, and no remedy is told that fails."""
