@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 import rota
-from rota import AsyncJob, Client, Job, JobEnd, Registry
+from rota import AsyncJob, Client, Job, JobEnd, Registry, Worker
 from rota.cli import main
 from rota.testing import run_job
 from support.started_workers import BackgroundWorker
@@ -501,6 +501,47 @@ def test_a_worker_leaves_though_functions_of_on_end_do_not_return(
         goes_on.set()
     assert "exiting, although functions of on_end have not ended" in caplog.text
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("how", ["drain", "max_jobs"])
+def test_a_worker_that_leaves_unasked_first_tells_of_all_ends(
+    client: Client, dsn: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Nobody waits for it: it is slow functions alone that take longer than `LEAVE_TIMEOUT`."""
+    monkeypatch.setattr("rota.worker.worker.LEAVE_TIMEOUT", 0.1)
+    registry, told = Registry(), []
+    registry.add("plain", lambda job: None)
+
+    @registry.on_end
+    def slow(job: AnyJob, end: JobEnd) -> None:
+        time.sleep(0.05)
+        told.append(job.job_id)
+
+    client.enqueue_many([{"job_type": "plain"}] * 12)
+    if how == "drain":
+        Worker(dsn, registry).run(drain=True)
+    else:
+        Worker(dsn, registry, max_jobs=12).run()
+
+    assert len(told) == 12
+
+
+def test_a_worker_that_leaves_unasked_waits_for_no_function_that_hangs(
+    client: Client, dsn: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rota.worker.worker.LEAVE_TIMEOUT", 0.5)
+    monkeypatch.setattr("rota.worker.events.LONG", 0.1)
+    registry, goes_on = Registry(), threading.Event()
+    registry.add("plain", lambda job: None)
+    registry.on_end(lambda job, end: goes_on.wait(60))
+    client.enqueue_many([{"job_type": "plain"}] * 3)
+    try:
+        running = threading.Thread(target=Worker(dsn, registry).run, kwargs={"drain": True})
+        running.start()
+        wait_until(lambda: "functions of on_end have not ended" in caplog.text, "its leave")
+    finally:
+        goes_on.set()
+        running.join()
 
 
 def test_an_end_is_told_after_the_database_knows_of_it(

@@ -19,6 +19,7 @@ from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Any
 
 from ..client.statement import Unreadable
@@ -34,6 +35,7 @@ from ..exceptions import (
 )
 from ..job import AsyncJob, BaseJob, Job, JobEnd
 from ..registry import EndFunction, is_async
+from .connection import first_of
 
 logger = logging.getLogger("rota")
 
@@ -263,6 +265,15 @@ class Ends:
             if self._telling is None or self._telling.done():
                 # In a context of its own: this may be called in that of a job.
                 self._telling = asyncio.create_task(self._tell(), context=Context())
+
+    async def catch_up(self, hurry: asyncio.Event) -> None:
+        """Wait until the functions know of all, hang, or are no longer waited for."""
+        left: float = inf
+        while self._telling is not None and len(self._pending) < left:
+            left = len(self._pending)
+            await first_of(self._telling, hurry, timeout=LONG)
+            if hurry.is_set():
+                return
 
     async def close(self) -> None:
         """Wait until the functions know of all; if that is cancelled, they get no more."""

@@ -435,6 +435,7 @@ class Worker:
             await end_task(reporting)
         await _try(self._executor.stop_running())
         await _try(self._context.processes.close())
+        await self._executor.ends.catch_up(self._is_told)
         await _try(self._executor.ends.close(), "functions of on_end have not ended")
         self._heartbeat.stop()
         await _try(self._presence.leave())
