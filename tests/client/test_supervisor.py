@@ -785,6 +785,21 @@ def test_a_worker_that_makes_room_takes_the_others_along(
     assert _value(db, DONE) == 2
 
 
+def test_a_process_makes_room_after_the_jobs_of_all_its_workers(
+    client: Client, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    registry = Registry()
+    registry.add("count", lambda job: time.sleep(0.01))
+    queues = ("a", "b", "c")
+    for queue in queues:
+        client.enqueue_many([{"job_type": "count", "queue": queue}] * 40)
+    run_together(
+        [Worker(dsn, registry, queues=[q], concurrency=1, max_jobs=30) for q in queues]
+    )
+
+    assert 30 <= _value(db, DONE) < 60
+
+
 def test_a_worker_that_fails_stops_the_others(dsn: str) -> None:
     registry = Registry()
     registry.add("plain", lambda job: None)

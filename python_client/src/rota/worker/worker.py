@@ -396,10 +396,15 @@ class Worker:
             worker._stop.set()
         return True
 
+    @property
+    def _ended(self) -> int:
+        """How many attempts have ended in its process."""
+        return sum(each._executor.ends.count for each in self._together)
+
     def _reason_to_retire(self) -> str | None:
         if self._executor.hung:
             return "a handler goes on without its job"
-        ended = self._executor.ends.count
+        ended = self._ended
         if self._max_jobs is not None and ended >= self._max_jobs:
             return f"jobs that have ended: {ended}"
         if self._max_memory is not None and (used := peak_memory()) >= self._max_memory:
