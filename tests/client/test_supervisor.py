@@ -719,6 +719,29 @@ def test_a_queue_with_its_own_places_takes_none_of_the_others(
     assert _value(db, DONE) == 25
 
 
+def test_workers_of_a_process_drain_what_they_enqueue_for_each_other(
+    client: Client, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    """Each would find nothing due before the other has enqueued it."""
+    registry = Registry()
+
+    @registry.handler("hop")
+    def hop(job: Job) -> None:
+        time.sleep(0.1)
+        if left := job.payload["left"]:
+            queue = {"default": "mail", "mail": "default"}[job.queue]
+            with psycopg.connect(dsn) as connection:
+                Client(connection).enqueue("hop", {"left": left - 1}, queue=queue)
+
+    client.enqueue("hop", {"left": 4})
+    began_at = time.monotonic()
+    run_together([Worker(dsn, registry, queues=[q]) for q in ("default", "mail")], drain=True)
+
+    assert _value(db, DONE) == 5
+    # Who waits for the other is told when to look.
+    assert time.monotonic() - began_at < 5
+
+
 def test_places_are_given_on_the_command_line(
     client: Client, db: psycopg.Connection[Any], start_worker: Start, run: Run
 ) -> None:

@@ -53,8 +53,9 @@ SHORTEST_WAIT = (0.01, 1.0)
 class Fetcher:
     """Claims over one connection; *claim* is the call for a number of jobs.
 
-    Before each claim *is_over* says whether there shall be no more.  Between two it ticks about
-    every *tick_interval* seconds, or never, and lets the worker report its *presence*.
+    Before each claim *is_over* says whether there shall be no more.  Where it drains,
+    *is_drained* says when to end.  Between two claims it ticks about every *tick_interval*
+    seconds, or never, and lets the worker report its *presence*.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Fetcher:
         connection: Connection,
         claim: Callable[[AsyncClient, int], Awaitable[list[ClaimedJob]]],
         is_over: Callable[[], bool],
+        is_drained: Callable[[], bool],
         presence: Presence,
         notifier: Notifier,
         poll_interval: float,
         tick_interval: float | None,
     ) -> None:
         self._connection = connection
-        self._claim, self._is_over = claim, is_over
+        self._claim, self._is_over, self._is_drained = claim, is_over, is_drained
         self._presence = presence
         self._ticker = Ticker(connection, tick_interval, jitter=0.2)
         self._must_tick = False
@@ -121,7 +123,8 @@ class Fetcher:
                 is_patient = not (drain or once)
                 has_claimed = await self._claim_for(executor, wanted, is_patient=is_patient)
                 may_claim = not (once and has_claimed)
-                if drain and has_claimed and was_idle and executor.is_idle:
+                is_idle = was_idle and executor.is_idle
+                if drain and has_claimed and is_idle and self._is_drained():
                     return
             is_free = may_claim and executor.wanted > 0
             if not is_free:

@@ -144,6 +144,8 @@ class Worker:
         """Whether it leaves since it is time for another process."""
         self._together: Sequence[Worker] = [self]
         """The workers of its process, which leaves only when all of them do."""
+        self._nothing_after = -1
+        """How many attempts had ended in its process when it found no job; -1 if it did."""
         self._is_told = asyncio.Event()
         """Set by `stop`: a worker that retires has its grace period from then on."""
         # One of several is named in the log.
@@ -174,8 +176,8 @@ class Worker:
             poll_interval,
         )
         self._fetcher = Fetcher(
-            self._connection, self._claim, self._is_over, self._presence, self._notifier,
-            poll_interval, tick_interval if tick else None,
+            self._connection, self._claim, self._is_over, self._is_drained, self._presence,
+            self._notifier, poll_interval, tick_interval if tick else None,
         )  # fmt: skip
         state.on_back(partial(self._call, self._fetcher.hurry))
         self._heartbeat.on_recovery = partial(self._call, self._fetcher.wake)
@@ -247,6 +249,8 @@ class Worker:
         finally:
             await end_task(working)
             self._stop.set()
+            for each in self._together:
+                each._fetcher.wake()  # one that drains waits for this no more
         if working.done() and not working.cancelled():
             working.result()
         else:
@@ -359,10 +363,28 @@ class Worker:
         return self._executor.running
 
     async def _claim(self, client: AsyncClient, max_jobs: int) -> list[ClaimedJob]:
-        job_types = self._registry.job_types
-        return await client.claim_jobs(
+        job_types, ended = self._registry.job_types, self._ended
+        claims = await client.claim_jobs(
             self.name, self._queues, max_jobs, self._lease, job_types
         )
+        self._nothing_after = -1 if claims else ended
+        return claims
+
+    def _is_drained(self) -> bool:
+        """Whether no worker of its process has found a job since the last one has ended.
+
+        The jobs of one may enqueue those of another, so one that has looked before that looks
+        again, and if none has, all leave.
+        """
+        late = [
+            each
+            for each in self._together
+            if not each._stop.is_set()
+            and not (each._executor.is_idle and each._nothing_after == self._ended)
+        ]
+        for each in late or self._together:
+            each._fetcher.wake()
+        return not late
 
     async def _compare_versions(self) -> None:
         try:
