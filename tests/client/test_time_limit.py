@@ -98,6 +98,38 @@ def test_a_plain_handler_is_told_when_it_asks(
     assert _failure(db)[0] == "time_limit"
 
 
+def test_a_task_may_give_up_at_its_time_limit_wherever_it_runs(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, tmp_path: Path
+) -> None:
+    registry = Registry()
+
+    def plain(job: Job) -> None:
+        time.sleep(0.4)
+        job.check()
+
+    async def in_loop() -> None:
+        await asyncio.sleep(60)
+
+    hour = {"kind": "fixed", "base_seconds": 3600}
+    for name, options in (
+        ("once", {"give_up_on": rota.TimeLimitExceeded}),
+        ("again", {"retry_on": OSError}),
+    ):
+        shared: Any = {"time_limit": SOON, "backoff": hour, **options}
+        started = str(tmp_path / name)
+        registry.task(f"{name}-1", **shared)(plain).enqueue(client)
+        registry.task(f"{name}-2", **shared)(in_loop).enqueue(client)
+        computes = registry.task(f"{name}-3", own_process=True, **shared)(computing.hang)
+        computes.enqueue(client, started)
+    drain(registry, concurrency=6)
+
+    query = "select job_type, status from rota.job_runs order by 1"
+    ends = {"again": "failed", "once": "dead"}
+    assert db.execute(query).fetchall() == [
+        (f"{name}-{number}", status) for name, status in ends.items() for number in (1, 2, 3)
+    ]
+
+
 def test_what_a_plain_handler_waits_for_in_the_database_ends_at_the_time_limit(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:

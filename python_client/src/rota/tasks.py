@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import sys
@@ -34,7 +35,15 @@ from .client.async_client import AsyncClient
 from .client.sync_client import Client
 from .client.values import check_name, check_range
 from .codec import Codec, decode, decode_object, hints_of, misread
-from .exceptions import InvalidArgumentError, JobCancelled, RetryIn, RotaError, Snooze, only_of
+from .exceptions import (
+    InvalidArgumentError,
+    JobCancelled,
+    RetryIn,
+    RotaError,
+    Snooze,
+    TimeLimitExceeded,
+    only_of,
+)
 from .job import AsyncJob, BaseJob, Job
 from .rows import EnqueuedJob
 from .worker.own_process import check_can_be_found
@@ -266,6 +275,10 @@ class Task(Generic[Call, P, R]):
                 return self._result(await function(*args, **kwargs))
             except Exception as error:
                 job.is_given_up = self._gives_up(error)
+                raise
+            except asyncio.CancelledError:
+                if job.is_overdue:  # what job.check() raises in a plain function
+                    job.is_given_up = self._gives_up(TimeLimitExceeded())
                 raise
 
         return run_async if self._is_async or self._own_process else run
