@@ -263,6 +263,28 @@ def test_an_exception_counts_as_it_does_in_a_thread(
     assert {row[1] for row in in_process} == {"queued", "failed", "dead"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({"retry_on": ConnectionError}, "failed"),
+        ({"give_up_on": Exception}, "failed"),
+        ({"give_up_on": ChildProcessError}, "dead"),
+    ],
+)
+def test_a_process_that_dies_is_no_exception_of_the_function(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, options: Any, status: str
+) -> None:
+    """The system may have ended it, as it may end the worker, whose jobs run again."""
+    registry = Registry()
+    task = registry.task("dies", own_process=True, **options)(computing.die)
+    job_id = task.enqueue(client).job_id
+    drain(registry)
+
+    query = "select status from rota.job_runs where id = %s"
+    assert db.execute(query, [job_id]).fetchone() == (status,)
+
+
 def _with_job(job: Job, number: int) -> None: ...
 
 

@@ -68,7 +68,9 @@ _LEAST = {
     "expires_after": 0.001,
 }
 """The least that SQL takes, in seconds if it is a duration."""
-_NEVER_GIVEN_UP = (RetryIn, Snooze, JobCancelled, RotaError)
+_NEVER_GIVEN_UP = (RetryIn, Snooze, JobCancelled, RotaError, ChildProcessError)
+"""What a task gives up on only if it lists that: no exception of its function.  The last is
+what `run_in_process` raises where the process has died, as when memory is short."""
 
 
 class TaskOptions(TypedDict, total=False):
