@@ -185,6 +185,7 @@ def test_what_a_handler_asks_for_is_told_and_not_raised(
     outcome = run_job(registry, "ask", attempt=3, max_attempts=3 if status == "dead" else 10)
 
     assert (outcome.status, outcome.delay) == (status, delay)
+    assert outcome.error is (None if status == "snoozed" else error)
 
 
 @pytest.mark.parametrize(

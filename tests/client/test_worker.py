@@ -295,6 +295,30 @@ def test_a_delay_that_a_handler_asks_for_is_no_traceback(
     assert record.exc_info is None
 
 
+def test_a_job_that_is_dead_after_what_it_asked_for_has_a_traceback(
+    client: Client, drain: Drain, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is no next run to wait for: somebody has to see why, and on_end is told."""
+    registry = Registry()
+    told: list[BaseException | None] = []
+    registry.on_end(lambda job, end: told.append(end.exception))
+
+    @registry.handler("later")
+    def later(job: Job) -> None:
+        try:
+            raise KeyError("cause")
+        except KeyError as error:
+            raise rota.RetryIn(60, "closed") from error
+
+    client.enqueue("later", max_attempts=1)
+    drain(registry)
+
+    (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert record.exc_info is not None
+    assert [record.exc_info[1]] == told
+    assert isinstance(told[0], rota.RetryIn)
+
+
 class UnprintableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even this")

@@ -476,7 +476,8 @@ def _told(ended: JobOutcome, outcome: Outcome, raise_errors: bool) -> JobOutcome
     """Raise what the handler did not mean to tell the worker."""
     error = outcome.exception
     is_ours = isinstance(error, NoDatabaseError) or not isinstance(error, Exception)
-    if error is not None and (raise_errors or is_ours):
+    raises = raise_errors and not outcome.is_asked_for
+    if error is not None and (raises or is_ours):
         raise error
     return ended
 

@@ -340,6 +340,7 @@ class Completer:
             details = {"next_run": row.run_at, "exception": outcome.exception}
             if event != "snoozed":
                 details |= {"error_type": outcome.error_type, "error": outcome.error}
+                details["is_asked_for"] = outcome.is_asked_for
         elif event == "succeeded" and report.came_after is not None:
             _warn_of_what_came_after(job, report.came_after)
         if event == "refused":

@@ -52,8 +52,8 @@ _LEVELS = {"failed": logging.WARNING, "lost": logging.WARNING, "dead": logging.E
 class Outcome:
     """How a handler ended, in the words of `end_jobs`, or that its job was ``lost`` meanwhile.
 
-    It is ``released`` if the worker stopped it in order to leave.  *exception* is for the log,
-    where somebody should see it.
+    It is ``released`` if the worker stopped it in order to leave.  The log shows *exception*,
+    but not one that *is_asked_for* while the job is tried again.
     """
 
     kind: str
@@ -65,6 +65,7 @@ class Outcome:
     fatal: bool = False
     delay: timedelta | None = None
     exception: BaseException | None = None
+    is_asked_for: bool = False
 
 
 SUCCEEDED = Outcome("succeeded")
@@ -119,7 +120,6 @@ def failure(error: BaseException, *, fatal: bool = False) -> Outcome:
     """Describe an exception; never raise, even if its own methods do."""
     try:
         name = _name(type(error))
-        is_asked_for = isinstance(error, RetryIn | JobCancelled)
         if isinstance(error, RetryIn):  # by a middleware, instead of what was given up
             fatal = False
         return Outcome(
@@ -129,7 +129,8 @@ def failure(error: BaseException, *, fatal: bool = False) -> Outcome:
             stack=_stack(error),
             retry_in=_delay(error) if isinstance(error, RetryIn) else None,
             fatal=fatal or isinstance(error, FatalError),
-            exception=None if is_asked_for else error,
+            exception=error,
+            is_asked_for=isinstance(error, RetryIn | JobCancelled),
         )
     except BaseException:
         text = "an exception of which nothing can be said"
@@ -255,11 +256,14 @@ class Ends:
         duration: float = 0.0,
         exception: BaseException | None = None,
         next_run: datetime | None = None,
+        *,
+        is_asked_for: bool = False,
         **details: Any,
     ) -> None:
         """Log an end that the database knows of, and tell the functions."""
         self.count += 1
-        log_job(event, job, duration or None, exception, next_run=next_run, **details)
+        shown = None if is_asked_for and event == "failed" else exception
+        log_job(event, job, duration or None, shown, next_run=next_run, **details)
         if self._functions:
             self._pending.append((job, JobEnd(event, duration, exception, next_run)))
             if self._telling is None or self._telling.done():
