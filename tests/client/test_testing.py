@@ -188,6 +188,18 @@ def test_what_a_handler_asks_for_is_told_and_not_raised(
     assert outcome.error is (None if status == "snoozed" else error)
 
 
+def test_a_stage_is_named_only_where_the_run_has_gone_there(registry: Registry) -> None:
+    @registry.handler("stage")
+    def stage(job: Job) -> None:
+        job.next_stage = "ship"
+        if job.attempt == 1:
+            raise Snooze(60)
+
+    stages = [run_job(registry, "stage", attempt=n).next_stage for n in (1, 2)]
+
+    assert stages == [None, "ship"]
+
+
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyError("x"), "failed"), (rota.FatalError("no"), "dead")]
 )

@@ -468,7 +468,7 @@ def _job_of(registry: Registry, claim: ClaimedJob, context: JobContext) -> BaseJ
 def _outcome_of(job: BaseJob, status: str, **told: Any) -> JobOutcome:
     return JobOutcome(
         job_id=job.job_id, job_type=job.job_type, payload=job.payload, attempt=job.attempt,
-        status=status, next_stage=job.next_stage, **told,
+        status=status, next_stage=job.next_stage if status == "succeeded" else None, **told,
     )  # fmt: skip
 
 
