@@ -171,6 +171,25 @@ def test_of_a_batch_what_has_a_time_limit_is_given_back(
     assert db.execute(attempts).fetchall() == [(1,)]
 
 
+def test_of_a_batch_what_is_cancelled_waits_for_no_place(
+    client: Client, db: psycopg.Connection[Any], background: Background
+) -> None:
+    registry = Registry()
+    go_on, ends = threading.Event(), []
+    registry.add("slow", lambda job: go_on.wait(30))
+    registry.on_end(lambda job, end: ends.append((job.job_id, end.outcome)))
+    *_, last = (client.enqueue("slow", lease=timedelta(seconds=3)).job_id for _ in range(3))
+    background(registry, concurrency=1, batch=3)
+    wait_until(lambda: _counts(db) == {"running": 3})
+    client.cancel_job(last)
+    try:
+        wait_until(lambda: _counts(db) == {"running": 2, "cancelled": 1})
+        wait_until(lambda: ends == [(last, "cancelled")])
+    finally:
+        go_on.set()
+    wait_until(lambda: _counts(db) == {"succeeded": 2, "cancelled": 1})
+
+
 def test_jobs_run_while_a_finish_is_under_way(
     client: Client,
     db: psycopg.Connection[Any],

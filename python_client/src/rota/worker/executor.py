@@ -164,6 +164,10 @@ class Executor:
         cancellation comes after that: a driver that is cancelled first asks the server, which
         may hang.
         """
+        with self._lock:
+            if job.is_cancel_requested and job in self._held:
+                self._held.remove(job)  # its turn may be far
+                self._completer.give_back([job])
         if job not in self._running or job.is_wanted:
             return  # it has ended, or a heartbeat has come through, since this was asked for
         now = time.monotonic()
