@@ -161,6 +161,29 @@ def test_a_lifespan_that_hangs_holds_up_no_signal(
     assert "a lifespan of its registry neither opens nor closes" in caplog.text
 
 
+def test_a_lifespan_that_hangs_holds_up_no_worker_that_makes_room(
+    client: Client,
+    background: Callable[..., BackgroundWorker],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its jobs have ended, and its successor is started only when it has left."""
+    monkeypatch.setattr("rota.worker.worker.LEAVE_TIMEOUT", 0.1)
+    registry = Registry()
+    registry.add("nothing", lambda job: None)
+
+    @registry.lifespan
+    async def hangs() -> AsyncIterator[None]:
+        yield
+        await asyncio.sleep(60)
+
+    client.enqueue("nothing")
+    worker = background(registry, max_jobs=1, grace_period=0.1)
+
+    wait_until(lambda: not worker.thread.is_alive(), "the end of its process")
+    assert "a lifespan of its registry neither opens nor closes" in caplog.text
+
+
 def test_lifespans_that_ignore_a_cancellation_hold_up_no_stop(
     background: Callable[..., BackgroundWorker],
     monkeypatch: pytest.MonkeyPatch,

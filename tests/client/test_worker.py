@@ -5,7 +5,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
@@ -1040,35 +1040,24 @@ def test_a_worker_that_is_stopped_while_its_first_report_is_stored_is_known_no_m
     assert db.execute("select worker from rota.workers").fetchall() == []
 
 
-@pytest.mark.parametrize("what", ["handler", "lifespan"])
 def test_a_worker_that_retires_has_its_grace_period_from_a_stop_on(
     client: Client,
     background: Background,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    what: str,
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr("rota.worker.worker.LEAVE_TIMEOUT", 0.5)
-    registry, closing = Registry(), threading.Event()
-
-    @registry.lifespan
-    async def slow() -> AsyncIterator[None]:
-        yield
-        closing.set()
-        await asyncio.sleep(60 if what == "lifespan" else 0)
+    registry = Registry()
 
     @registry.handler("waits")
     async def waits(job: AsyncJob) -> None:
-        await asyncio.sleep(60 if what == "handler" else 0)
+        await asyncio.sleep(60)
 
     registry.add("quick", lambda job: None)
     client.enqueue_many([{"job_type": "waits"}, {"job_type": "quick"}])
     worker = background(registry, grace_period=0.1, max_jobs=1)
-    retires = "stops: waits for" if what == "handler" else "makes room"
-    wait_until(lambda: retires in caplog.text, "that it retires")
-    if what == "lifespan":
-        assert closing.wait(30)
+    wait_until(lambda: "stops: waits for" in caplog.text, "that it retires")
     worker.thread.join(1)
     assert worker.thread.is_alive()
 

@@ -240,8 +240,6 @@ class Worker:
             await first_of(working, is_open, self._stop)
             if is_open.is_set():
                 await first_of(working, is_closing)
-                if self.is_retiring:
-                    await first_of(working, self._is_told)
                 seconds = max(LEAVE_TIMEOUT, self._grace_period)
                 await first_of(working, self._stop_now, timeout=seconds)
                 if self._stop_now.is_set():
