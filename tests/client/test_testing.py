@@ -217,6 +217,19 @@ def test_any_other_exception_is_raised_or_told(
     assert (outcome.status, outcome.error) == (status, error)
 
 
+def test_what_cannot_leave_a_process_is_its_text_in_a_test_too(registry: Registry) -> None:
+    """A worker sees no more of it, so that it is none that a task retries."""
+    kind = computing.Unpicklable
+    task = registry.task("odd", own_process=True, retry_on=kind)(computing.refuse_for_good)
+    known = registry.task("known", own_process=True, retry_on=kind)(computing.refuse_oddly)
+
+    odd = run_job(registry, task.job("odd"), raise_errors=False)
+    outcome = run_job(registry, known.job("odd"), raise_errors=False)
+
+    assert (odd.status, str(odd.error)) == ("dead", "client.computing.Unpicklable: odd")
+    assert (outcome.status, type(outcome.error)) == ("failed", kind)
+
+
 def test_a_task_runs_with_its_arguments(registry: Registry) -> None:
     @registry.task(queue="mail", give_up_on=LookupError)
     def send_receipt(job: Job, order_id: int, at: datetime) -> str:

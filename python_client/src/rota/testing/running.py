@@ -42,7 +42,13 @@ from ..worker.completer import NOT_COMMITTED
 from ..worker.connection import ConnectionState
 from ..worker.events import Outcome, failure, run_async, run_sync
 from ..worker.lending import Pool
-from ..worker.own_process import Processes, check_can_be_found, packed, question_of
+from ..worker.own_process import (
+    Processes,
+    check_can_be_found,
+    packed,
+    portable,
+    question_of,
+)
 from ..worker.process import is_in_loop
 from .session import NoDatabase, NoDatabaseError, Session, session_of
 
@@ -187,7 +193,12 @@ class _NoProcesses(Processes):
         """Call *function*, where any plain handler would be called."""
         check_can_be_found(function)
         question_of(function, args, kwargs)  # which raises for what cannot be sent
-        result = await self._call(function, args, kwargs)
+        try:
+            result = await self._call(function, args, kwargs)
+        except BaseException as error:
+            if isinstance(text := portable(error), RuntimeError) and text is not error:
+                raise text from error  # as which it arrives, whatever a task retries
+            raise
         packed(result)
         return result
 

@@ -189,7 +189,7 @@ def _put_together(
     return error
 
 
-def _portable(error: BaseException) -> Any:
+def portable(error: BaseException) -> Any:
     """Return what arrives in another process as this exception, or at least as its text."""
     parts = _Parts(error)
     for sent in (error, parts):
@@ -233,7 +233,7 @@ def answer(body: bytes) -> tuple[Any, ...]:
             result = (True, found(*args, **kwargs))  # a task that is called is its function
             ForkingPickler.dumps(result)
     except BaseException as error:  # also SystemExit: the parent shall know
-        return False, _portable(error), "".join(traceback.format_exception(error))
+        return False, portable(error), "".join(traceback.format_exception(error))
     return result
 
 
