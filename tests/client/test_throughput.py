@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 import rota
-from rota import AsyncJob, Client, Job, Registry
+from rota import AsyncJob, Client, Job, Registry, Worker
 from rota.worker.events import Outcome, run_sync
 from rota.worker.executor import AHEAD, MAX_BATCH, WINDOW, Prefetch
 from support.started_workers import BackgroundWorker
@@ -169,6 +169,20 @@ def test_of_a_batch_what_has_a_time_limit_is_given_back(
     wait_until(lambda: _counts(db) == {"succeeded": 3})
     attempts = "select distinct attempts from rota.finished_jobs"
     assert db.execute(attempts).fetchall() == [(1,)]
+
+
+def test_a_worker_makes_room_after_jobs_that_it_has_run(
+    client: Client, db: psycopg.Connection[Any], dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not after those of its batches that it has given back."""
+    monkeypatch.setattr("rota.worker.executor.MAX_WAIT_IN_BATCH", 0.1)
+    registry = Registry()
+    registry.add("slow", lambda job: time.sleep(0.2))
+    client.enqueue_many([{"job_type": "slow", "time_limit": timedelta(minutes=1)}] * 20)
+
+    Worker(dsn, registry, concurrency=1, batch=20, max_jobs=5).run()
+
+    assert 5 <= _counts(db)["succeeded"] < 10
 
 
 def test_of_a_batch_what_is_cancelled_waits_for_no_place(

@@ -235,7 +235,7 @@ class Ends:
 
     def __init__(self, functions: Sequence[EndFunction]) -> None:
         self.count = 0
-        """How many attempts have ended."""
+        """How many attempts have ended, without jobs that were given back."""
         self.is_calling = False
         """Whether a plain function runs."""
         self._functions = functions
@@ -261,7 +261,7 @@ class Ends:
         **details: Any,
     ) -> None:
         """Log an end that the database knows of, and tell the functions."""
-        self.count += 1
+        self.count += event != "released"
         shown = None if is_asked_for and event == "failed" else exception
         log_job(event, job, duration or None, shown, next_run=next_run, **details)
         if self._functions:
