@@ -651,6 +651,25 @@ def test_drain_of_a_job_without_end_ends(
         drain(own, registry, max_jobs=5)
 
 
+@pytest.mark.parametrize("raise_errors", [True, False])
+def test_an_error_of_the_database_after_the_end_is_told(
+    own: psycopg.Connection[Any], registry: Registry, raise_errors: bool
+) -> None:
+    """The job has not succeeded in the transaction of the test, and would in a worker."""
+
+    @registry.handler("late")
+    def late(job: Job) -> None:
+        with job.transaction():
+            pass
+        own.execute("select 1 / 0")
+
+    rota.Client(own).enqueue("late")
+
+    with pytest.raises(RuntimeError, match=r"after job\.transaction") as caught:
+        drain(own, registry, raise_errors=raise_errors)
+    assert isinstance(caught.value.__cause__, psycopg.errors.DivisionByZero)
+
+
 def test_drain_takes_a_pipeline_through_its_stages(
     own: psycopg.Connection[Any], registry: Registry
 ) -> None:

@@ -265,6 +265,12 @@ class _Runner:
                     f"{what} has caught an error of the database that has broken the "
                     "transaction of the test: let it put a savepoint around the statement"
                 )
+            if self._session.is_broken and job.is_finished:
+                raise RuntimeError(
+                    f"{what} has broken the transaction of the test after job.transaction(), "
+                    "so the end of its job is undone, which it would not be in a worker: let it "
+                    "put a savepoint around the statement"
+                ) from outcome.exception
         return _told(self._end(job, outcome), outcome, self._way.raise_errors)
 
     def start(self, request: Mapping[str, Any], attempt: int) -> ClaimedJob:
