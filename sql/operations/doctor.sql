@@ -246,14 +246,23 @@ create or replace function rota._examine_workers()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     (select 'warning', format('worker %s (pid %s on %s) is no longer connected, but holds %s '
             'until %s', w.worker, w.pid, w.host,
-            case h.jobs when 1 then '1 job' else h.jobs::text || ' jobs' end,
+            case h.jobs when 1 then '1 job' else h.jobs::text || ' jobs' end
+                || case when h.cancels > 0
+                    then format(', %s of them to be cancelled,', h.cancels) else '' end,
             rota._moment(h.locked_until)),
-        rota._retry_all(jsonb_build_object('worker', w.worker, 'status', 'running'),
-            '{"force": true}', h.jobs, exists (select from rota.jobs as j offset 4999))
+        case when h.cancels = 0
+            then rota._retry_all(jsonb_build_object('worker', w.worker, 'status', 'running'),
+                '{"force": true}', h.jobs, exists (select from rota.jobs as j offset 4999))
+            when h.jobs > h.cancels
+                then format('select rota.retry_job(r.id, force => true) from rota.running_jobs '
+                    'as r where r.locked_by = %s and r.cancel_requested_at is null;',
+                    rota._literal(w.worker))
+            else format('select * from rota.explain_job(%s);', h.job_id) end
     from (
-        select r.locked_by, count(*) as jobs, max(r.locked_until) as locked_until
+        select r.locked_by, count(*) as jobs, count(r.cancel_requested_at) as cancels,
+            max(r.locked_until) as locked_until, min(r.id) as job_id
         from (
-            select j.locked_by, j.locked_until from rota.jobs as j
+            select j.id, j.locked_by, j.locked_until, j.cancel_requested_at from rota.jobs as j
             where j.status = 'running' and j.locked_until is not null
             order by j.locked_until limit 10000
         ) as r
@@ -289,14 +298,15 @@ create or replace function rota._examine_running_jobs()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     select 'warning', format('job %s of type %s in queue %s, on %s: %s', r.id, r.job_type,
             r.queue, r.locked_by, h.words),
-        format('select rota.retry_job(%s, force => true);', r.id)
+        rota._take_statement(r.id, r.cancel_requested_at, r.cancel_reason)
     from (
         select f.*
         from (
             select distinct on (a.queue, a.job_type, a.is_overdue) a.*
             from (
                 select j.id, j.queue, j.job_type, j.locked_by, j.started_at, j.overdue_at,
-                    j.locked_until, coalesce(j.overdue_at < n.now, false) as is_overdue, n.now
+                    j.locked_until, j.cancel_requested_at, j.cancel_reason,
+                    coalesce(j.overdue_at < n.now, false) as is_overdue, n.now
                 from rota.jobs as j cross join (select rota.now() as now offset 0) as n
                 where j.status = 'running' and j.locked_until is not null
                 order by j.locked_until limit 10000

@@ -555,7 +555,8 @@ declare
     c_now constant timestamptz := rota.now();
     c_holder constant text := format('%s has had it for %s, in attempt %s of %s',
         job.locked_by, rota._ago(job.started_at), job.attempts, job.max_attempts);
-    c_take_back constant text := format('select rota.retry_job(%s, force => true);', job.id);
+    c_take_back constant text := rota._take_statement(job.id, job.cancel_requested_at,
+        job.cancel_reason);
 begin
     if job.locked_until < c_now then
         return query
@@ -590,12 +591,14 @@ begin
     return query
     select 'cancel_requested', format('its worker was asked %s ago to stop%s; the remedy does '
             'not wait for it: it takes the job from the worker, where its handler keeps a '
-            'place until it ends or that worker is restarted, and cancels it',
+            'place until it ends or that worker is restarted, and %s',
             rota._ago(job.cancel_requested_at),
-            coalesce(', because ' || rota._one_line(job.cancel_reason), '')),
-        format('with taken as materialized (select rota.retry_job(%s, force => true)) '
-            'select rota.cancel_job(%s%s) from taken;', job.id, job.id,
-            coalesce(', ' || rota._literal(job.cancel_reason), ''))
+            coalesce(', because ' || rota._one_line(job.cancel_reason), ''), case
+                when exists (select from rota.reruns as r
+                    where r.job_id = job.id and r.seen is null)
+                    then 'lets the rerun begin that was asked for since'
+                else 'cancels it' end),
+        c_take_back
     where job.cancel_requested_at is not null;
 end $$;
 

@@ -210,6 +210,21 @@ create or replace function rota._retry_statement(
     left join rota.jobs as h on h.id = c.holder;
 $$;
 
+/* The statement that takes a running job from its worker: to run again, or if its cancel was
+ * requested, to end; but a rerun that was asked for since is to run. */
+create or replace function rota._take_statement(
+    job_id bigint, cancel_requested_at timestamptz, cancel_reason text
+) returns text language sql stable as $$
+    select case
+        when cancel_requested_at is null
+          or exists (select from rota.reruns as r
+            where r.job_id = _take_statement.job_id and r.seen is null)
+            then c.call || ';'
+        else format('with taken as materialized (%s) select rota.cancel_job(%s%s) from taken;',
+            c.call, job_id, coalesce(', ' || rota._literal(cancel_reason), '')) end
+    from (select format('select rota.retry_job(%s, force => true)', job_id)) as c (call);
+$$;
+
 /* That ordering keys are halted, by which jobs, and the statements that let theirs go on. */
 create or replace function rota._halt_words(ordering_keys text[])
     returns table (ordering_key text, words text, remedy text) language plpgsql stable as $$

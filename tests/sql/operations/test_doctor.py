@@ -200,6 +200,31 @@ def test_a_worker_that_was_killed(db, connect):
 
 
 @pytest.mark.own_session
+def test_what_a_killed_worker_was_to_stop_is_not_run_again(db, connect):
+    other = connect()
+    session = other.info.backend_pid
+    call(other, "report_worker", **{**ME, "version": version(db)}, backend_pid=session)
+    jobs = [running(db, lease="1 hour") for _ in range(3)]
+    value(db, "cancel_job", job_id=jobs[0].job_id, reason="wrong file")
+    value(db, "cancel_job", job_id=jobs[1].job_id)
+
+    db.execute("select pg_terminate_backend(%s, 10000)", (session,))
+
+    assert "but holds 3 jobs, 2 of them to be cancelled, until" in only(db).evidence
+    cure(db)
+    assert "but holds 2 jobs, 2 of them to be cancelled, until" in only(db).evidence
+    assert only(db).remedy == f"select * from rota.explain_job({jobs[0].job_id});"
+    for job in jobs[:2]:
+        db.execute(call(db, "explain_job", job_id=job.job_id)[0].remedy)
+    assert rows(db, "select status, cancel_reason from rota.job_runs order by id") == [
+        ("cancelled", "wrong file"),
+        ("cancelled", None),
+        ("queued", None),
+    ]
+    assert doctor(db) == []
+
+
+@pytest.mark.own_session
 def test_a_session_that_waits_for_no_worker(db, connect):
     """As each of a pool through which a worker waits: it is notified, and nobody hears."""
     pool = [connect() for _ in range(3)]
@@ -1165,6 +1190,17 @@ def test_an_attempt_is_over_its_time_limit(db, clock):
     assert told[0].remedy == row.remedy
     db.execute(row.remedy)
     assert "running_jobs" not in {found.finding for found in doctor(db)}
+
+
+def test_an_attempt_that_was_to_stop_and_does_not_is_not_run_again(db, clock):
+    job = running(db, time_limit="1 minute", lease="10 minutes")
+    value(db, "cancel_job", job_id=job.job_id, reason="wrong file")
+    clock.advance("70 s")
+
+    assert "its time limit expired 10 s ago" in only(db).evidence
+
+    cure(db)
+    assert run(db, job.job_id).status == "cancelled"
 
 
 def test_an_index_is_much_larger_than_what_is_in_it(db):

@@ -962,6 +962,32 @@ def test_a_running_job_that_was_asked_to_stop(db):
         value(db, "finish_job", **owner(job))
 
 
+def test_a_job_that_does_not_stop_is_taken_back_to_be_cancelled(db, clock):
+    job = running(db, time_limit="10 s")
+    value(db, "cancel_job", job_id=job.job_id, reason="wrong file")
+    clock.advance("20 s")
+
+    assert first(db, job.job_id).reason == "overdue"
+
+    cure(db, job.job_id)
+    assert first(db, job.job_id).explanation == "it was cancelled 0 s ago, because wrong file"
+
+
+def test_a_rerun_that_was_asked_for_after_a_cancel_runs_once_the_job_is_taken_back(db):
+    job = running(db, idempotency_key="k", payload={"v": 1})
+    value(db, "cancel_job", job_id=job.job_id)
+    enqueue(db, idempotency_key="k", on_conflict="rerun", payload={"v": 2})
+
+    found = explain(db, job.job_id)[1]
+
+    assert (found.reason, "lets the rerun begin" in found.explanation) == (
+        "cancel_requested",
+        True,
+    )
+    db.execute(found.remedy)
+    assert [again.payload for again in claim(db)] == [{"v": 2}]
+
+
 @pytest.mark.parametrize("is_running", [False, True])
 def test_an_ended_job_whose_key_is_taken_names_the_one_that_has_it(db, is_running):
     key = "k'\x1b[31m"
