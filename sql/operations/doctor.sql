@@ -546,6 +546,8 @@ begin
     cross join lateral unnest(rota._first_retries(b.queue, 1)) as f (id)
     join rota.jobs as j on j.id = f.id cross join lateral rota._budget_state(b) as s
     where j.run_at < c_now - interval '10 seconds' and q.retry_budget is not null
+      -- Then they wait for the end of the pause, and no tick spends the budget.
+      and not rota._is_paused(b.queue, c_now)
     order by j.run_at limit 1000;
 
     -- What is paused is told above, and what no worker or forwarder takes of the type.

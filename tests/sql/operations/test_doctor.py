@@ -384,6 +384,17 @@ def test_a_pause_without_an_end_that_a_hand_has_set(db):
     assert row.evidence.endswith("ago, without a reason")
 
 
+@pytest.mark.parametrize("what", ["queue", "all"])
+def test_retries_of_what_is_paused_wait_for_no_budget(db, clock, what):
+    call(db, "set_queue", queue="default", retry_budget={"per_minute": 1})
+    one(db, "fail_job", **owner(running(db)), error="bad", retry_in="10 s")
+    call(db, f"pause_{what}", **({"queue": "default"} if what == "queue" else {}))
+    clock.advance("1 minute")
+    settle(db)
+
+    assert only(db).remedy.startswith("select rota.resume_")
+
+
 def test_a_queue_that_is_still_coming(db):
     """As in a database that was restored, and has forgotten that it has settled."""
     value(db, "set_database_number", number=5)
