@@ -344,6 +344,22 @@ def test_no_undo_is_offered_where_there_is_none(http: httpx.Client, db_of_page: 
     assert "Cannot be undone: the jobs had too many values" in newest
 
 
+def test_the_pause_of_a_breaker_is_not_made_one_without_an_end(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    db_of_page.execute(
+        "select rota._pause('acts', 'broken', 'it tries again at 03:00 UTC', null, 'breaker')"
+    )
+    try:
+        answer = act(http, "/act/pause_type?job_type=broken", queue="acts", reason="mine")
+        row = db_of_page.execute("select max(id) from rota.audit_log").fetchone()
+        assert row is not None
+        assert "/undo" not in answer.text
+        assert "There is nothing to undo" in http.get(f"/undo?audit={row[0]}").text
+    finally:
+        db_of_page.execute("select rota.resume_type('broken', queue => 'acts')")
+
+
 def test_an_act_of_more_than_can_be_undone_at_once_says_so(
     http: httpx.Client, db_of_page: Db
 ) -> None:

@@ -68,9 +68,14 @@ def may_be_undone(row: Row) -> bool:
         return True
     if act in OF_JOBS:
         return bool(_values_of(act, before, []))
-    if act == "resume":
-        return before.get("set_by") == "operator"
-    return act in ("pause", "schedule", "unschedule", "set_limit")
+    if act in ("pause", "resume"):
+        return _is_of_operator(act, before)
+    return act in ("schedule", "unschedule", "set_limit")
+
+
+def _is_of_operator(act: str, before: Mapping[str, Any]) -> bool:
+    """Whether an operator can bring back what was: a breaker or a rule ends its own pause."""
+    return (act == "pause" and not before) or before.get("set_by") == "operator"
 
 
 def _of_jobs(row: Row, before: Mapping[str, Any]) -> list[Statement]:
@@ -124,7 +129,7 @@ def _of_setting(
     act: str, before: Mapping[str, Any], after: Mapping[str, Any], shown: Json
 ) -> list[Statement]:
     match act:
-        case "pause" | "resume" if act == "pause" or before.get("set_by") == "operator":
+        case "pause" | "resume" if _is_of_operator(act, before):
             row = before or after
             names = ("job_type", "queue") if "job_type" in row else ("queue",)
             about = {name: row[name] for name in names if name in row}
