@@ -426,6 +426,8 @@ begin
             perform rota._remove_rows('job_errors', 'job_id', done),
                 rota._remove_rows('stage_runs', 'job_id', done),
                 rota._remove_rows('finished_jobs', 'id', done);
+            -- So that what these depended on can be purged, too.
+            delete from rota.dependencies as d where d.job_id = any(done);
         when 'erase' then perform rota._erase_jobs(done);
     end case;
 end $$;
@@ -510,10 +512,12 @@ begin
                                 where j.idempotency_key = k.key and coalesce(
                                     'pipeline ' || j.pipeline, j.job_type) = k.key_scope),
                             nullif(k.first_of_key, i.id))::text
-                when act = 'purge' and (
-                        exists (select from rota.dependencies as d where d.parent_id = i.id)
-                        or exists (select from rota.halted_keys as s where s.job_id = i.id)
-                    ) then 'other jobs wait for it'
+                when act = 'purge'
+                  and exists (select from rota.dependencies as d where d.parent_id = i.id)
+                    then 'other jobs depend on it'
+                when act = 'purge'
+                  and exists (select from rota.halted_keys as s where s.job_id = i.id)
+                    then 'its ordering key is halted by it'
                 when act = 'purge'
                   and current_setting('transaction_isolation') <> 'read committed'
                     then 'other jobs may wait for it: purge it in read committed'

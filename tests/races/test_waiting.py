@@ -551,7 +551,7 @@ def test_a_parent_that_is_purged_while_what_waits_for_it_is_committed(
     with stopped(db, a, *purge(parent)) as pending:
         b.fetch("commit")
 
-    refusal = {"job_id": parent, "reason": "other jobs wait for it"}
+    refusal = {"job_id": parent, "reason": "other jobs depend on it"}
     assert pending.result() == [(0, [refusal])]
     assert ids(b) == [child]
 

@@ -599,9 +599,27 @@ def test_purge_deletes_ended_jobs_that_nobody_waits_for(db):
     assert act(db, "purge", {"queue": "default"}).changed == 1
     told = act(db, "purge", {"status": ["dead"]})
 
-    assert told.conflicts == [{"job_id": parent, "reason": "other jobs wait for it"}]
+    assert told.conflicts == [{"job_id": parent, "reason": "other jobs depend on it"}]
     assert rows(db, "select from rota.job_runs where id = any(%s)", [done, lost]) == []
     assert scalar(db, "select count(*) from rota.job_errors where job_id = %s", lost) == 0
+
+
+def test_purge_says_what_keeps_a_dead_job_that_nobody_waits_for(db):
+    parent, head = dead(db), dead(db, ordering_key="o")
+    child = enqueue(db, depends_on=[parent])
+    settle(db)
+    assert run(db, child).status == "cancelled"
+
+    told = act(db, "purge", {"status": ["dead"]})
+
+    assert told.conflicts == [
+        {"job_id": parent, "reason": "other jobs depend on it"},
+        {"job_id": head, "reason": "its ordering key is halted by it"},
+    ]
+    act(db, "purge", {"ids": [child]})
+    value(db, "resume_ordering_key", ordering_key="o")
+    settle(db)
+    assert act(db, "purge", {"status": ["dead"]}).changed == 2
 
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read"])
