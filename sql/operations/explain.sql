@@ -107,8 +107,10 @@ begin
             format('select rota.retry_job(%s);', job.id);
     elsif job.run_at > c_now and job.status = 'failed' then
         return query select 'retry', format(
-                'attempt %s of %s failed %s ago with %s; the next begins in %s, at %s%s',
-                job.attempts, job.max_attempts, rota._ago(job.failed_at),
+                '%s failed %s ago with %s; the next begins in %s, at %s%s', case job.attempts
+                    when 0 then 'the last attempt before its rerun'
+                    else format('attempt %s of %s', job.attempts, job.max_attempts) end,
+                rota._ago(job.failed_at),
                 rota._error_words(job.error_type, job.last_error),
                 rota._span(c_run_at - c_now), rota._moment(c_run_at), c_too_late),
             format('select rota.retry_job(%s);', job.id);

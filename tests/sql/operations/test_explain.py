@@ -208,6 +208,18 @@ def test_a_retry_tells_the_error_and_the_next_attempt(db, clock):
     assert reasons(db, job.job_id) == ["next"]
 
 
+def test_a_rerun_that_waits_for_the_retry_has_had_no_attempt(db):
+    job = running(db, idempotency_key="k")
+    one(db, "fail_job", **owner(job), error="bad")
+    enqueue(db, idempotency_key="k", on_conflict="rerun", payload={"v": 2})
+
+    told = first(db, job.job_id).explanation
+
+    assert told.startswith(
+        "the last attempt before its rerun failed 0 s ago with bad; the next"
+    )
+
+
 def test_a_paused_queue_tells_who_and_why(db):
     job_id = enqueue(db)
     value(db, "pause_queue", queue="default", reason="the bank is down")
