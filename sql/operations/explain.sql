@@ -639,7 +639,8 @@ begin
                     ', without a reason') || coalesce('; ' || rota._key_words(ended.id), ''))
         end,
         case
-            when c_parent_id is not null
+            -- One whose key is taken stays cancelled when its parent comes back.
+            when c_parent_id is not null and rota._key_holder(ended.id) is null
                 then rota._retry_statement(c_parent_id, with_dependants => true)
             when ended.status <> 'succeeded' then rota._retry_statement(ended.id)
         end;

@@ -1024,6 +1024,20 @@ def test_an_ended_job_whose_key_is_taken_names_the_one_that_has_it(db, is_runnin
         )
 
 
+def test_a_dependant_whose_key_is_taken_comes_back_by_itself(db):
+    parent = running(db)
+    job_id = enqueue(db, depends_on=[parent.job_id], idempotency_key="k")
+    one(db, "fail_job", **owner(parent), error="bad", fatal=True)
+    settle(db)
+    other = enqueue(db, idempotency_key="k")
+
+    assert f"taken by job {other} (queued)" in first(db, job_id).explanation
+
+    cure(db, job_id)
+    assert (run(db, job_id).status, run(db, other).status) == ("blocked", "cancelled")
+    assert first(db, job_id).remedy == f"select rota.retry_job({parent.job_id});"
+
+
 def test_a_dead_parent_and_the_head_of_a_key_whose_key_is_taken(db):
     dead = die(db, ordering_key="o", idempotency_key="k")
     waits = enqueue(db, depends_on=[dead], if_parent_dead="wait")
