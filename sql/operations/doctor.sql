@@ -437,6 +437,9 @@ create or replace function rota._examine_job_types()
         where u.queue !~ '^forward:[0-9]+$' and not exists (
             -- Its jobs wait for a mover alone.
             select from rota.queue_moves as m where m.queue = u.queue and m.direction = 'out'
+            union all
+            -- Which is told by itself.
+            select from rota.limits as l where l.queue = u.queue and l.max_running = 0
         )
     ), workers as (
         select count(*) as live from rota._workers as l

@@ -644,6 +644,17 @@ def test_what_is_paused_needs_no_worker(db, what):
     assert only(db).evidence.startswith("no worker is running")
 
 
+def test_a_queue_that_lets_nothing_run_needs_no_worker(db):
+    call(db, "set_limit", queue="default", max_running=0)
+    enqueue(db, run_at="1990-01-01")
+    settle(db)
+
+    assert only(db).finding == "limits"
+
+    cure(db)
+    assert only(db).finding == "job_types"
+
+
 def test_dead_rows_that_nobody_vacuums_and_statistics_that_are_stale(db):
     def change_many() -> None:
         db.execute(
