@@ -242,6 +242,20 @@ def test_what_a_job_had_before_is_given_back(http: httpx.Client, db_of_page: Db)
     assert "There is nothing to undo" in http.get(path).text
 
 
+def test_the_time_of_a_retry_is_not_that_of_an_earlier_act(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    job_id = enqueue(db_of_page, "retried", delay="1 minute")
+    answer = act(http, f"/act/reschedule_job?job_id={job_id}", delay="0")
+    path = html.unescape(re.findall(r'href="(/undo[^"]*)"', answer.text)[0])
+    db_of_page.execute(
+        "select rota.fail_job(c.job_id, c.lease_token, 'down', retry_in => '1 day')"
+        " from rota.claim_jobs('w', '{acts}', job_types => '{retried}') as c"
+    )
+
+    assert "There is nothing to undo" in http.get(path).text
+
+
 def test_what_a_setting_was_before_it_is_again(http: httpx.Client, db_of_page: Db) -> None:
     enqueue(db_of_page)
     schedule = (

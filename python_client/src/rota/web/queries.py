@@ -413,7 +413,9 @@ UNDOABLE: LiteralString = """
                 where l.id > a.id and a.job_ids is not null
               ))
               and case when a.act = 'cancel' then r.status = 'cancelled'
-                else r.finished_at is null end
+                -- The time of a retry is another one.
+                else r.finished_at is null
+                  and (a.act = 'reschedule' and r.failed_at > a.acted_at) is not true end
             order by r.id limit 1000
         ) as left_ids
     from rota.audit_log as a where a.id = any(%(ids)s) order by a.id desc limit %(limit)s
