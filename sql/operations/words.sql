@@ -187,9 +187,9 @@ create or replace function rota._key_words(ended_id bigint)
     from rota.jobs as j where j.id = rota._key_holder(ended_id);
 $$;
 
-/* The statement that runs an ended job again.  Where a live job has its key, that one is
- * cancelled in the same statement; a running one has to be waited for.  One that was erased
- * gets another payload. */
+/* The statement that runs an ended job again, with those that were cancelled because of it.
+ * Where a live job has its key, that one is cancelled in the same statement; a running one has
+ * to be waited for.  One that was erased gets another payload. */
 create or replace function rota._retry_statement(
     ended_id bigint, with_dependants boolean default false
 ) returns text language sql stable as $$
@@ -205,7 +205,13 @@ create or replace function rota._retry_statement(
     end
     from (
         select rota._key_holder(ended_id) as id, format('select rota.%s(%s)', case
-            when with_dependants then 'retry_with_dependants' else 'retry_job' end, ended_id)
+            when with_dependants or exists (
+                select from (
+                    select d.job_id from rota.dependencies as d
+                    where d.parent_id = _retry_statement.ended_id limit 1000
+                ) as d
+                where not exists (select from rota.jobs as j where j.id = d.job_id)
+            ) then 'retry_with_dependants' else 'retry_job' end, ended_id)
     ) as c (holder, call)
     left join rota.jobs as h on h.id = c.holder;
 $$;

@@ -620,6 +620,27 @@ def test_a_job_that_was_cancelled_with_its_parent_comes_back_with_it(db):
     assert reasons(db, job_id) == ["waits_for_job"]
 
 
+@pytest.mark.parametrize("source", ["explain_job", "doctor"])
+def test_a_dead_job_comes_back_with_those_that_were_cancelled_because_of_it(db, source):
+    job = running(db)
+    child = enqueue(db, depends_on=[job.job_id])
+    last = enqueue(db, depends_on=[child])
+    one(db, "fail_job", **owner(job), error="bad", fatal=True)
+    settle(db)
+
+    found = (
+        first(db, job.job_id)
+        if source == "explain_job"
+        else next(row for row in call(db, "doctor") if row.finding == "dead_jobs")
+    )
+
+    db.execute(found.remedy)
+    settle(db)
+    assert [run(db, job_id).status for job_id in (job.job_id, child, last)] == [
+        *("queued", "blocked", "blocked")
+    ]
+
+
 def test_a_job_that_was_cancelled_comes_back_whatever_its_parent_is(db):
     """Its parent runs again, or a live job has the key of that."""
     dead = die(db, idempotency_key="k")
