@@ -1687,6 +1687,28 @@ MAINTENANCE = (
         sql("operations/doctor", "m.queue = u.queue and m.direction = 'out'", "false"),
     ),
     mutant(
+        "stopped-runs-again",
+        "The doctor runs again what an operator had asked to stop.",
+        "sql/operations/test_doctor.py",
+        sql("operations/words", "when cancel_requested_at is null or", "when true or"),
+    ),
+    mutant(
+        "stopped-runs-again-from-all",
+        "The doctor runs again what a killed worker was to stop.",
+        "sql/operations/test_doctor.py",
+        sql("operations/doctor", "case when h.cancels = 0 then", "case when true then"),
+    ),
+    mutant(
+        "dependants-stay-cancelled",
+        "What was cancelled with a dead job stays so when its remedy brings it back.",
+        "sql/operations/test_explain.py",
+        sql(
+            "operations/words",
+            "when with_dependants or exists (",
+            "when with_dependants and exists (",
+        ),
+    ),
+    mutant(
         "retries-earned-by-a-wrong-clock",
         "What ended while the clock was ahead lets retries through their budget for days.",
         "sql/maintenance/test_budgets.py",

@@ -162,6 +162,18 @@ PAGE = (
         client("web/undo", "[one for one in had if one in wanted] if ids else had", "had"),
     ),
     mutant(
+        "page-undo-pauses-for-ever",
+        "An undo makes the pause of a breaker one that nothing ends.",
+        "web/test_acts.py",
+        client("web/undo", 'or before.get("set_by") == "operator"', "or bool(before)"),
+    ),
+    mutant(
+        "page-undo-forgets-backoff",
+        "An undo begins at once what has failed since.",
+        "web/test_acts.py",
+        client("web/queries", "a.act = 'reschedule' and r.failed_at > a.acted_at", "false"),
+    ),
+    mutant(
         "page-escapes-nothing",
         "A text of a job is a part of the page.",
         "web/test_pages.py",
