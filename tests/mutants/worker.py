@@ -251,7 +251,7 @@ WORKER = (
         "own-errors-are-given-up",
         "A task with retry_on gives up on an effect that another job is at.",
         "client/test_tasks.py",
-        client("tasks", "JobCancelled, RotaError)", "JobCancelled)"),
+        client("tasks", "JobCancelled, RotaError, ", "JobCancelled, "),
     ),
     mutant(
         "unread-arguments-enqueued",

@@ -268,8 +268,8 @@ class _Runner:
             if self._session.is_broken and job.is_finished:
                 raise RuntimeError(
                     f"{what} has broken the transaction of the test after job.transaction(), "
-                    "so the end of its job is undone, which it would not be in a worker: let it "
-                    "put a savepoint around the statement"
+                    "so the end of its job is undone, which it would not be in a worker: let "
+                    "it put a savepoint around the statement"
                 ) from outcome.exception
         return _told(self._end(job, outcome), outcome, self._way.raise_errors)
 
