@@ -426,8 +426,11 @@ begin
             perform rota._remove_rows('job_errors', 'job_id', done),
                 rota._remove_rows('stage_runs', 'job_id', done),
                 rota._remove_rows('finished_jobs', 'id', done);
-            -- So that what these depended on can be purged, too.
-            delete from rota.dependencies as d where d.job_id = any(done);
+            -- So that what these depended on can be purged, too.  Only if there is any: nobody
+            -- else purges while a transaction is open that may have added a dependant.
+            if exists (select from rota.dependencies as d where d.job_id = any(done)) then
+                delete from rota.dependencies as d where d.job_id = any(done);
+            end if;
         when 'erase' then perform rota._erase_jobs(done);
     end case;
 end $$;
