@@ -325,12 +325,7 @@ end $$;
 create or replace function rota._may_miss_ends(breaker rota.breakers, since timestamptz)
     returns boolean language plpgsql stable as $$
 begin
-    return since < least(
-        (select p.counted_until from rota.stats_progress as p),
-        rota.now() - coalesce((
-            select q.keep_finished from rota.queues as q where q.queue = breaker.queue
-        ), '7 days')
-    ) or exists (
+    return since < rota._kept_since(breaker.queue) or exists (
         select from rota.finished_jobs_done as f
         where f.queue = breaker.queue and f.finished_at >= since
           and f.finished_at <= (select rota.now())

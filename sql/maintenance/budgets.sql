@@ -110,12 +110,8 @@ create or replace function rota._first_attempts(queue text)
 declare
     c_max constant integer := 5000;
     c_now constant timestamptz := rota.now();
-    -- Of what had ended before, and is counted, the history may have nothing any more.
-    c_kept_since constant timestamptz := greatest(c_now - interval '1 minute', least(
-        (select p.counted_until from rota.stats_progress as p),
-        c_now - coalesce((
-            select q.keep_finished from rota.queues as q where q.queue = _first_attempts.queue
-        ), '1 minute')));
+    c_kept_since constant timestamptz := greatest(c_now - interval '1 minute',
+        rota._kept_since(_first_attempts.queue));
 begin
     return (
         select sum(a.attempts * 60 / greatest(1, extract(epoch from c_now - case

@@ -188,6 +188,17 @@ where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.objsubid = 2
   and l.classid::bigint between 1919907936 and 1919907954
 $$;
 
+/* The sessions of this database that wait for jobs: each has the idle lock of no queue. */
+create or replace function rota._waiting_pids()
+    returns integer[] language sql stable as $$
+select array(
+    select l.pid from pg_locks as l join pg_database as d on d.oid = l.database
+    where d.datname = current_database() and l.locktype = 'advisory' and l.objsubid = 2
+      and l.classid::bigint = 1919907936
+      and l.objid::bigint::bit(32)::integer = hashtext('') order by l.pid
+)
+$$;
+
 create or replace function rota._give_up(kind integer, key integer)
     returns void language plpgsql as $$
 begin

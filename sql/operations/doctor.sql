@@ -276,20 +276,15 @@ create or replace function rota._examine_workers()
     select 'warning', format('%s for jobs, but only %s live: a worker that hangs, or waits '
             'through a pool, is notified in place of others, whose jobs then start up to half '
             'a minute late. Let each report, and wait on a connection of its own (pid %s)',
-            case l.sessions when 1 then '1 session waits'
-                else format('%s sessions wait', l.sessions) end,
+            case cardinality(l.pids) when 1 then '1 session waits'
+                else format('%s sessions wait', cardinality(l.pids)) end,
             case n.workers when 1 then '1 worker is'
                 else format('%s workers are', n.workers) end,
             array_to_string(l.pids[1:10], ', ')),
         null
-    from (
-        select count(*) as sessions, array_agg(k.pid order by k.pid) as pids
-        from pg_locks as k join pg_database as d on d.oid = k.database
-        where d.datname = current_database() and k.locktype = 'advisory' and k.objsubid = 2
-          and k.classid = 1919907936 and k.objid = hashtext('')::bit(32)::bigint::oid
-    ) as l
+    from rota._waiting_pids() as l (pids)
     cross join (select count(*) as workers from rota._workers as w where w.is_live) as n
-    where l.sessions > n.workers;
+    where cardinality(l.pids) > n.workers;
 $$;
 
 /* A worker that lives keeps its job by heartbeats, also where the handler hangs.  Of each type

@@ -119,7 +119,7 @@ LOCKS = {
     "_notify_for": _GLANCE,
     "_archive_jobs": _GLANCE,
     "_notify_results": _GLANCE,
-    "_examine_workers": {"advisory"},
+    "_waiting_pids": {"advisory"},
     "wait_for_result": {"advisory", "pg_advisory_unlock_shared"},
 }
 # Neither is possible where a procedure commits: it runs as its caller, on a path of its own.

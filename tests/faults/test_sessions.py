@@ -249,7 +249,7 @@ def test_no_other_function_takes_an_advisory_lock(
         "_archive_jobs",
         "wait_for_result",
         "_notify_results",
-        "_examine_workers",
+        "_waiting_pids",
     }
 
 

@@ -379,7 +379,7 @@ MAINTENANCE = (
         "breaker-blind-to-what-is-not-kept",
         "Where nothing is kept a breaker opens by failures of long ago, and closes never.",
         "sql/jobs/test_retries.py",
-        sql("maintenance/breakers", "return since < least(", "return '1970-01-01' > least("),
+        sql("maintenance/breakers", "since < rota._kept_since(breaker.queue)", "false"),
     ),
     mutant(
         "breaker-half-open-in-a-busy-queue",
@@ -432,7 +432,7 @@ MAINTENANCE = (
         "A queue that keeps nothing earns a few of the retries that it may begin.",
         "sql/maintenance/test_budgets.py",
         sql(
-            "maintenance/budgets",
+            "base/counted",
             "(select p.counted_until from rota.stats_progress as p)",
             "'-infinity'",
         ),
