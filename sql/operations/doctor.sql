@@ -382,6 +382,35 @@ begin
     ) as d;
 end $$;
 
+/* The first job of each lane in these queues that waits for a limit, of the first 1000 lanes of
+ * all queues. */
+create or replace function rota._limited_sample(queues text[])
+    returns table (queue text, id bigint, job_type text, due_since timestamptz)
+    language sql stable as $$
+    with recursive lanes as (
+        select p.kind as hold, '' collate "C" as queue, '' collate "C" as job_type,
+            0::smallint as lane, null::rota.jobs as job
+        from unnest('{"key ","queue ","type "}'::text[] collate "C") as p (kind)
+        union all
+        select (n.job).hold, (n.job).queue, (n.job).job_type,
+            coalesce((n.job).own_lane, (n.job).priority), n.job
+        from lanes as l
+        cross join lateral (
+            select j as job from rota.jobs as j
+            where (j.hold, j.queue, j.job_type, coalesce(j.own_lane, j.priority))
+                > (l.hold, l.queue, l.job_type, l.lane)
+              and j.hold < split_part(l.hold, ' ', 1) || '!' and j.hold <> 'time'
+            order by j.hold, j.queue, j.job_type, coalesce(j.own_lane, j.priority),
+                coalesce(j.own_place, j.run_at), j.id limit 1
+        ) as n
+    )
+    select f.queue, (f.job).id, f.job_type, coalesce(rota._due_since(f.job), (f.job).created_at)
+    from (select * from lanes as l limit 1000) as f
+    where f.queue = any(_limited_sample.queues) and (f.job).run_at <= rota.now()
+      -- One that lets nothing run is told by itself.
+      and not exists (select from rota._bound(f.hold) as b where b.max_running = 0);
+$$;
+
 create or replace function rota.untaken_jobs(queues text[])
     returns table (
         queue text, job_type text, due_jobs bigint, due_since timestamptz, job_id bigint
@@ -495,6 +524,7 @@ create or replace function rota._examine_queues()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
 declare
     c_now constant timestamptz := rota.now();
+    c_late constant text[] := rota._late_queues();
 begin
     return query select 'warning', w.words, w.remedy
     from rota.pauses as p cross join lateral rota._pause_finding(p) as w
@@ -558,7 +588,11 @@ begin
             select distinct on (t.queue) t.*
             from (
                 select distinct on (d.queue, d.job_type) d.*
-                from rota._due_sample(rota._late_queues()) as d
+                from (
+                    select s.* from rota._due_sample(c_late) as s
+                    union all
+                    select s.* from rota._limited_sample(c_late) as s
+                ) as d
                 order by d.queue, d.job_type, d.due_since, d.id
             ) as t
             where t.due_since < c_now - interval '5 minutes'

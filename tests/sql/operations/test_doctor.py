@@ -441,6 +441,37 @@ def test_a_queue_is_late_behind_a_type_that_nobody_takes(db):
     assert f"queue default is late: job {job_id}, " in late.evidence
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"job_type": "x", "max_starts": 1, "per": "1 hour"},
+        {"queue": "default", "max_running": 1},
+        {"limit_key": "shop", "max_running": 1},
+    ],
+)
+def test_a_queue_is_late_behind_a_limit(db, clock, limit):
+    clock.set("2026-01-12 12:00+00")
+    call(db, "report_worker", **{**ME, "version": version(db)})
+    value(db, "set_limit", **limit)
+    first, job_id, *_ = (enqueue(db, limit_key="shop") for _ in range(4))
+    assert [job.job_id for job in claim(db, max_jobs=4, lease="1 hour")] == [first]
+    clock.advance("4 minutes")
+    settle(db)
+    assert [row for row in doctor(db) if row.finding == "queues"] == []
+    clock.advance("2 minutes")
+    call(db, "report_worker", **{**ME, "version": version(db)})
+    settle(db)
+
+    (row,) = [row for row in doctor(db) if row.finding == "queues"]
+
+    assert row.severity == "warning"
+    assert f"queue default is late: job {job_id}, " in row.evidence
+    assert "been due for 6 min. The first reason: limit " in row.evidence
+    db.execute(row.remedy)
+    settle(db)
+    assert [job.job_id for job in claim(db, max_jobs=4)] == [job_id]
+
+
 @pytest.mark.parametrize("option", ["depends_on", "ordering_key"])
 def test_a_job_is_late_behind_its_key_and_not_behind_what_it_depends_on(db, clock, option):
     clock.set("2026-01-12 12:00+00")
