@@ -843,7 +843,22 @@ create or replace function rota._examine_schedules()
     from rota.job_definitions as d
     cross join rota._schedule_plan(d) as w
     where not d.is_enabled and d.disabled_by is null
-    order by d.disabled_at limit 1000);
+    order by d.disabled_at limit 1000)
+    union all
+    -- A job that was deleted by hand never ends.
+    (select 'warning', format('schedule %s makes no job until job %s ends, which is gone',
+            d.name, d.last_job_id),
+        format('select rota.disable_schedule(%s); select rota.enable_schedule(%1$s);',
+            rota._literal(d.name))
+    from rota.job_definitions as d
+    where d.is_enabled and d.kind = 'after' and d.next_run_at is null
+      and d.last_job_id is not null
+      and not exists (select from rota.jobs as j where j.id = d.last_job_id)
+      and not exists (
+        select from rota.pending_checks as c where c.kind = 'schedule' and c.subject = d.name
+      )
+      and exists (select from rota._schedule_plan(d) as w where w.planned is not null)
+    order by d.name limit 1000);
 $$;
 
 /* When a schedule would be planned now, or what a tick will stumble over. */

@@ -982,6 +982,42 @@ def test_schedules_that_are_late_or_disabled_by_an_error(db, clock):
     assert "schedules" not in {row.finding for row in doctor(db)}
 
 
+def test_a_schedule_whose_last_job_was_deleted_by_hand(db, clock):
+    clock.set("2026-01-12 12:00+00")
+    call(db, "schedule_job", name="inbox", schedule="after 10 minutes", job_type="x")
+    settle(db)
+    (job,) = claim(db)
+    assert doctor(db) == []
+    db.execute("delete from rota.jobs")
+    settle(db)
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "schedules")
+    assert row.evidence == (
+        f"schedule inbox makes no job until job {job.job_id} ends, which is gone"
+    )
+    cure(db)
+    clock.advance("10 minutes")
+    settle(db)
+    assert len(claim(db)) == 1
+
+
+def test_a_schedule_that_has_ended_misses_no_job(db, clock):
+    clock.set("2026-01-12 12:00+00")
+    ends_at = "2026-01-12 12:05+00"
+    call(db, "schedule_job", name="x", schedule="after 1 hour", job_type="x", ends_at=ends_at)
+    db.execute("select rota.set_queue('default', keep_finished => '0')")
+    settle(db)
+    (job,) = claim(db)
+    value(db, "finish_job", **owner(job))
+    clock.advance("10 days")
+    settle(db)
+
+    assert rows(db, "select id from rota.job_runs") == []
+    assert doctor(db) == []
+
+
 @pytest.mark.own_session
 def test_a_forgotten_transaction(db, connect, clock):
     other = connect(autocommit=False, application_name="report")
