@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -1290,6 +1291,36 @@ def test_a_command_does_not_wait_for_a_lock_for_long(
         assert f"pid {other_pid} (role postgres" in error
     assert "(Nothing was done. Try again, or end that session" in error
     assert db.execute("select count(*) from rota.jobs").fetchone() == (1,)
+
+
+def test_a_command_names_who_waits_to_change_a_table(
+    run: Callable[..., str], client: Client, connect: Callable[..., psycopg.Connection[Any]]
+) -> None:
+    """A migration waits behind a reader, and a producer, which began before it, behind that."""
+    client.enqueue("a")
+    with connect(autocommit=False) as reader, connect(autocommit=False) as producer:
+        reader.execute("select from rota.jobs")
+        producer.execute("select from rota.set_queue('default', lease => '1 minute')")
+        with connect(autocommit=False) as migration, ThreadPoolExecutor() as threads:
+            change = threads.submit(migration.execute, "lock table rota.jobs")
+            wait_until(lambda: _waits(reader, migration), "the migration waits")
+            enqueued = threads.submit(Client(producer).enqueue, "a")
+            wait_until(lambda: _waits(reader, producer), "the producer waits")
+
+            error = run("jobs", code=1)
+
+            pid = migration.info.backend_pid
+            reader.execute("select pg_terminate_backend(%s)", [pid])
+            with pytest.raises(psycopg.errors.AdminShutdown):
+                change.result()
+            assert enqueued.result().is_new
+    assert f"the oldest that writes there is pid {pid} (role postgres" in error
+
+
+def _waits(db: psycopg.Connection[Any], session: psycopg.Connection[Any]) -> bool:
+    pid = session.info.backend_pid
+    found = db.execute("select from pg_locks where pid = %s and not granted", [pid])
+    return bool(found.fetchall())
 
 
 def test_the_database_may_stand_before_the_command(

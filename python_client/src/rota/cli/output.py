@@ -52,12 +52,17 @@ OLDEST: LiteralString = """
         'application ' || nullif(a.application_name, ''),
         a.state || ' for ' || date_trunc('second', now() - a.state_change))) as who
     from pg_stat_activity as a
-    where a.pid <> pg_backend_pid() and a.xact_start is not null and exists (
-        select from pg_locks as l join pg_class as c on c.oid = l.relation
-        where l.pid = a.pid and l.granted and c.relnamespace = to_regnamespace('rota')
-          and l.mode <> 'AccessShareLock'
-    )
-    order by a.xact_start limit 1
+    cross join lateral (
+        select bool_or(l.mode = 'AccessExclusiveLock') as stops_all
+        from pg_locks as l join pg_class as c on c.oid = l.relation
+        where l.pid = a.pid and c.relnamespace = to_regnamespace('rota')
+          and (l.granted and l.mode <> 'AccessShareLock' or l.mode = 'AccessExclusiveLock')
+        having count(*) > 0
+    ) as h
+    where a.pid <> pg_backend_pid() and a.xact_start is not null
+    -- Who changes a table stops all others as soon as it waits for its turn to do so.
+    order by a.wait_event_type is not distinct from 'Lock' and not h.stops_all, a.xact_start
+    limit 1
     """
 OWN_PATH = "set local search_path = pg_catalog, pg_temp"
 """Look into no schema that others may fill, in a transaction: a pooler lends sessions."""
