@@ -141,8 +141,11 @@ def test_status_and_top_tell_what_ended(
 ) -> None:
     clock.set("2026-03-27 12:00+00")
     client.enqueue_many([{"job_type": "send_mail", "queue": "mail"}] * 4)
-    client.report_worker("w1", "host", 1, "0.2.0", ["mail"])
-    for number, job in enumerate(client.claim_jobs("w1", ["mail"], max_jobs=3)):
+    client.report_worker("w1", "host", 1, "0.2.0", ["mail"], concurrency=3)
+    client.report_worker("w2", "host", 2, "0.2.0", ["other"])
+    jobs = client.claim_jobs("w1", ["mail"], max_jobs=3)
+    busy = run("top", "--once")
+    for number, job in enumerate(jobs):
         clock.advance("1 second")
         if number:
             client.finish_job(job.job_id, job.lease_token)
@@ -164,6 +167,8 @@ def test_status_and_top_tell_what_ended(
     assert "ready 1, oldest 1 min 1 s; running 0; dead 0; 0.598 attempts a minute" in shown
     mail = next(line for line in shown.splitlines() if line.startswith("mail "))
     assert mail.split("  ")[-1].strip() == "3 s"
+    assert [line.split()[:2] for line in busy.splitlines()[-2:]] == [["w1", "3/3"], ["w2", "0"]]
+    assert [row["concurrency"] for row in top["workers"]] == [3, None]
     assert max(map(len, shown.splitlines())) <= 80
 
 

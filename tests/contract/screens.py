@@ -58,7 +58,7 @@ def stage(db: psycopg.Connection[Any]) -> dict[str, int]:
     for worker in ("web-1:811", "web-2:734"):
         db.execute(
             "select rota.report_worker(%s, split_part(%s, ':', 1), 811, %s,"
-            " '{default,mail,payments}', '{charge,import,send_mail}')",
+            " '{default,mail,payments}', '{charge,import,send_mail}', 4)",
             (worker, worker, __version__),
         )
     db.execute("select rota.set_limit(limit_key => 'bank', max_running => 1)")

@@ -370,12 +370,12 @@ TOP_PARTS: dict[str, LiteralString] = {
         order by s.attempts desc, s.queue, s.job_type
         """,
     "workers": """
-        select w.worker, w.last_seen_at, w.silent_for,
+        select w.worker, w.last_seen_at, w.silent_for, w.concurrency,
             count(r.id) as jobs, max(r.running_for) as longest
         from rota.worker_health as w
         left join rota.running_jobs as r on r.locked_by = w.worker
         where w.is_live
-        group by w.worker, w.last_seen_at, w.silent_for
+        group by w.worker, w.last_seen_at, w.silent_for, w.concurrency
         order by jobs desc, w.worker
         """,
 }
@@ -534,7 +534,7 @@ def _top_type(row: dict[str, Any]) -> dict[str, Any]:
 def _top_worker(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "worker": row["worker"],
-        "jobs": row["jobs"],
+        "jobs": "/".join(str(n) for n in (row["jobs"], row["concurrency"]) if n is not None),
         "longest": brief(row["longest"]),
         "seen": f"{span(row['silent_for']) or '0 s'} ago",
     }
