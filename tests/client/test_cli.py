@@ -82,6 +82,28 @@ def test_enqueue_and_job(run: Callable[..., str]) -> None:
     assert run("enqueue", "other", *keys) == f"{other} (already exists)\n"
 
 
+def test_the_list_tells_why_jobs_were_cancelled(
+    run: Callable[..., str], client: Client
+) -> None:
+    """One that failed before was not cancelled because of that."""
+    client.enqueue("a", backoff={"kind": "fixed", "base_seconds": 60})
+    (job,) = client.claim_jobs("w")
+    client.fail_job(job.job_id, job.lease_token, "disk full", "OSError")
+    assert run("jobs").splitlines()[1].endswith("OSError: disk full")
+
+    client.cancel_job(job.job_id, "ordered twice")
+    client.cancel_job(client.enqueue("b").job_id)
+
+    assert [row["cancel_reason"] for row in json.loads(run("jobs", "--json"))] == [
+        None,
+        "ordered twice",
+    ]
+    head, without, cancelled = run("jobs").splitlines()
+    assert cancelled.endswith("  ordered twice")
+    assert "OSError" not in cancelled
+    assert len(without) < head.index("error")
+
+
 def test_jobs_filters(run: Callable[..., str], client: Client) -> None:
     client.enqueue("a", queue="one")
     client.enqueue("b", queue="two")

@@ -162,6 +162,24 @@ def test_the_list_tells_how_many_there_are_and_what_can_be_asked_for(
     assert '<option value="mail">' in page.split('<datalist id="known-queue">')[1]
 
 
+def test_the_list_tells_why_jobs_were_cancelled(http: httpx.Client, db_of_page: Any) -> None:
+    db_of_page.execute("select rota.enqueue('why', queue => 'why')")
+    db_of_page.execute(
+        "select rota.fail_job(c.job_id, c.lease_token, 'disk full', retry_in => '1 hour')"
+        " from rota.claim_jobs('w', queues => array['why']) as c"
+    )
+    assert "disk full" in told(http, "/jobs?queue=why")
+    db_of_page.execute(
+        "select rota.cancel_job(j.id, 'ordered <twice>') from rota.jobs as j"
+        " where j.queue = 'why'"
+    )
+
+    page = told(http, "/jobs?queue=why")
+
+    assert "ordered &lt;twice&gt;" in page
+    assert "disk full" not in page
+
+
 def test_numbers_lead_to_as_many_jobs(
     make_page: Callable[..., Any], scene: Scene, db_of_page: Any
 ) -> None:

@@ -110,8 +110,8 @@ def enqueue(arguments: argparse.Namespace) -> None:
 LISTED: LiteralString = """
     select
         id, queue, job_type, status, priority, attempts, max_attempts, run_at, created_at,
-        started_at, finished_at, locked_by, error_type, last_error, idempotency_key,
-        ordering_key, limit_key, pipeline, stage, definition
+        started_at, finished_at, locked_by, error_type, last_error, cancel_reason,
+        idempotency_key, ordering_key, limit_key, pipeline, stage, definition
     from rota.job_runs
     where {}
     order by {}
@@ -156,6 +156,8 @@ def jobs(arguments: argparse.Namespace) -> None:
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     error = ": ".join(filter(None, (row["error_type"], row["last_error"])))
+    if row["status"] == "cancelled":
+        error = row["cancel_reason"] or ""
     return {
         "id": row["id"],
         "status": row["status"],

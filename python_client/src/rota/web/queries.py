@@ -132,7 +132,7 @@ NEWEST: LiteralString = """
 
 LISTED: LiteralString = """
     select id, queue, job_type, status, priority, attempts, max_attempts, run_at, created_at,
-        started_at, finished_at, locked_by, error_type, last_error,
+        started_at, finished_at, locked_by, error_type, last_error, cancel_reason,
         idempotency_key, ordering_key, limit_key, pipeline, stage, definition,
         progress_percent, progress_message{} from rota.job_runs
     where {} order by {} limit %(limit)s
