@@ -389,14 +389,13 @@ create or replace function rota._limited_sample(queues text[])
     language sql stable as $$
     with recursive lanes as (
         select p.kind as hold, '' collate "C" as queue, '' collate "C" as job_type,
-            0::smallint as lane, null::rota.jobs as job
-        from unnest('{"key ","queue ","type "}'::text[] collate "C") as p (kind)
+            0::smallint as lane, null::bigint as id
+        from unnest('{"key ","type "}'::text[] collate "C") as p (kind)
         union all
-        select (n.job).hold, (n.job).queue, (n.job).job_type,
-            coalesce((n.job).own_lane, (n.job).priority), n.job
-        from lanes as l
+        select n.* from lanes as l
         cross join lateral (
-            select j as job from rota.jobs as j
+            select j.hold, j.queue, j.job_type, coalesce(j.own_lane, j.priority), j.id
+            from rota.jobs as j
             where (j.hold, j.queue, j.job_type, coalesce(j.own_lane, j.priority))
                 > (l.hold, l.queue, l.job_type, l.lane)
               and j.hold < split_part(l.hold, ' ', 1) || '!' and j.hold <> 'time'
@@ -404,9 +403,9 @@ create or replace function rota._limited_sample(queues text[])
                 coalesce(j.own_place, j.run_at), j.id limit 1
         ) as n
     )
-    select f.queue, (f.job).id, f.job_type, coalesce(rota._due_since(f.job), (f.job).created_at)
-    from (select * from lanes as l limit 1000) as f
-    where f.queue = any(_limited_sample.queues) and (f.job).run_at <= rota.now()
+    select j.queue, j.id, j.job_type, coalesce(rota._due_since(j), j.created_at)
+    from (select * from lanes as l limit 1000) as f join rota.jobs as j on j.id = f.id
+    where j.queue = any(_limited_sample.queues) and j.run_at <= rota.now()
       -- One that lets nothing run is told by itself.
       and not exists (select from rota._bound(f.hold) as b where b.max_running = 0);
 $$;
