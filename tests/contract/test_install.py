@@ -212,7 +212,7 @@ def test_an_install_and_who_reads_several_views_do_not_wait_for_each_other(
         psycopg.connect(empty, autocommit=True) as observer,
         ThreadPoolExecutor(1) as pool,
     ):
-        reader.execute("select from rota.dead_jobs")
+        reader.execute("select from rota.error_groups")
         installing = pool.submit(psql, empty, "-f", sql_dir / "install.sql")
         wait_until(lambda: observer.execute(waiting).fetchone() == (True,), "it does not wait")
 
