@@ -278,6 +278,7 @@ declare
         when move.state = 'settled' then rota._new_ids(jsonb_array_length(jobs)) end;
     v_ids bigint[] := '{}'::bigint[];
     v_inserted bigint[] := '{}'::bigint[];
+    v_failed bigint[] := '{}'::bigint[];
     v_found bigint; v_job record;
 begin
     -- One that this database has not given yet would be in the way of an enqueue.
@@ -296,6 +297,7 @@ begin
     end if;
     for v_job in
         select (e.job ->> 'id')::bigint as id, v.new_id, e.job -> 'effects' as effects,
+            e.job -> 'has_failed' = 'true' as has_failed,
             -- Without what no job has that can move.
             jsonb_populate_record(null::rota.jobs, e.job
                 - '{own_lane,own_place,hold,opened_for,held_limits,locked_by,locked_until,'
@@ -323,6 +325,7 @@ begin
         v_found := rota._insert_moved(v_job.job);
         v_ids := v_ids || coalesce(v_found, v_job.new_id);
         if v_found is null then v_inserted := v_inserted || v_job.new_id; end if;
+        if v_job.has_failed then v_failed := v_failed || v_job.new_id; end if;
         -- What it left open, when it was here before, has gone on where it was since.
         delete from rota.effects as f
         where f.job_id = v_job.id and f.completed_at is null
@@ -335,10 +338,21 @@ begin
     end loop;
     -- What came back is not elsewhere any more: two databases would lead in a circle.
     delete from rota.moved_jobs as t where t.job_id = any(v_inserted);
-    perform rota._enter_lanes(v_inserted);
-    perform rota._jobs_came_in(v_inserted);
+    perform rota._enter_moved(v_inserted, v_failed);
+    perform rota._hold_retries(v_inserted);
     perform rota._notify_for(v_inserted);
     return v_ids;
+end $$;
+
+/* Jobs that moved, or have come back, begin to wait here.  The head of a line comes in blocked,
+ * and if it had failed it still waits for its retry. */
+create or replace function rota._enter_moved(job_ids bigint[], failed_ids bigint[])
+    returns void language plpgsql as $$
+begin
+    perform rota._enter_lanes(job_ids);
+    perform rota._jobs_came_in(job_ids);
+    update rota.jobs as j
+    set status = 'failed' where j.id = any(_enter_moved.failed_ids) and j.status = 'queued';
 end $$;
 
 /* Insert a job that moves, or return the one that has its key, as enqueue() tells who comes

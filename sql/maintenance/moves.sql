@@ -713,7 +713,8 @@ begin
             'cancel_requested_at,cancel_reason,progress_percent,progress_message}'::text[]
             -- Where it comes in, or back, it is in its line again.
             || case when j.ordering_key is null then '{}' else jsonb_build_object('status',
-                'blocked', 'if_parent_dead', coalesce(j.if_parent_dead, 'cancel')) end as job
+                'blocked', 'has_failed', j.status = 'failed', 'if_parent_dead',
+                coalesce(j.if_parent_dead, 'cancel')) end as job
     ), kept as (
         insert into rota.moved_jobs as t (job_id, move_id, database, moved_at, job)
         select g.id, move.move_id, move.database, null, g.job || jsonb_build_object('effects', (
@@ -814,7 +815,7 @@ begin
         set idempotency_key = _come_back.job ->> 'idempotency_key'
         where f.id = v_job_id;
     else
-        perform rota._enter_lanes(array[v_job_id]);
-        perform rota._jobs_came_in(array[v_job_id]);
+        perform rota._enter_moved(array[v_job_id],
+            array(select v_job_id where job -> 'has_failed' = 'true'));
     end if;
 end $$;

@@ -462,6 +462,18 @@ setting ->> 'pause_name',
         ),
     ),
     mutant(
+        "moved-retries-without-budget",
+        "All retries that waited for a budget begin at once where their queue has moved.",
+        "sql/maintenance/test_moves.py",
+        sql("jobs/receive", "    perform rota._hold_retries(v_inserted);\n", ""),
+    ),
+    mutant(
+        "moved-head-had-not-failed",
+        "The retry of a job that was first of its key needs no budget where its queue moved.",
+        "sql/maintenance/test_moves.py",
+        sql("maintenance/moves", "'has_failed', j.status = 'failed'", "'has_failed', false"),
+    ),
+    mutant(
         "swallowed-by-a-trigger",
         "A job that a trigger of the other database swallows is said to have arrived.",
         "sql/maintenance/test_moves.py",

@@ -156,6 +156,32 @@ def test_a_job_goes_with_what_it_is_to_run_with(db, there, connect, ordering_key
     assert [row.payload for row in rows(there, "select payload from rota.jobs")] == [{"v": 2}]
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("ordering_keys", [[None] * 3, ["a", "b", "c"]])
+def test_retries_wait_for_the_budget_there(db, there, ordering_keys, is_back):
+    """Also of jobs that had not arrived at first, as the other database had no room."""
+    for each in (db, there):
+        value(each, "set_queue", queue="q", retry_budget={"per_minute": 1, "percent": 0})
+    ids = [enqueue(db, queue="q", ordering_key=key) for key in ordering_keys]
+    for job in claim(db, queues=["q"], max_jobs=3):
+        failure = {"error": "no", "retry_in": "0 s"}
+        value(db, "fail_job", job_id=job.job_id, lease_token=job.lease_token, **failure)
+    retried = value(db, "retry_job", job_id=ids[0])
+
+    move_id = begin(db, there)
+    if is_back:
+        take_out(db, move_id)
+        with db.transaction():
+            batch = one(db, "take_moves", move_id=move_id)
+            end(db, move_id, batch.job_ids, [{"error_code": "55P03"}] * 3)
+    settle(db, there, move_id)
+
+    assert [job[2] for job in jobs(there)] == [retried, "failed", "failed"]
+    assert [job.job_id for job in claim(there, queues=["q"], max_jobs=3)] == ids[:1]
+    one(there, "tick")
+    assert [job.job_id for job in claim(there, queues=["q"], max_jobs=3)] == ids[1:2]
+
+
 def test_a_line_goes_in_order_behind_a_job_that_runs(db, there):
     line = [enqueue(db, queue="q", ordering_key="k") for _ in range(4)]
     (head,) = claim(db, queues=["q"])
