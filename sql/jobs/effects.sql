@@ -134,6 +134,8 @@ begin
     elsif rota._is_leased(v_effect.job_id, v_effect.lease_token) then
         perform rota._raise_in_progress(v_effect);
     end if;
+    -- Where that job is now nobody would know of it.
+    perform rota._raise_moved(v_effect.job_id);
 
     delete from rota.effects as e
     where outcome = 'again' and e.scope = settle_effect.scope and e.key = settle_effect.key;
@@ -148,7 +150,8 @@ end $$;
 comment on function rota.settle_effect is
     'Record that an effect whose outcome is unknown is done, with its result, or let the next '
     'job that records it repeat it, and return the id of the job that had recorded it; raises '
-    'RT010 if that job is still causing it, RT011 if no record is open, 22023.';
+    'RT010 if that job is still causing it, RT011 if no record is open, RT016 if that job has '
+    'moved to another database, 22023.';
 
 create or replace function rota.effect_result(scope text, key text)
     returns table (is_done boolean, result jsonb) language plpgsql stable security definer

@@ -156,12 +156,10 @@ FENCE = (
     elsif rota._is_leased(v_effect.job_id, v_effect.lease_token) then
         perform rota._raise_in_progress(v_effect);
     end if;
-
-    delete from rota.effects as e""",
+    -- Where""",
             """\
     end if;
-
-    delete from rota.effects as e""",
+    -- Where""",
         ),
     ),
     mutant(

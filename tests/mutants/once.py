@@ -474,6 +474,12 @@ setting ->> 'pause_name',
         sql("maintenance/moves", "'has_failed', j.status = 'failed'", "'has_failed', false"),
     ),
     mutant(
+        "effect-settled-where-its-job-was",
+        "An effect is settled in the database that its job has left, and caused again.",
+        "sql/maintenance/test_moves.py",
+        sql("jobs/effects", "    perform rota._raise_moved(v_effect.job_id);\n", ""),
+    ),
+    mutant(
         "swallowed-by-a-trigger",
         "A job that a trigger of the other database swallows is said to have arrived.",
         "sql/maintenance/test_moves.py",

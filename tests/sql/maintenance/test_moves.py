@@ -1022,6 +1022,24 @@ def test_effects_that_were_open_come_back_as_they_are_by_then(db, there):
     assert value(db, "record_effect", scope="mail", key="2", **owner, if_unknown="skip")
 
 
+def test_an_effect_of_a_job_that_went_is_settled_where_it_is(db, there):
+    job = running(db, queue="q")
+    effect = {"scope": "s", "key": "k"}
+    lease = {"job_id": job.job_id, "lease_token": job.lease_token}
+    value(db, "record_effect", **effect, **lease)
+    value(db, "snooze_job", **lease, delay="0")
+    move_id = begin(db, there)
+    take_out(db, move_id)
+    with raises("RT016"):
+        value(db, "settle_effect", **effect, outcome="again")
+    settle(db, there, move_id)
+
+    with raises("RT016"):
+        value(db, "settle_effect", **effect, outcome="done")
+
+    assert value(there, "settle_effect", **effect, outcome="done") == job.job_id
+
+
 def test_an_effect_of_a_job_that_went_is_not_unknown_here(db, there):
     job = running(db, queue="q")
     owner = {"job_id": job.job_id, "lease_token": job.lease_token}
