@@ -144,6 +144,29 @@ def test_a_database_that_gets_another_number_is_found_by_it(urls):
         assert ask(here, "select queue from rota.jobs") == "forward:2"
 
 
+def test_the_log_says_why_a_job_stays_whose_queue_leaves_there(urls, tmp_path):
+    """A rule for a key cannot go with a queue that moves; until the move is ended it waits."""
+    log = tmp_path / "log"
+    (tmp_path / "databases").write_text("\n".join(urls))
+    command = [sys.executable, "-m", "rota", "forward", "--databases", tmp_path / "databases"]
+    rule = "queue => 'q', idempotency_key => 'k', on_conflict => 'rerun'"
+    with psycopg.connect(urls[1], autocommit=True) as there:
+        there.execute("select rota.begin_queue_move('q', 7)")
+        with psycopg.connect(urls[0], autocommit=True) as here:
+            here.execute(f"select rota.enqueue_to(2, 'x', {rule})".encode())
+            with running(lambda: Command(command, None, {}, log)):
+                wait_until(lambda: "stay for now" in log.read_text())
+                here.execute("select rota.reschedule_job(id, delay => '0') from rota.jobs")
+                here.execute("select rota.enqueue_to(2, 'x')")
+                wait_until(lambda: ask(there, "select count(*) from rota.jobs") == 1)
+                there.execute("select rota.end_queue_move('q')")
+                wait_until_carried(urls[0])
+
+    told = [line for line in log.read_text().splitlines() if "stay for now" in line]
+    assert len(told) == 1
+    assert "1 jobs for database 2 stay for now: queue q moves to database 7" in told[0]
+
+
 def test_nothing_is_carried_to_a_number_that_two_databases_have(admin, server, urls, tmp_path):
     copy, log = "travel_copy", tmp_path / "log"
     admin.execute(f"create database {copy} template travel2".encode())

@@ -32,7 +32,7 @@ import psycopg
 
 from .client.async_client import AsyncClient
 from .client.connecting import name_of, one_line
-from .exceptions import RotaError
+from .exceptions import JobMovedError, RotaError
 from .rows import ForwardJob, ReceivedJob, TakenMoves, WaitingMove
 from .worker.connection import (
     REASON_INTERVAL,
@@ -59,7 +59,8 @@ RECEIVE_TIMEOUT = 10.0
 """Seconds that the other database may take; so long jobs that travel stay locked at most."""
 IDLE_TIMEOUT = 10.0
 """Seconds after which a carrier without work closes its connections."""
-NO_RIGHT = "42501"
+FOR_LATER = ("42501", JobMovedError.sqlstate, "55", "XX")
+"""How the codes begin with which a job is refused that is sent again later."""
 UNFIT = (UnicodeError, psycopg.errors.UntranslatableCharacter)
 UNTRANSLATABLE = ReceivedJob(
     1, None, "22P05", "the other database has another encoding, which lacks characters of it"
@@ -219,9 +220,8 @@ def _endings(count: int, received: list[ReceivedJob]) -> list[dict[str, object]]
 
 
 def _waits(row: ReceivedJob) -> bool:
-    """Return whether somebody has to see to it that a job can be received."""
-    code = row.error_code
-    return code is not None and (code == NO_RIGHT or code.startswith(("55", "XX")))
+    """Return whether a job stays where it is, maybe until somebody sees to it."""
+    return row.error_code is not None and row.error_code.startswith(FOR_LATER)
 
 
 class Carrier(Route):
@@ -242,6 +242,9 @@ class Carrier(Route):
         """How many jobs have arrived."""
         self.carried_at = -inf
         """When the last have left, on the monotonic clock."""
+        self._told: str | None = None
+        """Why jobs stay, as it was logged last, and when."""
+        self._told_at = -inf
 
     def go(self) -> None:
         """Carry what there is."""
@@ -283,9 +286,7 @@ class Carrier(Route):
                     _endings(len(taken), received),
                 )
             self.carried += sum(row.job_id is not None for row in received)
-            if waiting := [row for row in received if _waits(row)]:
-                text = "%s jobs for database %s stay for now: %s"
-                logger.warning(text, len(waiting), self._number, waiting[0].message)
+            self._tell([row for row in received if _waits(row)])
             return taken
 
         taken = await self._take(take_send_and_end)
@@ -296,6 +297,17 @@ class Carrier(Route):
         self._halvings = max(0, self._halvings - 1)
         size = sum(len(job.job) for job in taken)
         return bool(taken) and (is_less or len(taken) == max_jobs or size > max_bytes // 2)
+
+    def _tell(self, waiting: list[ReceivedJob]) -> None:
+        """Log now and then why jobs stay: they are sent again and again."""
+        now = time.monotonic()
+        if not waiting or (
+            waiting[0].message == self._told and now - self._told_at < REASON_INTERVAL
+        ):
+            return
+        self._told, self._told_at = waiting[0].message, now
+        text = "%s jobs for database %s stay for now: %s"
+        logger.warning(text, len(waiting), self._number, self._told)
 
     async def _send(self, taken: list[ForwardJob]) -> list[ReceivedJob]:
         array = f"[{','.join(job.job for job in taken)}]"
