@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unicodedata import east_asian_width
@@ -102,6 +102,20 @@ def test_the_list_tells_why_jobs_were_cancelled(
     assert cancelled.endswith("  ordered twice")
     assert "OSError" not in cancelled
     assert len(without) < head.index("error")
+
+
+def test_lists_tell_the_year_of_what_is_far_away(run: Callable[..., str]) -> None:
+    """A job for next year, perhaps by mistake, is not one for the coming days."""
+    soon, far = (datetime.now(UTC) + timedelta(days=days) for days in (1, 366))
+    for moment in (soon, far):
+        run("enqueue", "a", "--run-at", moment.isoformat())
+    run("schedule", "add", "leap", "0 0 29 2 *", "a", "--starts-at", f"{far.year + 1}-01-01")
+
+    _, later, sooner = run("jobs").splitlines()
+
+    assert re.search(r"  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d$", later)
+    assert re.search(r"  \d\d-\d\d \d\d:\d\d:\d\d$", sooner)
+    assert re.search(r"  20\d\d-02-29 00:00 \+0000 ", run("schedule", "list"))
 
 
 def test_jobs_filters(run: Callable[..., str], client: Client) -> None:

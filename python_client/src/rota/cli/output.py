@@ -75,6 +75,7 @@ MAX_LOG = 4_000_000
 """So many bytes of the log may wait for whoever reads it."""
 LAST_LINES = 1.0
 """Seconds that they may take at the end of a process."""
+FAR = timedelta(days=300)
 MAX_WIDTH = 48
 MAX_TEXT = 2000
 NAMING = (
@@ -472,8 +473,14 @@ def columns(text: str) -> int:
 
 
 def short(moment: datetime | None) -> str:
-    """Return a time without the year, in the zone that it has."""
-    return moment.strftime("%m-%d %H:%M:%S") if moment else ""
+    """Return a time, in the zone that it has."""
+    return f"{day(moment)} {moment:%H:%M:%S}" if moment else ""
+
+
+def day(moment: datetime) -> str:
+    """Return a date, with its year if it would pass for one of the coming months."""
+    is_far = moment - datetime.now(moment.tzinfo) > FAR
+    return moment.strftime("%Y-%m-%d" if is_far else "%m-%d")
 
 
 def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:

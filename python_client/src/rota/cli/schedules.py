@@ -41,6 +41,7 @@ from .output import (
     changing,
     confirm,
     connected,
+    day,
     hint_for,
     print_json,
     print_list,
@@ -104,7 +105,7 @@ def list_all(arguments: argparse.Namespace) -> None:
         [
             {
                 **{key: row[key] for key in ("name", "schedule", "job_type")},
-                "next run": f"{moment:%m-%d %H:%M %z}" if moment else "",
+                "next run": f"{day(moment)} {moment:%H:%M %z}" if moment else "",
                 "last": row["last_status"],
                 "state": row["state"],
             }
