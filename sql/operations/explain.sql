@@ -107,11 +107,17 @@ begin
             format('select rota.retry_job(%s);', job.id);
     elsif job.run_at > c_now and job.status = 'failed' then
         return query select 'retry', format(
-                '%s failed %s ago with %s; the next begins in %s, at %s%s', case job.attempts
+                '%s failed %s ago with %s; %s in %s, at %s%s', case job.attempts
                     when 0 then 'the last attempt before its rerun'
                     else format('attempt %s of %s', job.attempts, job.max_attempts) end,
                 rota._ago(job.failed_at),
                 rota._error_words(job.error_type, job.last_error),
+                case when exists (
+                    select from rota._past_rule(job.error_type, job.job_type, job.queue,
+                        job.failed_at) as r
+                    where job.failed_at + r.retry_in = job.run_at
+                ) then 'by a retry rule for that error the next begins'
+                    else 'the next begins' end,
                 rota._span(c_run_at - c_now), rota._moment(c_run_at), c_too_late),
             format('select rota.retry_job(%s);', job.id);
     elsif job.run_at > c_now then
@@ -144,6 +150,15 @@ begin
         return query select b.* from rota._explain_budget(job) as b;
     end if;
 end $$;
+
+/* The retry rule that a failure met, unless it was changed since. */
+create or replace function rota._past_rule(
+    error_type text, job_type text, queue text, failed_at timestamptz
+) returns setof rota.retry_rules language sql stable as $$
+    select r.*
+    from rota._retry_rule(_past_rule.error_type, _past_rule.job_type, _past_rule.queue) as r
+    where r.updated_at <= _past_rule.failed_at;
+$$;
 
 /* Its retry is due, and waits for the retry budget of its queue. */
 create or replace function rota._explain_budget(job rota.jobs)
@@ -630,9 +645,14 @@ begin
                     rota._span(rota._elapsed(ended.started_at, ended.finished_at)),
                     ended.locked_by)
             end
-            when 'dead' then format('it is dead: attempt %s of %s, %s, failed with %s%s',
+            when 'dead' then format('it is dead: attempt %s of %s, %s, failed with %s%s%s',
                 ended.attempts, ended.max_attempts, c_ago,
                 rota._error_words(ended.error_type, ended.last_error),
+                case when ended.attempts < ended.max_attempts and exists (
+                    select from rota._past_rule(ended.error_type, ended.job_type, ended.queue,
+                        ended.failed_at) as r
+                    where r.is_fatal
+                ) then '; a retry rule for that error lets no attempt follow' end,
                 '; ' || rota._key_words(ended.id))
             else format('it was cancelled %s%s', c_ago,
                 coalesce(', because ' || rota._one_line(ended.cancel_reason),

@@ -208,6 +208,38 @@ def test_a_retry_tells_the_error_and_the_next_attempt(db, clock):
     assert reasons(db, job.job_id) == ["next"]
 
 
+def test_a_retry_rule_is_named_that_a_failure_met(db, clock):
+    """Not one that is set later, nor where the worker asked for another time."""
+    clock.set("2026-01-12 12:00+00")
+    value(db, "set_retry_rule", error_type="E", retry_in="7 days")
+    failed, asked, dead, last, fatal = (running(db, max_attempts=n) for n in (3, 3, 3, 1, 3))
+    one(db, "fail_job", **owner(failed), error="bad", error_type="E")
+    one(db, "fail_job", **owner(asked), error="bad", error_type="E", retry_in="1 hour")
+    clock.advance("1 s")
+    one(db, "fail_job", **owner(fatal), error="bad", error_type="E", fatal=True)
+    clock.advance("1 s")
+    value(db, "set_retry_rule", error_type="E", fatal=True)
+    clock.advance("1 s")
+    one(db, "fail_job", **owner(dead), error="bad", error_type="E")
+    one(db, "fail_job", **owner(last), error="bad", error_type="E")
+    clock.advance("1 s")
+
+    said = [first(db, job.job_id).explanation for job in (failed, asked, dead, last, fatal)]
+
+    assert "with E: bad; the next begins in 6 d 23 h" in said[0]
+    assert "with E: bad; the next begins in 59 min" in said[1]
+    assert "with E: bad; a retry rule for that error lets no attempt follow" in said[2]
+    assert not any("rule" in text for text in said[:2] + said[3:])
+
+    value(db, "set_retry_rule", error_type="E", retry_in="7 days")
+    again = running(db)
+    one(db, "fail_job", **owner(again), error="bad", error_type="E")
+    assert (
+        "with E: bad; by a retry rule for that error the next begins in 7 d, at"
+        in first(db, again.job_id).explanation
+    )
+
+
 def test_a_rerun_that_waits_for_the_retry_has_had_no_attempt(db):
     job = running(db, idempotency_key="k")
     one(db, "fail_job", **owner(job), error="bad")
