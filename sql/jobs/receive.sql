@@ -314,8 +314,8 @@ begin
             select r.job_id from rota.receipts as r
             where r.source_job_id = v_job.id and r.source_created_at = (v_job.job).created_at
               and r.move_id > 0
-              and (exists (select from rota.jobs as j where j.id = r.job_id)
-                or exists (select from rota.finished_jobs as f where f.id = r.job_id))
+              -- And has not left since, or it may come back.
+              and not exists (select from rota.moved_jobs as t where t.job_id = r.job_id)
             limit 1
         );
         if v_found is not null then

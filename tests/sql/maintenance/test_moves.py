@@ -1493,7 +1493,8 @@ def test_a_job_that_came_back_and_is_gone_is_not_said_to_be_elsewhere(db, there,
     assert told(db, job_id) == ("RT001", None)
 
 
-def test_a_source_that_was_restored_brings_back_no_job_that_had_arrived(db, there):
+@pytest.mark.parametrize("is_purged", [False, True])
+def test_a_source_that_was_restored_brings_back_no_job_that_had_arrived(db, there, is_purged):
     """Neither what runs or has ended there, nor what came late and has another id there."""
     ids = [enqueue(db, queue="q") for _ in range(2)]
     first = begin(db, there)
@@ -1505,6 +1506,8 @@ def test_a_source_that_was_restored_brings_back_no_job_that_had_arrived(db, ther
     value(there, "finish_job", job_id=ended.job_id, lease_token=ended.lease_token)
     effect = {"scope": "mail", "key": "1", "job_id": runs.job_id}
     value(there, "record_effect", lease_token=runs.lease_token, **effect)
+    if is_purged:
+        assert one(there, "act_on_jobs", act="purge", filter='{"all": true}').changed == 1
     arrived = jobs(there)
     db.execute("""with gone as (delete from rota.moved_jobs returning job_id)
         insert into rota.jobs overriding system value select (jsonb_populate_record(
