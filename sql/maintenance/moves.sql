@@ -176,9 +176,15 @@ comment on function rota.plan_queue_move is
 create or replace function rota.queue_move_facts(queue text)
     returns jsonb language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp as $$
+declare
+    v_job_types text[];
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
+    v_job_types := array(
+        select distinct j.job_type from rota.jobs as j
+        where j.queue = queue_move_facts.queue order by j.job_type
+    );
     return jsonb_build_object(
         'version', rota.version(),
         'move_id', (
@@ -206,23 +212,29 @@ begin
                 )))
             order by p.pause_name
         ),
-        'settings', rota._settings_of(queue));
+        'job_types', v_job_types,
+        'settings', rota._settings_of(queue, v_job_types));
 end $$;
 
 comment on function rota.queue_move_facts is
     'What the target database of a queue move has to know, for receive_plan(); raises 22023, '
     '42501.';
 
-/* What is set for a queue, and does not move with it; null if nothing is. */
-create or replace function rota._settings_of(queue text)
+/* What is set for a queue and these types, and does not move with it; null if nothing is. */
+create or replace function rota._settings_of(queue text, job_types text[])
     returns jsonb language sql stable as $$
     select nullif(jsonb_strip_nulls(coalesce((
             select to_jsonb(q) - '{queue,created_at,updated_at}'::text[] from rota.queues as q
             where q.queue = _settings_of.queue
-        ), '{}') || jsonb_build_object('retry_rules', (
-            select jsonb_agg(to_jsonb(r) - '{queue,updated_at}'::text[]
-                order by r.error_type, r.job_type)
-            from rota.retry_rules as r where r.queue = _settings_of.queue
+        ), '{}') || jsonb_build_object('job_types', (
+            select jsonb_agg(to_jsonb(t) - 'updated_at' order by t.job_type)
+            from rota.job_types as t where t.job_type = any(_settings_of.job_types)
+        ), 'retry_rules', (
+            select jsonb_agg(to_jsonb(r) - 'updated_at' order by r.error_type, r.job_type,
+                r.queue)
+            from rota.retry_rules as r
+            where r.queue = _settings_of.queue
+              or r.queue = '*' and r.job_type = any(_settings_of.job_types || '*'::text)
         ), 'breakers', (
             select jsonb_agg(to_jsonb(b) - '{queue,tag,updated_at}'::text[]
                 order by b.job_type)
@@ -279,8 +291,9 @@ begin
     union all
     select 'info', 'settings', format('the settings differ: %s here, %s in the other database',
         coalesce(facts ->> 'settings', 'none'), coalesce(s.settings::text, 'none')),
-        'set them there with set_queue(), set_retry_rule() and set_breaker()'
-    from rota._settings_of(receive_plan.queue) as s (settings)
+        'set them there with set_queue(), set_type(), set_retry_rule() and set_breaker()'
+    from rota._settings_of(receive_plan.queue, array(
+        select f #>> '{}' from jsonb_path_query(facts, '$.job_types[*]') as f)) as s (settings)
     where s.settings is distinct from nullif(facts -> 'settings', 'null');
 end $$;
 

@@ -1149,21 +1149,28 @@ def test_a_limit_of_a_key_is_that_of_its_class_there(db, there):
     assert found.evidence == "limit key shop:7 is not set in the other database"
 
 
-def test_what_is_set_for_failures_is_told_before(db, there):
+def test_what_is_set_for_a_queue_and_its_types_is_told_before(db, there):
     def told() -> list[str]:
         facts = value(db, "queue_move_facts", queue="q")
         return [row.finding for row in call(there, "receive_plan", queue="q", facts=facts)]
 
-    settings = [
-        ("set_queue", {"retry_budget": '{"per_minute": 5}'}),
-        ("set_retry_rule", {"error_type": "E", "retry_in": "1 hour"}),
-        ("set_breaker", {"job_type": "x", "max_failures": 5}),
-    ]
-    for function, arguments in settings:
-        value(db, function, queue="q", **arguments)
+    enqueue(db, queue="q")
+    rule = {"error_type": "E", "retry_in": "1 hour"}
+    for function, arguments in [
+        ("set_queue", {"queue": "q", "retry_budget": {"per_minute": 5}}),
+        ("set_retry_rule", {"queue": "q", **rule}),
+        ("set_retry_rule", {"job_type": "x", **rule}),
+        ("set_retry_rule", rule),
+        ("set_breaker", {"queue": "q", "job_type": "x", "max_failures": 5}),
+        ("set_type", {"job_type": "x", "time_limit": "1 hour"}),
+    ]:
+        value(db, function, **arguments)
         assert told() == ["settings"]
-        value(there, function, queue="q", **arguments)
+        value(there, function, **arguments)
         assert told() == []
+    value(db, "set_type", job_type="y", time_limit="1 hour")
+    value(db, "set_retry_rule", job_type="y", **rule)
+    assert told() == []
 
 
 PAUSES = {
