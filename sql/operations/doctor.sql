@@ -595,7 +595,8 @@ begin
                 order by d.queue, d.job_type, d.due_since, d.id
             ) as t
             where t.due_since < c_now - interval '5 minutes'
-              and t.queue !~ '^forward:[0-9]+$' and exists (
+              and t.queue !~ '^forward:[0-9]+$'
+              and not rota._is_type_paused(t.job_type, t.queue, c_now) and exists (
                 select from live as l
                 where t.queue = any(l.queues)
                   and (l.job_types is null or t.job_type = any(l.job_types))
@@ -610,10 +611,10 @@ begin
         coalesce(e.remedy, format('select * from rota.explain_job(%s);', o.id))
     from late as o
     cross join lateral (
-        select x.reason, x.explanation, x.remedy from rota.explain_job(o.id) as x
+        select x.explanation, x.remedy from rota.explain_job(o.id) as x
         where x.ordinal = 1
     ) as e
-    where e.reason <> 'type_paused' order by o.due_since limit 20;
+    order by o.due_since limit 20;
 end $$;
 
 create or replace function rota._examine_limits()

@@ -441,6 +441,20 @@ def test_a_queue_is_late_behind_a_type_that_nobody_takes(db):
     assert f"queue default is late: job {job_id}, " in late.evidence
 
 
+def test_a_queue_is_late_behind_a_type_that_is_paused(db):
+    call(db, "report_worker", **{**ME, "version": version(db)})
+    enqueue(db, "paused", run_at=ago(db, "1 day"))
+    value(db, "pause_type", job_type="paused")
+    settle(db)
+    only(db)
+    job_id = enqueue(db, run_at=ago(db, "7 min"))
+
+    paused, late = doctor(db)
+
+    assert paused.remedy == "select rota.resume_type('paused');"
+    assert f"queue default is late: job {job_id}, " in late.evidence
+
+
 @pytest.mark.parametrize(
     "limit",
     [
