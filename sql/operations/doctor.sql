@@ -49,7 +49,7 @@ begin
             ('ordering_keys', 'no ordering key is halted'),
             ('failures', 'there are no more failures than usual'),
             ('statistics', 'all ended jobs are counted'),
-            ('dead_jobs', 'no job died in the last hour'),
+            ('dead_jobs', 'no job died in the last hour, and none waits for a dead one'),
             ('effects', 'every effect is known to have happened or not'),
             ('schedules', 'no schedule is overdue, or disabled by an error'),
             ('horizon', 'nothing keeps vacuum from removing dead rows'),
@@ -693,10 +693,11 @@ create or replace function rota._examine_statistics()
     from rota.stats_progress as p where p.counted_until > rota.now() + interval '1 minute';
 $$;
 
-/* The newest dead jobs, by their errors; of many the groups are those of the newest 5000. */
+/* The newest dead jobs, by their errors; of many the groups are those of the newest 5000.  And
+ * those that died before, for as long as others wait for them. */
 create or replace function rota._examine_dead_jobs()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
-    select case when g.jobs >= 1000 then 'critical' else 'warning' end,
+    (select case when g.jobs >= 1000 then 'critical' else 'warning' end,
         case when g.place <= 20 then format('%s%s of type %s in queue %s died in the last hour '
             'with %s, the last %s ago, such as job %s%s',
             case when g.examined >= 5000 then 'at least ' else '' end,
@@ -728,7 +729,28 @@ create or replace function rota._examine_dead_jobs()
         ) as d
         group by 1, 2, 3, 4
     ) as g
-    order by g.place;
+    order by g.place)
+    union all
+    -- With if_parent_dead => 'wait', nothing else tells of them once the hour is over.
+    (select 'warning', format('%s waiting for a retry of job %s of type %s in queue %s, which '
+            'died %s ago with %s', rota._jobs_words(c.jobs, 1000), d.id, d.job_type, d.queue,
+            rota._ago(d.finished_at), rota._error_words(d.error_type, d.last_error)),
+        rota._retry_statement(d.id)
+    from (
+        select f.id, f.queue, f.job_type, f.error_type, f.last_error, f.finished_at
+        from rota.finished_jobs_dead as f
+        where f.finished_at <= rota.now() - interval '1 hour'
+        order by f.finished_at desc limit 5000
+    ) as d
+    cross join lateral (
+        select count(*) as jobs
+        from (
+            select from rota.dependencies as e
+            join rota.jobs as j on j.id = e.job_id and j.status = 'blocked'
+            where e.parent_id = d.id limit 1000
+        ) as b
+    ) as c
+    where c.jobs > 0 order by d.finished_at desc limit 1000);
 $$;
 
 /* The statement that retries all jobs of a filter: one call, if that acts on all of them, in a

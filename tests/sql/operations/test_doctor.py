@@ -996,6 +996,33 @@ def test_schedules_that_are_late_or_disabled_by_an_error(db, clock):
     assert "schedules" not in {row.finding for row in doctor(db)}
 
 
+def test_jobs_that_wait_for_a_dead_one_are_told_for_as_long_as_they_wait(db, clock):
+    parent = running(db)
+    waits, other = (
+        enqueue(db, depends_on=[parent.job_id], if_parent_dead=option)
+        for option in ("wait", "cancel")
+    )
+    one(db, "fail_job", **owner(parent), error="bad", error_type="E", fatal=True)
+    settle(db)
+    clock.advance("2 hours")
+    settle(db)
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "dead_jobs")
+    assert row.evidence == (
+        f"1 job is waiting for a retry of job {parent.job_id} of type x in queue default,"
+        " which died 2 h ago with E: bad"
+    )
+    db.execute(row.remedy)
+    settle(db)
+    (again,) = claim(db)
+    value(db, "finish_job", **owner(again))
+    settle(db)
+    assert {job.job_id for job in claim(db, max_jobs=3)} == {waits, other}
+    assert doctor(db) == []
+
+
 def test_a_schedule_whose_last_job_was_deleted_by_hand(db, clock):
     clock.set("2026-01-12 12:00+00")
     call(db, "schedule_job", name="inbox", schedule="after 10 minutes", job_type="x")
