@@ -595,6 +595,31 @@ def test_a_worker_is_not_ready_while_its_database_is_away(dsn: str) -> None:
         assert not worker.is_ready
 
 
+def test_a_worker_whose_claims_are_refused_is_not_ready(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    """The database answers, and no job of it would run."""
+    registry = Registry()
+    registry.add("plain", lambda job: None)
+    db.execute("create role may_work")
+    background = None
+    try:
+        grants = db.execute("select rota.grant_statements('worker', 'may_work')").fetchall()
+        for (grant,) in grants:
+            db.execute(grant)
+        background = BackgroundWorker(make_conninfo(dsn, options="-c role=may_work"), registry)
+        worker = background.worker
+        wait_until(lambda: worker.is_ready, "readiness")
+        db.execute("revoke execute on function rota.claim_jobs from may_work")
+        wait_until(lambda: not worker.is_ready, "the refusal")
+        db.execute("grant execute on function rota.claim_jobs to may_work")
+        wait_until(lambda: worker.is_ready, "the return")
+    finally:
+        if background is not None:
+            background.stop()
+        db.execute("drop owned by may_work; drop role may_work")
+
+
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """Where systemd would hear of the workers that are started."""

@@ -83,6 +83,11 @@ class Fetcher:
         self._looks_since: float | None = None
         self._has_found = False
 
+    @property
+    def failures(self) -> int:
+        """How many claims in a row were refused, or had no answer."""
+        return self._retry.failures
+
     def is_hungry(self, *, is_short: bool) -> bool:
         """Whether jobs are likely to wait here; *is_short* is whether there is no place.
 

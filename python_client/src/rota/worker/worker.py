@@ -337,7 +337,8 @@ class Worker:
     def is_ready(self) -> bool:
         """Whether it reaches the database, which answers, and asks for jobs."""
         is_working = self._ready.is_set() and not self._stop.is_set()
-        return is_working and self._state.is_up and not self._connection.is_overdue
+        is_up = self._state.is_up and not self._connection.is_overdue
+        return is_working and is_up and not self._fetcher.failures
 
     @property
     def concurrency(self) -> int:
