@@ -313,6 +313,7 @@ def test_django_is_told_what_happens(work: Callable[[], None]) -> None:
     [
         ({"max_attempts": 3, "lease": timedelta(minutes=5)}, None),
         ({"attempts": 3}, "unknown OPTIONS attempts"),
+        ({"priority": 3, "queue": "mail"}, "unknown OPTIONS priority, queue"),
         ({"database": "other"}, "which is not in DATABASES"),
     ],
 )

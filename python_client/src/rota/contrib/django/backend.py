@@ -36,7 +36,7 @@ from .tasks import (
 )
 
 JOB_TYPE = "django_task"
-OPTIONS = set(TaskOptions.__annotations__)
+OPTIONS = set(TaskOptions.__annotations__) - {"queue", "priority"}  # which a Task has itself
 STATUSES = {
     "running": TaskResultStatus.RUNNING,
     "succeeded": TaskResultStatus.SUCCESSFUL,
