@@ -354,6 +354,12 @@ def ask(is_broken: bool) -> list[object]:
     return [ContentType.__name__, os.getpid()]
 
 
+@registry.handler("tells_role")
+def tells_role(job: rota.Job) -> None:
+    with job.transaction() as own:
+        job.result = own.execute("select current_user").fetchone()[0]
+
+
 @registry.handler("leaves_thread")
 async def leaves_thread(job: rota.AsyncJob) -> None:
     threading.Thread(target=time.sleep, args=[40]).start()
@@ -410,6 +416,21 @@ def test_manage_py_has_a_worker(
     assert db.execute("select status, result from rota.job_runs").fetchall() == [
         ("succeeded", 3)
     ]
+
+
+def test_a_worker_of_manage_py_has_the_role_that_django_assumes(
+    shop: Callable[..., str], client: Client, db: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    client.enqueue("tells_role")
+    with (tmp_path / "shop_settings.py").open("a") as settings_file:
+        settings_file.write("DATABASES['default']['OPTIONS']['assume_role'] = 'runs the shop'")
+    db.execute('create role "runs the shop" superuser')
+    try:
+        shop("rota_worker", "--drain", "--registry", "shop_jobs:registry")
+    finally:
+        db.execute('drop owned by "runs the shop"; drop role "runs the shop"')
+
+    assert db.execute("select result from rota.job_runs").fetchall() == [("runs the shop",)]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -55,4 +56,8 @@ class Command(BaseCommand):  # type: ignore[misc]  # untyped in Django
 def _conninfo(alias: str) -> str:
     keywords = {option.keyword.decode() for option in Conninfo.get_defaults()}
     said = connections[alias].get_connection_params()
+    # Not one of libpq: Django sets it in each of its own sessions.
+    if role := connections[alias].settings_dict["OPTIONS"].get("assume_role"):
+        escaped = re.sub(r"([\\\s])", r"\\\1", role)
+        said["options"] = f"{said.get('options', '')} -c role={escaped}"
     return make_conninfo(**{name: said[name] for name in said if name in keywords})
