@@ -70,6 +70,8 @@ begin
     where j.id = _requeue.job_id returning j.status into v_status;
     perform rota._enter_lanes(array[job_id], v_held_limits);
     perform rota._notify_for(array[job_id]);
+    -- What it waits for may have been deleted by hand, which nobody has told it.
+    perform rota._add_checks('job', array[job_id::text]) where v_status = 'blocked';
     return v_status;
 end $$;
 

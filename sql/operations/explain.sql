@@ -54,12 +54,21 @@ begin
         return query select p.* from rota._explain_parents(job) as p
         union all
         select o.* from rota._explain_order(job) as o;
-        if not found then
+        if not found and exists (
+            select from rota.pending_checks as c
+            where c.kind in ('job', 'parent', 'retry')
+              or c.kind = 'order' and c.subject = job.ordering_key
+        ) then
             return query
             select 'needs_tick', 'nothing blocks it any longer: the next tick queues it' || case
                     when job.ordering_key is not null then ', unless a transaction that is '
                         'still open has enqueued one of its key before it' else '' end,
                 'select * from rota.tick();';
+        elsif not found then
+            return query
+            select 'waits_for_nothing', 'what it waited for is gone, as when rows are deleted '
+                    'by hand: once it is retried, a tick finds that',
+                format('select rota.retry_job(%s);', job.id);
         end if;
     else
         return query select t.* from rota._explain_time(job) as t;
@@ -371,7 +380,8 @@ create or replace function rota._explain_parents(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language sql stable as $$
     select 'waits_for_job', format('it waits for job %s (%s%s)%s', s.parent_id,
             case
-                when s.status is null then 'which retention has removed'
+                when s.status is null
+                    then 'which is gone: once this one is retried, a tick finds that'
                 when s.status in ('dead', 'cancelled') then s.status || ': '
                     || rota._error_words(r.error_type, case s.status
                         when 'dead' then r.last_error
@@ -386,6 +396,7 @@ create or replace function rota._explain_parents(job rota.jobs)
             when s.status in ('dead', 'cancelled') then rota._retry_statement(s.parent_id)
             when s.status is not null
                 then format('select * from rota.explain_job(%s);', s.parent_id)
+            else format('select rota.retry_job(%s);', job.id)
         end
     from (
         select array(

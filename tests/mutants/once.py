@@ -1688,6 +1688,12 @@ any(array['access producer', enqueue.queue])
         sql("waiting/dependencies", " or v_rule = 'wait' and s.status is null),", "),"),
     ),
     mutant(
+        "retry-of-a-blocked-job-looks-at-nothing",
+        "A job waits for ever for one that was deleted by hand, also after it was retried.",
+        "sql/operations/test_explain.py",
+        sql("jobs/control", " where v_status = 'blocked';", " where false;"),
+    ),
+    mutant(
         "retry-loses-edges-of-many",
         "Of very many dependants some stay cancelled where the parent succeeds before a tick.",
         "races/test_waiting.py",

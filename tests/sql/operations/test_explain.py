@@ -626,6 +626,31 @@ def test_a_limit_that_was_just_set_says_that_it_is_counted_first(db):
     assert reasons(db, job_id) == ["next"]
 
 
+@pytest.mark.parametrize("rule", ["wait", "run", "cancel", None])
+def test_what_a_job_waited_for_was_deleted_by_hand(db, rule):
+    if rule:
+        gone = enqueue(db)
+        job_id = enqueue(db, depends_on=[gone], if_parent_dead=rule)
+    else:
+        gone, job_id = enqueue(db, ordering_key="k"), enqueue(db, ordering_key="k")
+    settle(db)
+    db.execute("delete from rota.jobs where id = %s", (gone,))
+    settle(db)
+
+    row = first(db, job_id)
+
+    if rule:
+        assert row.reason == "waits_for_job"
+        assert f"job {gone} (which is gone: once this one is retried, a" in row.explanation
+    else:
+        assert row.reason == "waits_for_nothing"
+    cure(db, job_id)
+    if rule == "cancel":
+        assert first(db, job_id).reason == "cancelled"
+        cure(db, job_id)
+    assert [job.job_id for job in claim(db)] == [job_id]
+
+
 def test_a_dead_parent_is_named_before_those_that_go_on(db):
     dead, alive = die(db), enqueue(db)
     job_id = enqueue(db, depends_on=[alive, dead], if_parent_dead="wait")
