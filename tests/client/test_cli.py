@@ -389,6 +389,7 @@ def test_status_of_many_queues_shows_the_worst(
     client.pause_queue("q7")
     _, shown = ask("top", "--once")
     assert shown.splitlines()[4].startswith("q7 (paused)  1 ")
+    assert shown.splitlines()[24] == "and 10 more"
 
 
 def test_status_and_top_leave_nothing_out_of_their_json_and_numbers(
@@ -414,7 +415,9 @@ def test_status_and_top_leave_nothing_out_of_their_json_and_numbers(
     for part in ("due jobs", "last hour"):
         place = told.index(part) + 22
         assert told[place] == "the worst of 25; all: rota status --json"
-    assert "; workers 12 " in " ".join(ask("top", "--once")[1].split())
+    shown = ask("top", "--once")[1]
+    assert "; workers 12 " in " ".join(shown.split())
+    assert re.findall("^and .*", shown, re.MULTILINE) == ["and 15 more", "and 2 more"]
     top = json.loads(ask("top", "--json")[1])
     assert (len(top["workers"]), len(top["job_types"])) == (12, 25)
 

@@ -450,16 +450,25 @@ def screen(
     ]
     # What scrolls off the screen cannot be seen again.
     for most in range(MAX_ROWS, 0, -1):
-        shown: list[list[dict[str, Any]]] = [
-            [_top_queue(row, rates.get(row["queue"])) for row in worst_of(queues, most)],
-            [_top_type(row) for row in parts["job_types"][: (most + 1) // 2]],
-            [_top_worker(row) for row in parts["workers"][: (most + 1) // 2]],
+        tables = [
+            *_cut(queues, worst_of(queues, most), lambda row: _top_queue(row, rates)),
+            *_cut(parts["job_types"], parts["job_types"][: (most + 1) // 2], _top_type),
+            *_cut(parts["workers"], parts["workers"][: (most + 1) // 2], _top_worker),
         ]
-        tables = [line for rows in shown if rows for line in (*list_lines(rows), "")]
         if len(lines) + len(tables) <= room:
             break
     lines += tables
     return [shortened(line) for line in lines[:-1]]
+
+
+def _cut(
+    rows: list[dict[str, Any]],
+    shown: list[dict[str, Any]],
+    cells: Callable[[dict[str, Any]], dict[str, Any]],
+) -> list[str]:
+    """Return the lines of a table of those that are shown, and how many more there are."""
+    more = [f"and {len(rows) - len(shown)} more"] if len(rows) > len(shown) else []
+    return [*list_lines([cells(row) for row in shown]), *more, ""] if rows else []
 
 
 def worst_of(rows: list[dict[str, Any]], most: int = MAX_ROWS) -> list[dict[str, Any]]:
@@ -514,7 +523,7 @@ def _times(row: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _top_queue(row: dict[str, Any], rates: dict[str, Any] | None) -> dict[str, Any]:
+def _top_queue(row: dict[str, Any], rates: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         # Beside the name: a last column would be cut off on a narrow screen.
         "queue": row["queue"] + (" (paused)" if row["is_paused"] else ""),
@@ -523,7 +532,7 @@ def _top_queue(row: dict[str, Any], rates: dict[str, Any] | None) -> dict[str, A
         "run": row["running"],
         "retry": row["retrying"],
         "dead": row["dead"],
-        **_times(rates),
+        **_times(rates.get(row["queue"])),
     }
 
 
