@@ -35,14 +35,14 @@ begin
         hint = 'Until it has settled, enqueue jobs with a key there: they are carried too.';
 end $$;
 
-/* Whether a queue has moved to another database.  Its late jobs wait for a mover alone, which
- * looks in the lanes: no time and no limit holds them here. */
-create or replace function rota._has_moved(queue text)
+/* Whether a queue moves, or has moved, to another database.  Its jobs wait for a mover alone,
+ * which looks for late ones in the lanes: no time and no limit holds them here. */
+create or replace function rota._moves_away(queue text)
     returns boolean language plpgsql stable as $$
 begin
     return exists (
         select from rota.queue_moves as m
-        where m.queue = _has_moved.queue and m.direction = 'out' and m.state = 'settled'
+        where m.queue = _moves_away.queue and m.direction = 'out'
     );
 end $$;
 

@@ -390,6 +390,8 @@ begin
         where p.pause_name = rota._pause_name(end_queue_move.queue, null)
           and p.set_by = 'move';
         perform rota._notify_paused(queue);
+        -- Of a move that is called off there are jobs without places.
+        perform rota._add_checks('queue', array[queue]);
     else
         -- That of the move itself, by which a late call of a mover does not begin it again.
         insert into rota.receipts (move_id, source_job_id, source_created_at, job_id)

@@ -78,9 +78,9 @@ begin
     select (select q.ageing from rota.queues as q where q.queue = _job_comes_in.queue),
         exists (select from rota.fair_queues as f where f.queue = _job_comes_in.queue)
             as is_fair,
-        exists (select from rota.limits) as has_limits, rota._has_moved(queue) as has_moved
+        exists (select from rota.limits) as has_limits, rota._moves_away(queue) as moves_away
     into v_settings;
-    if v_settings.has_moved then return; end if;
+    if v_settings.moves_away then return; end if;
     if limit_key is not null and v_settings.has_limits then
         v_bound := rota._bound('key ' || limit_key);
     end if;
@@ -134,7 +134,7 @@ declare
     v_ids constant bigint[] := array(
         select i.id from unnest(_give_places.job_ids) as i (id) order by i.id
     );
-    v_kind record; v_queue text; v_ageing interval; v_is_fair boolean; v_has_moved boolean;
+    v_kind record; v_queue text; v_ageing interval; v_is_fair boolean; v_moves_away boolean;
     v_has_places boolean; v_lane integer; v_next_lane integer; v_first timestamptz;
     v_bound rota.limits; v_key text; v_last timestamptz; v_before integer; v_job record;
     v_limit record; v_free integer; v_room integer; v_name text; v_names text[];
@@ -176,10 +176,10 @@ begin
             v_lane := null;
             select (select q.ageing from rota.queues as q where q.queue = v_queue),
                 exists (select from rota.fair_queues as f where f.queue = v_queue),
-                rota._has_moved(v_queue)
-            into v_ageing, v_is_fair, v_has_moved;
+                rota._moves_away(v_queue)
+            into v_ageing, v_is_fair, v_moves_away;
         end if;
-        v_has_places := not v_has_moved
+        v_has_places := not v_moves_away
             and (v_is_fair or num_nonnulls(v_ageing, v_kind.limit_key) > 0);
         v_bound := null;
         if v_has_limits and v_kind.due > 0 and v_kind.limit_key is not null then
@@ -222,7 +222,7 @@ begin
             jobs[v_kind.numbers[v_n]] := v_job;
         end loop;
         v_before := v_before + v_kind.due - v_kind.kept;
-        continue when not v_has_limits or v_has_moved;
+        continue when not v_has_limits or v_moves_away;
 
         v_room := v_kind.due;
         v_names := '{}';

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -622,6 +623,18 @@ def test_what_comes_late_goes_whatever_it_would_wait_for_here(db, there, waits_f
     for job_id in (late, *together, brought):
         assert told(db, job_id)[0] == "RT016"
     assert call(db, "waiting_moves") == []
+
+
+def test_what_was_open_when_it_settled_goes_before_it_is_due(connect, db, there):
+    value(db, "set_queue", queue="q", ageing="1 hour")
+    move_id = begin(db, there)
+    late = enqueue(other := connect(autocommit=False), queue="q", delay="30 days")
+    settle(db, there, move_id)
+    other.commit()
+
+    assert [row.move_id for row in call(db, "waiting_moves")] == [move_id]
+    carry(db, there, move_id)
+    assert told(db, late)[0] == "RT016"
 
 
 def test_a_key_that_has_a_live_job_there_leads_to_that_one(db, there):
@@ -1410,6 +1423,25 @@ def test_a_move_can_be_called_off_until_the_first_job_leaves(db, there):
 
     with raises("RT016"):
         call(db, "end_queue_move", queue="q")
+
+
+def test_jobs_have_their_places_after_the_move_is_called_off(db, there):
+    value(db, "set_queue", queue="q", ageing="1 hour")
+    while rows(db, "select from rota.pending_checks"):
+        one(db, "tick")
+    value(db, "begin_queue_move", queue="q", database=6)
+    ids = [enqueue(db, queue="q", priority=priority) for priority in (9, 0)]
+    later = enqueue(db, queue="q", delay="30 days")
+
+    value(db, "end_queue_move", queue="q")
+    one(db, "tick")
+
+    places = "select id, own_place - run_at as place, hold from rota.jobs order by id"
+    assert rows(db, places) == [
+        (ids[0], timedelta(hours=9), None),
+        (ids[1], timedelta(0), None),
+        (later, None, "time"),
+    ]
 
 
 @pytest.mark.parametrize("hours", [None, 1])
