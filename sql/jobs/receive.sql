@@ -330,11 +330,21 @@ begin
         delete from rota.effects as f
         where f.job_id = v_job.id and f.completed_at is null
           and exists (select from rota.moved_jobs as t where t.job_id = f.job_id);
-        insert into rota.effects
-        -- A path would copy all of them for each.
-        select f.* from jsonb_populate_recordset(null::rota.effects,
-            case jsonb_typeof(v_job.effects) when 'array' then v_job.effects else '[]' end) as f
-        on conflict do nothing;
+        -- By the id that it has here, or they would stay when it moves on.
+        insert into rota.effects as f
+        select n.* from jsonb_array_elements(
+            case jsonb_typeof(v_job.effects) when 'array' then v_job.effects else '[]' end)
+            as e (effect)
+        cross join lateral jsonb_populate_record(null::rota.effects, e.effect
+            || jsonb_build_object('job_id', coalesce(v_found, v_job.new_id))) as n
+        on conflict on constraint effects_pkey do update
+        set job_id = excluded.job_id, lease_token = excluded.lease_token,
+            queue = excluded.queue, recorded_at = excluded.recorded_at,
+            completed_at = excluded.completed_at, expires_at = excluded.expires_at,
+            result = excluded.result
+        -- What was left open under the id that the job had here before it came late there.
+        where f.completed_at is null
+          and exists (select from rota.moved_jobs as t where t.job_id = f.job_id);
     end loop;
     -- What came back is not elsewhere any more: two databases would lead in a circle.
     delete from rota.moved_jobs as t where t.job_id = any(v_inserted);

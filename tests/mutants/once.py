@@ -964,9 +964,25 @@ setting ->> 'pause_name',
         "sql/maintenance/test_moves.py",
         sql(
             "jobs/receive",
-            "exists (select from rota.moved_jobs as t where t.job_id = f.job_id)",
-            "true",
+            "as t where t.job_id = f.job_id);\n        -- By",
+            "as t) is not null;\n        -- By",
         ),
+    ),
+    mutant(
+        "moved-over-a-record-of-another",
+        "A mover takes the record of an effect that a job here is just about to cause.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "jobs/receive",
+            "as t where t.job_id = f.job_id);\n    end",
+            "as t) is not null;\n    end",
+        ),
+    ),
+    mutant(
+        "effects-of-the-id-of-before",
+        "A job that came late causes again what it has done, where its queue moves next.",
+        "sql/maintenance/test_moves.py",
+        sql("jobs/receive", "coalesce(v_found, v_job.new_id))) as n", "v_job.id)) as n"),
     ),
     mutant(
         "moved-between-versions",

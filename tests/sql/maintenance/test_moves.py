@@ -981,6 +981,8 @@ def test_no_mover_takes_the_open_effects_of_a_job_that_is_here(db, there):
     receive(there, 99, settle_above=1)
 
     forge(there, id=job.job_id)
+    (record,) = rows(there, "select to_jsonb(e) as effect from rota.effects as e")
+    forge(there, id=1029, effects=[record.effect])
 
     value(there, "complete_effect", lease_token=job.lease_token, **effect)
 
@@ -1033,6 +1035,37 @@ def test_effects_that_were_open_come_back_as_they_are_by_then(db, there):
     owner = {"job_id": job.job_id, "lease_token": job.lease_token}
     assert not value(db, "record_effect", scope="mail", key="1", **owner, if_unknown="again")
     assert value(db, "record_effect", scope="mail", key="2", **owner, if_unknown="skip")
+
+
+def test_effects_of_a_job_that_came_late_go_on_with_it(db, there):
+    """It has another id since, also where it comes back."""
+    job_id = enqueue(db, queue="q", max_attempts=1)
+    (job,) = claim(db, queues=["q"])
+    owner = {"job_id": job_id, "lease_token": job.lease_token}
+    for key in "12":
+        one(db, "record_effect", scope="mail", key=key, **owner)
+    value(db, "fail_job", **owner, error="no")
+    move_id = begin(db, there)
+    settle(db, there, move_id)
+    value(db, "retry_job", job_id=job_id)
+    carry(db, there, move_id)
+    (job,) = claim(there, queues=["q"])
+    owner = {"job_id": job.job_id, "lease_token": job.lease_token}
+    one(there, "record_effect", scope="mail", key="1", **owner, if_unknown="again")
+    value(there, "complete_effect", scope="mail", key="1", **owner)
+    value(there, "release_jobs", job_ids=[job.job_id], lease_tokens=[job.lease_token])
+
+    come_back(db, there)
+
+    (again,) = claim(db, queues=["q"])
+    assert again.job_id == job.job_id != job_id
+    assert [row.job_id for row in rows(there, "select job_id from rota.effects")] == [
+        job.job_id
+    ] * 2
+    owner = {"job_id": again.job_id, "lease_token": again.lease_token}
+    assert not value(db, "record_effect", scope="mail", key="1", **owner, if_unknown="again")
+    unknown = rows(db, "select key, job_id, status from rota.unknown_effects")
+    assert unknown == [("2", job.job_id, "running")]
 
 
 def test_an_effect_of_a_job_that_went_is_settled_where_it_is(db, there):
