@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota.contrib import otel
 from rota.testing import drain
 from support.started_workers import BackgroundWorker
+from support.waiting import wait_until
 
 Db = psycopg.Connection[Any]
 DOCS = Path(__file__).resolve().parents[2] / "python_client" / "docs" / "traces.md"
@@ -55,6 +57,43 @@ def parent_of(span: ReadableSpan) -> int | None:
 
 def id_of(span: ReadableSpan) -> int:
     return span.context.span_id
+
+
+def test_only_an_attempt_that_has_failed_is_an_error(
+    client: Client, dsn: str, traces: Traces, db: Db, status: Callable[[int], str]
+) -> None:
+    """None that was stopped, or snoozed in a group: at each deployment there are some."""
+    registry = Registry()
+    otel.instrument(registry, tracer_provider=traces.provider)
+
+    @registry.handler("waits")
+    async def waits(job: AsyncJob) -> None:
+        await asyncio.sleep(3600)
+
+    @registry.handler("checks")
+    def checks(job: Job) -> None:
+        while True:
+            job.check()
+            time.sleep(0.01)
+
+    @registry.handler("naps")
+    def naps(job: Job) -> None:
+        raise ExceptionGroup("of tasks", [rota.Snooze(3600)])
+
+    client.enqueue("naps")
+    released = [client.enqueue(job_type).job_id for job_type in ("waits", "checks")]
+    cancelled = [client.enqueue(job_type).job_id for job_type in ("waits", "checks")]
+    worker = BackgroundWorker(dsn, registry, grace_period=0, lease=6)
+    wait_until(lambda: {status(each) for each in released + cancelled} == {"running"}, "jobs")
+    for job_id in cancelled:
+        client.cancel_job(job_id)
+    wait_until(lambda: {status(each) for each in cancelled} == {"cancelled"}, "their end")
+    worker.stop()
+
+    assert {status(each) for each in released} == {"queued"}
+    spans = [each for each in traces.kept.get_finished_spans() if "process" in each.name]
+    assert len(spans) == 5
+    assert [(each.name, each.events) for each in spans if each.status.status_code.value] == []
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from .. import __version__
 from ..client.statement import HOOKS, Hook, Outgoing
-from ..exceptions import RetryIn, Snooze, text_of
+from ..exceptions import RetryIn, text_of
+from ..worker.events import outcome_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
@@ -85,10 +86,10 @@ def instrument(
             ) as span:
                 try:
                     yield
-                except Snooze:
-                    raise  # which is no failure
                 except BaseException as error:
-                    _fail(span, error)
+                    has_failed = outcome_of(job, error).kind in ("failed", "lost")
+                    if has_failed and not job.is_cancel_requested:
+                        _fail(span, error)
                     raise
         finally:
             contexts.detach(token)
