@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -595,12 +596,14 @@ def test_a_worker_is_not_ready_while_its_database_is_away(dsn: str) -> None:
         assert not worker.is_ready
 
 
-def test_a_worker_whose_claims_are_refused_is_not_ready(
-    dsn: str, db: psycopg.Connection[Any]
+@pytest.mark.parametrize("function", ["claim_jobs", "heartbeat_jobs"])
+def test_a_worker_whose_calls_are_refused_is_not_ready(
+    function: str, dsn: str, db: psycopg.Connection[Any]
 ) -> None:
-    """The database answers, and no job of it would run."""
-    registry = Registry()
-    registry.add("plain", lambda job: None)
+    """The database answers, but the worker claims no jobs."""
+    registry, ended = Registry(), threading.Event()
+    registry.add("waits", lambda job: ended.wait())
+    Client(db).enqueue("waits", lease=timedelta(seconds=3))
     db.execute("create role may_work")
     background = None
     try:
@@ -610,11 +613,12 @@ def test_a_worker_whose_claims_are_refused_is_not_ready(
         background = BackgroundWorker(make_conninfo(dsn, options="-c role=may_work"), registry)
         worker = background.worker
         wait_until(lambda: worker.is_ready, "readiness")
-        db.execute("revoke execute on function rota.claim_jobs from may_work")
+        db.execute(f"revoke execute on function rota.{function} from may_work")
         wait_until(lambda: not worker.is_ready, "the refusal")
-        db.execute("grant execute on function rota.claim_jobs to may_work")
+        db.execute(f"grant execute on function rota.{function} to may_work")
         wait_until(lambda: worker.is_ready, "the return")
     finally:
+        ended.set()
         if background is not None:
             background.stop()
         db.execute("drop owned by may_work; drop role may_work")

@@ -338,7 +338,8 @@ class Worker:
         """Whether it reaches the database, which answers, and asks for jobs."""
         is_working = self._ready.is_set() and not self._stop.is_set()
         is_up = self._state.is_up and not self._connection.is_overdue
-        return is_working and is_up and not self._fetcher.failures
+        is_refused = self._fetcher.failures or self._heartbeat.failures
+        return is_working and is_up and not is_refused
 
     @property
     def concurrency(self) -> int:
