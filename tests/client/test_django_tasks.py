@@ -243,6 +243,22 @@ def test_a_task_may_be_for_later_and_for_another_queue(
     assert add.get_result(result.id).task.queue_name == "mail"
 
 
+def test_a_task_runs_wherever_an_operator_puts_it(client: Client, drain: Drain) -> None:
+    """Also with a priority, or in a queue, that no Task may have by its settings."""
+    result = add.enqueue(1)
+    client.set_priority(int(result.id), -1000)
+    client.act_on_jobs("move", {"all": True}, {"queue": "rescue"})
+    result.refresh()
+    assert result.status == TaskResultStatus.READY
+
+    drain(registry, queues=["rescue"])
+
+    found = add.get_result(result.id)
+    assert found.status == TaskResultStatus.SUCCESSFUL
+    assert (found.task.queue_name, found.task.priority) == ("rescue", 1000)
+    assert (add.queue_name, add.priority) == ("default", 0)
+
+
 def test_what_cannot_run_is_refused() -> None:
     with pytest.raises(InvalidTaskError):
         task()(lambda: None)

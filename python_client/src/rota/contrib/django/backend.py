@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from typing import Any
 
@@ -188,9 +189,11 @@ class RotaBackend(BaseTaskBackend):  # type: ignore[misc]  # untyped in Django
         # By the clock of the producer, so that each result of a Task has the same time.
         said = payload.get("enqueued_at")
         known["enqueued_at"] = datetime.fromisoformat(said) if said else created_at
-        task = _task(payload["task"]).using(
-            priority=-priority, queue_name=queue, backend=self.alias
-        )
+        task = copy(_task(payload["task"]))
+        # Not by using(), which refuses what an operator may have given the job since.
+        told = {"priority": -priority, "queue_name": queue, "backend": self.alias}
+        for name, value in told.items():
+            object.__setattr__(task, name, value)
         return self._result(task, result_id, payload["args"], payload["kwargs"], **known)
 
     def _result(
