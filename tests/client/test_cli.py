@@ -82,6 +82,27 @@ def test_enqueue_and_job(run: Callable[..., str]) -> None:
     assert run("enqueue", "other", *keys) == f"{other} (already exists)\n"
 
 
+def test_a_long_error_is_not_told_whole_of_each_attempt(
+    run: Callable[..., str], client: Client
+) -> None:
+    job_id = str(client.enqueue("a").job_id)
+    for number in range(3):
+        (job,) = client.claim_jobs("w")
+        error = f"{number} {'x' * 2000}"
+        client.fail_job(job.job_id, job.lease_token, error, retry_in=timedelta(0))
+
+    shown, told = run("job", job_id), json.loads(run("job", job_id, "--json"))
+
+    lines = [line for line in shown.splitlines() if " failed: " in line]
+    assert [line[37:50] for line in lines] == [
+        "failed: 0 xxx",
+        "failed: 1 xxx",
+        "failed: 2 xxx",
+    ]
+    assert all(line.endswith("x…") and len(line) < 350 for line in lines)
+    assert [len(error["message"]) for error in told["errors"]] == [2002] * 3
+
+
 def test_the_list_tells_why_jobs_were_cancelled(
     run: Callable[..., str], client: Client
 ) -> None:

@@ -195,6 +195,8 @@ STORY: dict[str, LiteralString] = {
 }
 """What else there is to know of a job: those that it waits for have not succeeded."""
 MAX_KIN = 100
+MAX_TOLD = 300
+"""So much of an error is told of each attempt, for the first lines to stay on the screen."""
 
 
 def job(arguments: argparse.Namespace) -> None:
@@ -220,7 +222,8 @@ def job(arguments: argparse.Namespace) -> None:
     )
     print("\nhistory")
     for moment, what in _happened(row, story["errors"], story["stages"], story["acts"]):
-        print(f"{moment.isoformat(sep=' ', timespec='seconds')}  {' '.join(what.split())}")
+        told = shortened(" ".join(what.split()), MAX_TOLD)
+        print(f"{moment.isoformat(sep=' ', timespec='seconds')}  {told}")
     for name in ("depends_on", "dependants"):
         if story[name]:
             print(f"\n{name.replace('_', ' ')}")
