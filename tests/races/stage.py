@@ -43,9 +43,11 @@ ROWS: dict[str, str] = {
     "limits_to_count": "to_jsonb(t) - 'asked_xid'",
     # Which job made it unique; a run that follows late is that of another.
     "idempotency_keys": "to_jsonb(t) - 'job_id'",
-    # The end of the job takes the newest, and with it those that no check has deleted yet.
+    # The end of the job takes the newest, and with it those that no check has deleted yet.  The
+    # time from which max_wait counts may be that of a call which a cancel has just taken.
     "reruns": "case when not exists (select from rota.reruns as n where n.job_id = t.job_id"
-    " and n.seen is null and n.id > t.id) then to_jsonb(t) - '{id,made_by,seen}'::text[] end",
+    " and n.seen is null and n.id > t.id) then (to_jsonb(t) - '{id,made_by,seen}'::text[])"
+    " #- '{job,created_at}' end",
 }
 EXPECTED_WARNINGS = ("lock timeout", "updated partition constraint for default partition")
 FORGET_HINTS = """
