@@ -501,7 +501,7 @@ declare
     c_limit constant text := substring(job.hold, '^(?:queue|type|key) .*');
     -- A worker may have had it meanwhile, and lost it.
     c_ready_since constant timestamptz := greatest(job.run_at, job.updated_at);
-    v_ahead integer; v_ended record;
+    v_ahead integer; v_ended record; v_full bigint;
 begin
     if job.run_at > c_now or job.hold <> coalesce(c_limit, '') then return; end if;
     v_ahead := case when c_limit is not null then rota._held_before(job, c_max) else (
@@ -536,6 +536,22 @@ begin
         order by e.finished_at desc limit c_max
     ) as f;
 
+    -- Null if a worker has a free place, or has not said how many it has.
+    select case when bool_and(coalesce(h.jobs >= w.concurrency, false))
+            then sum(w.concurrency) end
+    into v_full from rota._workers as w
+    left join (
+        select r.locked_by, count(*) as jobs
+        from (
+            select j.locked_by from rota.jobs as j
+            where j.status = 'running' and j.locked_until is not null
+            order by j.locked_until limit 10000
+        ) as r
+        group by r.locked_by
+    ) as h on h.locked_by = w.worker
+    where w.is_live and job.queue = any(w.queues)
+      and (w.job_types is null or job.job_type = any(w.job_types));
+
     return query select
         case
             when c_limit is not null then 'behind_in_limit'
@@ -547,7 +563,9 @@ begin
                 then 'it is next in its queue: ' || case when job.queue ~ '^forward:[0-9]+$'
                     then 'a forwarder will carry it, or its log says why it does not'
                     else 'a worker with a free place will claim it'
-                        || case when is_free and c_ready_since < c_now - interval '1 minute'
+                        || case when v_full > 0
+                            then format(', but its workers are full (places: %s)', v_full)
+                            when is_free and c_ready_since < c_now - interval '1 minute'
                             -- Such as one whose handlers continue without their jobs.
                             then format(', but none has for %s: if rota top shows one that is '
                                 'not busy, its log says why', rota._ago(c_ready_since))

@@ -252,6 +252,31 @@ def test_a_rerun_that_waits_for_the_retry_has_had_no_attempt(db):
     )
 
 
+def test_the_next_job_tells_that_all_places_are_taken(db):
+    call(db, "report_worker", **ME, concurrency=1)
+    held = running(db)
+    job_id = enqueue(db)
+
+    def told():
+        row = first(db, job_id)
+        assert row.reason == "next"
+        return row.explanation
+
+    assert "will claim it, but its workers are full (places: 1)" in told()
+    call(db, "report_worker", **{**ME, "worker": "w2"}, concurrency=2)
+    assert "but" not in told()
+    for _ in range(2):
+        enqueue(db, priority=-1)
+        claim(db, worker="w2")
+    assert "will claim it, but its workers are full (places: 3)" in told()
+    call(db, "report_worker", **{**ME, "worker": "w3"})
+    assert "but" not in told()
+    call(db, "report_worker", **{**ME, "worker": "w3"}, job_types=["other"], concurrency=9)
+    assert "full (places: 3)" in told()
+    value(db, "finish_job", **owner(held))
+    assert "but" not in told()
+
+
 def test_a_paused_queue_tells_who_and_why(db):
     job_id = enqueue(db)
     value(db, "pause_queue", queue="default", reason="the bank is down")
