@@ -872,15 +872,19 @@ create or replace function rota._examine_schedules()
             d.name, d.last_job_id),
         format('select rota.disable_schedule(%s); select rota.enable_schedule(%1$s);',
             rota._literal(d.name))
-    from rota.job_definitions as d
-    where d.is_enabled and d.kind = 'after' and d.next_run_at is null
-      and d.last_job_id is not null
-      and not exists (select from rota.jobs as j where j.id = d.last_job_id)
-      and not exists (
-        select from rota.pending_checks as c where c.kind = 'schedule' and c.subject = d.name
-      )
-      and exists (select from rota._schedule_plan(d) as w where w.planned is not null)
-    order by d.name limit 1000);
+    from (
+        select e.* from rota.job_definitions as e
+        where e.is_enabled and e.kind = 'after' and e.next_run_at is null
+          and e.last_job_id is not null
+          and not exists (select from rota.jobs as j where j.id = e.last_job_id)
+          and not exists (
+            select from rota.pending_checks as c
+            where c.kind = 'schedule' and c.subject = e.name
+          )
+        limit 1000
+    ) as d
+    where exists (select from rota._schedule_plan(d) as w where w.planned is not null)
+    order by d.name);
 $$;
 
 /* When a schedule would be planned now, or what a tick will stumble over. */
