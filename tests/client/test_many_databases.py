@@ -334,6 +334,27 @@ def test_the_log_says_which_of_the_databases_is_lost(make, admin, caplog):
     assert all("/many8 is lost" in line for line in lost)
 
 
+def test_the_log_says_which_of_the_databases_sends_no_notification(make, admin, caplog):
+    caplog.set_level(logging.INFO, "rota")
+    urls = [make(name) for name in ("many70", "many80")]
+
+    async def watch() -> None:
+        end = (
+            "select count(pg_terminate_backend(pid)) from pg_stat_activity"
+            " where application_name = 'rota notifier' and datname = 'many80'"
+        )
+        await until(lambda: admin.execute(end).fetchone()[0])
+        await until(lambda: any("are on again" in line for line in caplog.messages))
+
+    run_together(urls, 2, lambda job: None, watch)
+
+    told = [line for line in caplog.messages if line.startswith("notifications")]
+    assert [re.findall(r"/many80 are o(?:ff|n again)", line) for line in told] == [
+        ["/many80 are off"],
+        ["/many80 are on again"],
+    ]
+
+
 def _two_with_jobs_for_both(make: Make, first: int) -> list[str]:
     urls = [make(f"many{n}") for n in (first, first + 1)]
     for number, url in enumerate(urls, first):

@@ -302,13 +302,13 @@ class Notifier:
     def _log_on(self) -> None:
         if self._is_off_logged:
             self._is_off_logged = False
-            logger.info("notifications are on again")
+            logger.info("notifications%s are on again", self._connection.state.place)
 
     def _log_off(self, reason: str) -> None:
         if not self._is_off_logged:
             self._is_off_logged = True
-            text = "notifications are off: %s; polling every %g s"
-            logger.info(text, reason, self._poll_interval)
+            text = "notifications%s are off: %s; polling every %g s"
+            logger.info(text, self._connection.state.place, reason, self._poll_interval)
 
 
 async def receive(
