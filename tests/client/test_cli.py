@@ -27,7 +27,7 @@ from rota.__main__ import main
 from rota.cli.database import brief, figure
 from rota.cli.output import NAMES
 from rota.cli.parser import make_parser
-from rota.testing import assert_enqueued
+from rota.testing import EmbeddedPostgres, assert_enqueued
 from support.clock import Clock
 from support.odd_rows import MOMENTS, add_odd_and_good
 from support.waiting import wait_until
@@ -1380,6 +1380,28 @@ def test_a_command_names_who_waits_to_change_a_table(
                 change.result()
             assert enqueued.result().is_new
     assert f"the oldest that writes there is pid {pid} (role postgres" in error
+
+
+def test_a_command_names_no_session_of_another_database(
+    run: Callable[..., str],
+    connect: Callable[..., psycopg.Connection[Any]],
+    admin: psycopg.Connection[Any],
+    server: EmbeddedPostgres,
+    template: str,
+) -> None:
+    """Its tables have the same numbers in a copy."""
+    admin.execute(f"create database twin template {template}".encode())
+    try:
+        with psycopg.connect(server.url("twin")) as stranger:
+            stranger.execute("lock table rota.jobs")
+            with connect(autocommit=False) as own:
+                own.execute("lock table rota.jobs")
+
+                error = run("jobs", code=1)
+
+                assert f"the oldest that writes there is pid {own.info.backend_pid} " in error
+    finally:
+        admin.execute("drop database twin with (force)")
 
 
 def _waits(db: psycopg.Connection[Any], session: psycopg.Connection[Any]) -> bool:

@@ -59,7 +59,9 @@ OLDEST: LiteralString = """
           and (l.granted and l.mode <> 'AccessShareLock' or l.mode = 'AccessExclusiveLock')
         having count(*) > 0
     ) as h
-    where a.pid <> pg_backend_pid() and a.xact_start is not null
+    -- In a copy of this database the tables may have the same numbers.
+    where a.datname = current_database()
+      and a.pid <> pg_backend_pid() and a.xact_start is not null
     -- Who changes a table stops all others as soon as it waits for its turn to do so.
     order by a.wait_event_type is not distinct from 'Lock' and not h.stops_all, a.xact_start
     limit 1
