@@ -234,12 +234,12 @@ begin
     end if;
     perform rota._refuse('filter', coalesce(format('must have ' || k.what, e.key),
         format('has the unknown key %L: it may have ids, status, payload, headers, '
-            'older_than, newer_than, is_discarded, %s or all', e.key,
+            'older_than, newer_than, is_due, is_discarded, %s or all', e.key,
             array_to_string(c_texts, ', '))))
     from jsonb_each(_check_filter.filter) as e
     left join (values
         (c_texts, 'a text as %s', '$ ? (@.type() == "string")'),
-        ('{is_discarded}', 'true or false as %s', '$ ? (@.type() == "boolean")'),
+        ('{is_due,is_discarded}', 'true or false as %s', '$ ? (@.type() == "boolean")'),
         ('{ids}', 'a list of 1 to 1000 whole numbers as %s',
             '$ ? (@.type() == "array" && @.size() >= 1 && @.size() <= 1000 && !exists (@[*] ? '
             '(@.type() <> "number" || @ < 1 || @ > 9223372036854775807 || @.floor() <> @)))'),
@@ -326,6 +326,8 @@ begin
                 'ordering_key', w.ordering_key, 'limit_key', w.limit_key,
                 'definition', w.definition, 'pipeline', w.pipeline, 'stage', w.stage,
                 'worker', w.locked_by) @> c_same)
+            and (not filter ? 'is_due'
+                or (w.run_at <= rota.now()) = (filter ->> 'is_due')::boolean)
             and (not filter ? 'is_discarded'
                 or (w.discarded_at is not null) = (filter ->> 'is_discarded')::boolean)
             and (c_before is null or w.since <= c_before)

@@ -333,6 +333,7 @@ def test_what_is_listed_is_what_is_acted_on(run: Run, client: Client, db: Db) ->
         ["--schedule", "nightly"], ["--pipeline", "p"], ["--stage", "s"],
         ["--cancel-reason", "ordered twice"], ["--cancel-reason", "ordered"],
         ["--type", "charge", "--discarded", "no"], ["--discarded", "yes"],
+        ["--due", "no"], ["--due", "yes"],
         ["--older-than", "1 hour"], ["--newer-than", "1 hour"],
         ["--payload", '{"user": {"id": 7}}'],
         ["--header", "tenant=b", "--header", "more=c"], ["--header", "tenant=c"],

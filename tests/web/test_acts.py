@@ -1031,7 +1031,8 @@ def test_discarded_jobs_are_found_by_that(http: httpx.Client, db_of_page: Db) ->
         page = http.get(f"/jobs?type=found_discarded&discarded={told}").text
         assert re.findall(r'<th scope="row"><a href="/jobs/(\d+)"', page) == [str(found)]
     assert ">1 job<" in http.get("/all/retry?type=found_discarded&discarded=no").text
-    assert "Write yes or no" in http.get("/jobs?discarded=perhaps").text
+    for name in ("discarded", "due"):
+        assert "Write yes or no" in http.get(f"/jobs?{name}=perhaps").text
 
 
 def test_the_audit_is_narrowed_and_tells_what_has_changed(
@@ -1116,6 +1117,8 @@ def test_acts_of_a_whole_screen_have_their_buttons(http: httpx.Client, db_of_pag
         {"newer": "1 h", "type": "send_mail"},
         {"worker": "host-1:4711"},
         {"discarded": "no", "status": "dead"},
+        {"due": "no", "status": "failed"},
+        {"due": "yes", "status": "dead"},
     ],
     ids=str,
 )

@@ -185,12 +185,24 @@ def test_numbers_lead_to_as_many_jobs(
 ) -> None:
     """A job that is due to be tried again is ready, and failed; a discarded one is dead."""
     db_of_page.execute(
+        "select rota.enqueue('numbers', queue => 'numbers', delay => '1 day')"
+        " from generate_series(1, 2)"
+    )
+    db_of_page.execute(
         "select rota.enqueue('numbers', queue => 'numbers', max_attempts => m)"
         " from unnest(array[5, 1, 1]) as m"
     )
     db_of_page.execute(
         "select rota.fail_job(c.job_id, c.lease_token, 'x', retry_in => '0')"
         " from rota.claim_jobs('w', queues => array['numbers'], max_jobs => 3) as c"
+    )
+    db_of_page.execute(
+        "select rota.enqueue('numbers', queue => 'numbers') from generate_series(1, 4)"
+    )
+    db_of_page.execute(
+        "select rota.fail_job(c.job_id, c.lease_token, 'x', retry_in => '1 day')"
+        " from rota.claim_jobs('w', queues => array['numbers'], max_jobs => 4) as c"
+        " where c.attempt = 1"
     )
     (dead,) = db_of_page.execute(
         "select min(id) from rota.dead_jobs where queue = 'numbers'"
@@ -203,9 +215,21 @@ def test_numbers_lead_to_as_many_jobs(
     with serving(make_page()) as address, httpx.Client(base_url=address) as http:
         page = told(http, "/jobs?queue=numbers")
         counts = dict(re.findall(r'">(\w+) <b>(\d+)</b></a>', page))
-        assert counts == {"failed": "1", "dead": "1"}
-        (row,) = re.findall(r">numbers</a>.*?</tr>", told(http, "/"), flags=re.S)
-        (link,) = re.findall(r'<a href="(/jobs\?[^"]*)">1</a>', row)
+        assert counts == {"queued": "3", "running": "1", "failed": "3", "dead": "1"}
+        overview = told(http, "/")
+        (row,) = re.findall(r">numbers</a>.*?</tr>", overview, flags=re.S)
+        links = re.findall(r'<a href="(/jobs\?[^"]*)">(\d+)</a>', row)
+        assert [number for _, number in links] == ["1", "1", "2", "3", "1"]
+        cards = re.findall(
+            r'<a href="(/jobs\?status[^"]*)"><span>(?:Ready|Running|Retrying|Blocked)</span>'
+            r"<strong>(\d+)</strong>",
+            overview,
+        )
+        assert len(cards) == 4
+        for address, number in (*links, *cards):
+            listed = told(http, f"{unescape(address)}&size=200")
+            assert listed.count('<th scope="row">') == int(number), address
+        link = links[-1][0]
         (tab,) = re.findall(r'href="([^"]*)">dead <b>1</b>', page)
         for address in (link, tab):
             listed = told(http, unescape(address))

@@ -81,6 +81,7 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         "key": dead(db, limit_key="any"),
         "is_discarded": dead(db),
         "cancel_reason": dead(db),
+        "is_due": dead(db),
     }
     for name in ("a", "b"):
         stages = [{"stage": f"pack_{name}", "job_type": "pack"}]
@@ -95,6 +96,10 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
     db.execute(
         "update rota.finished_jobs set cancel_reason = 'twice' where id = %s",
         [others["cancel_reason"]],
+    )
+    db.execute(
+        "update rota.finished_jobs set run_at = rota.now() + interval '1 s' where id = %s",
+        [others["is_due"]],
     )
     db.execute(
         "update rota.finished_jobs set last_error = null where id = %s", [others["error"]]
@@ -115,6 +120,7 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         "key": "any",
         "stage": "pack_b",
         "is_discarded": True,
+        "is_due": False,
         "cancel_reason": "twice",
     }
 
@@ -127,7 +133,7 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         {"error": "card N declined"},
         {"error": "E: card 12 declined"},
         {"error": "E: card N declined"},
-        {"older_than": "1 hour", "is_discarded": False},
+        {"older_than": "1 hour", "is_discarded": False, "is_due": True},
         {"ids": [old]},
         {"error_text": "4711"},
         {"error_type": "E", "older_than": "01:00:00", "status": ["dead"]},
@@ -845,6 +851,7 @@ BAD = {
             {"queue": None},
             {"worker": 7},
             {"is_discarded": "yes"},
+            {"is_due": None},
         )
     ],
     "filter.older_than": [

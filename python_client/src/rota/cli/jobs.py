@@ -60,8 +60,9 @@ def chosen_filter(arguments: argparse.Namespace) -> dict[str, Any]:
     chosen = {key: value for key in KEYS if (value := getattr(arguments, key)) is not None}
     if getattr(arguments, "all", False):
         chosen["all"] = True
-    if arguments.discarded:
-        chosen["is_discarded"] = arguments.discarded == "yes"
+    for name in ("due", "discarded"):
+        if told := getattr(arguments, name):
+            chosen[f"is_{name}"] = told == "yes"
     if arguments.payload is not None:
         chosen["payload"] = parse_json(arguments.payload)
     if arguments.header:

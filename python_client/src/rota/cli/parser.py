@@ -391,6 +391,7 @@ def _add_filter(parser: argparse.ArgumentParser) -> Any:
     _option(which, "--error-text", "TEXT", "with this text in the last error")
     which.add_argument("--error-type", metavar="TYPE")
     _option(which, "--cancel-reason", "TEXT", "cancelled for exactly this")
+    which.add_argument("--due", choices=("yes", "no"), help="whether their time has come")
     what = "whether `rota discard` was used on them"
     which.add_argument("--discarded", choices=("yes", "no"), help=what)
     _option(which, "--worker", "NAME", "held by this worker, now or last")

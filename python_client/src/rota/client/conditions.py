@@ -28,6 +28,7 @@ CONDITIONS: dict[str, LiteralString] = {
     ),
     "error_type": "error_type = %(error_type)s",
     "cancel_reason": "cancel_reason = %(cancel_reason)s",
+    "is_due": "(run_at <= rota.now()) = %(is_due)s",
     "is_discarded": "(discarded_at is not null) = %(is_discarded)s",
     "worker": "locked_by = %(worker)s",
     "key": "%(key)s in (idempotency_key, ordering_key, limit_key)",

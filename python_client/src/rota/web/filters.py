@@ -21,7 +21,7 @@ LIVE = frozenset(STATUSES[:4])
 KEYS = {
     "id": "ids", "queue": "queue", "status": "status", "type": "job_type", "group": "error",
     "error_type": "error_type", "error": "error_text", "reason": "cancel_reason",
-    "discarded": "is_discarded",
+    "due": "is_due", "discarded": "is_discarded",
     "key": "key", "schedule": "definition", "pipeline": "pipeline", "stage": "stage",
     "worker": "worker", "older": "older_than", "newer": "newer_than", "payload": "payload",
     "header": "headers",
@@ -121,10 +121,10 @@ def _asked(name: str, found: Sequence[str]) -> Any:
     match name:
         case "older" | "newer":
             return age(found[0])
-        case "discarded" if found[0] in ("yes", "no"):
+        case "due" | "discarded" if found[0] in ("yes", "no"):
             return found[0] == "yes"
-        case "discarded":
-            raise BadFilterError(WORDS["discarded_wrong"])
+        case "due" | "discarded":
+            raise BadFilterError(WORDS[f"{name}_wrong"])
         case "id":
             return [_job_id(text) for text in found]
         case "status":
@@ -161,7 +161,7 @@ def asked_of(text: str) -> list[tuple[str, str]]:
             pairs += [(ours[name], str(one)) for one in many]
         elif name in ("payload", "headers"):
             pairs += [(ours[name], json.dumps(one)) for one in many]
-        elif name == "is_discarded" and isinstance(value, bool):
+        elif name in ("is_due", "is_discarded") and isinstance(value, bool):
             pairs.append((ours[name], "yes" if value else "no"))
         elif name in ours and isinstance(value, str) and value.strip():
             if name in ("older_than", "newer_than"):
