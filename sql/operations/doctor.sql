@@ -49,7 +49,8 @@ begin
             ('ordering_keys', 'no ordering key is halted'),
             ('failures', 'there are no more failures than usual'),
             ('statistics', 'all ended jobs are counted'),
-            ('dead_jobs', 'no job died in the last hour, and none waits for a dead one'),
+            ('dead_jobs', 'no job died in the last hour, no type only expired, and none waits '
+                'for a dead one'),
             ('effects', 'every effect is known to have happened or not'),
             ('schedules', 'no schedule is overdue, or disabled by an error'),
             ('horizon', 'nothing keeps vacuum from removing dead rows'),
@@ -693,8 +694,9 @@ create or replace function rota._examine_statistics()
     from rota.stats_progress as p where p.counted_until > rota.now() + interval '1 minute';
 $$;
 
-/* The newest dead jobs, by their errors; of many the groups are those of the newest 5000.  And
- * those that died before, for as long as others wait for them. */
+/* The newest dead jobs, by their errors; of many the groups are those of the newest 5000.  Then
+ * those that died before, for as long as others wait for them.  And types whose jobs all
+ * expired, as when no worker was there in time: that some expire beside others may be meant. */
 create or replace function rota._examine_dead_jobs()
     returns table (severity text, evidence text, remedy text) language sql stable as $$
     (select case when g.jobs >= 1000 then 'critical' else 'warning' end,
@@ -750,7 +752,35 @@ create or replace function rota._examine_dead_jobs()
             where e.parent_id = d.id limit 1000
         ) as b
     ) as c
-    where c.jobs > 0 order by d.finished_at desc limit 1000);
+    where c.jobs > 0 order by d.finished_at desc limit 1000)
+    union all
+    (select 'warning', format('no job of type %s in queue %s succeeded in the last hour, and '
+            '%s expired, %s of them before a worker began them, the last %s ago, such as job '
+            '%s. If they are still of use, retry them', t.job_type, t.queue,
+            case when e.jobs = 5000 then 'at least 5000' else e.jobs::text end, e.not_begun,
+            rota._ago(e.last_at), e.job_id),
+        rota._retry_all(jsonb_build_object('queue', t.queue, 'job_type', t.job_type,
+            'status', 'cancelled', 'error_type', 'expired', 'newer_than', '1 hour'), '{}',
+            e.jobs, exists (select from rota.finished_jobs_done as f offset 4999))
+    from (
+        select s.queue, s.job_type from rota.job_stats as s
+        where s.step = 'minute' and s.starts_at > rota.now() - interval '1 hour'
+          and s.outcome in ('succeeded', 'cancelled')
+        group by s.queue, s.job_type having bool_and(s.outcome = 'cancelled')
+        order by sum(s.total) desc limit 20
+    ) as t
+    cross join lateral (
+        select count(*) as jobs, count(*) filter (where n.attempts = 0) as not_begun,
+            max(n.finished_at) as last_at, max(n.id) as job_id
+        from (
+            select f.id, f.job_type, f.error_type, f.attempts, f.finished_at
+            from rota.finished_jobs_done as f
+            where f.queue = t.queue and f.finished_at > rota.now() - interval '1 hour'
+            order by f.finished_at desc limit 5000
+        ) as n
+        where n.job_type = t.job_type and n.error_type = 'expired'
+    ) as e
+    where e.jobs > 0 order by e.jobs desc);
 $$;
 
 /* The statement that retries all jobs of a filter: one call, if that acts on all of them, in a

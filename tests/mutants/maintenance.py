@@ -1932,6 +1932,12 @@ MAINTENANCE = (
         sql("operations/doctor", "'is_discarded', false, ", ""),
     ),
     mutant(
+        "expiry-that-is-meant",
+        "doctor tells of each type of which a job expires, also where that is meant.",
+        "sql/operations/test_doctor.py",
+        sql("operations/doctor", " having bool_and(s.outcome = 'cancelled')", ""),
+    ),
+    mutant(
         "text-obeyed-by-terminals",
         "The key of a job moves the cursor of the operator who asks for a reason.",
         "sql/operations/test_explain.py",

@@ -1023,6 +1023,42 @@ def test_jobs_that_wait_for_a_dead_one_are_told_for_as_long_as_they_wait(db, clo
     assert doctor(db) == []
 
 
+def test_jobs_that_all_expired_because_nobody_was_there(db, clock):
+    ids = [enqueue(db, expires_after="10 minutes") for _ in range(3)]
+    one(db, "fail_job", **owner(claim(db)[0]), error="down", retry_in="1 hour")
+    other = enqueue(db, "other", expires_after="10 minutes")
+    value(db, "cancel_job", job_id=other)
+    clock.advance("20 minutes")
+    settle(db)
+    clock.advance("2 minutes")
+    settle(db)
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "dead_jobs")
+    assert row.evidence.startswith(
+        "no job of type x in queue default succeeded in the last hour, and 3 expired, 2 of them"
+        " before a worker began them, the last 2 min ago, such as job "
+    )
+    db.execute(row.remedy)
+    assert {job.job_id for job in claim(db, max_jobs=9)} == set(ids)
+
+
+@pytest.mark.parametrize("how", ["succeeded", "long ago"])
+def test_jobs_that_expire_beside_others_may_be_meant(db, clock, how):
+    enqueue(db, expires_after="10 minutes")
+    clock.advance("20 minutes")
+    settle(db)
+    if how == "succeeded":
+        value(db, "finish_job", **owner(running(db)))
+    else:
+        clock.advance("1 hour")
+    clock.advance("2 minutes")
+    settle(db)
+
+    assert doctor(db) == []
+
+
 def test_a_schedule_whose_last_job_was_deleted_by_hand(db, clock):
     clock.set("2026-01-12 12:00+00")
     call(db, "schedule_job", name="inbox", schedule="after 10 minutes", job_type="x")
