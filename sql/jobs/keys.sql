@@ -131,8 +131,8 @@ begin
     end loop;
     if job_id is null then perform rota._raise_swallowed('the job'); end if;
 
-    if v_is_versioned and not rota._hold_key(v_key, v_scope, job_id, unique_for,
-        updated_at) then
+    if v_is_versioned and not rota._hold_key(v_key, v_scope, job_id, new_job.queue,
+        unique_for, updated_at) then
         if is_new then
             -- The key is still unique, or has seen this version: as if we had not come.
             delete from rota.jobs as j where j.id = _enqueue_keyed.job_id and j.lease_token = 0;
@@ -205,19 +205,20 @@ end $$;
 
 /* Take the key for a new event; false if it is still unique, or has seen this version. */
 create or replace function rota._hold_key(
-    idempotency_key text, key_scope text, job_id bigint, unique_for interval,
+    idempotency_key text, key_scope text, job_id bigint, queue text, unique_for interval,
     updated_at timestamptz
 ) returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_unique_until constant timestamptz := v_now + rota._exact(unique_for);
 begin
-    insert into rota.idempotency_keys as k (idempotency_key, key_scope, job_id, unique_until,
-        source_updated_at, expires_at)
-    values (_hold_key.idempotency_key, _hold_key.key_scope, _hold_key.job_id, v_unique_until,
-        _hold_key.updated_at, coalesce(v_unique_until, v_now + interval '90 days'))
+    insert into rota.idempotency_keys as k (idempotency_key, key_scope, job_id, queue,
+        unique_until, source_updated_at, expires_at)
+    values (_hold_key.idempotency_key, _hold_key.key_scope, _hold_key.job_id, _hold_key.queue,
+        v_unique_until, _hold_key.updated_at,
+        coalesce(v_unique_until, v_now + interval '90 days'))
     on conflict on constraint idempotency_keys_pkey do update
-    set job_id = excluded.job_id,
+    set job_id = excluded.job_id, queue = excluded.queue,
         unique_until = coalesce(excluded.unique_until, k.unique_until),
         source_updated_at = coalesce(excluded.source_updated_at, k.source_updated_at),
         expires_at = greatest(excluded.expires_at, k.expires_at)

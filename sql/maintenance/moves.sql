@@ -145,15 +145,9 @@ begin
         union all
         (select 'idempotency_keys', format('key %L is unique until %s, also after its job',
                 k.idempotency_key, k.expires_at), null
-        -- From the queue on: of each of a million keys, its job may be in a hundred partitions.
-        from (
-            select j.id from rota.jobs as j where j.queue = plan_queue_move.queue
-            union all
-            select f.id from rota.finished_jobs as f where f.queue = plan_queue_move.queue
-            offset 0
-        ) as j
-        join rota.idempotency_keys as k on k.job_id = j.id
-        where coalesce(k.unique_until, k.expires_at) > rota.now() and not c_is_under_way
+        from rota.idempotency_keys as k
+        where (k.queue = plan_queue_move.queue or k.queue is null) and k.expires_at > rota.now()
+          and not c_is_under_way
         limit 1)
         union all
         (select 'ids', format('job %s was enqueued before this database had its number', j.id),

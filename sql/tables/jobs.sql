@@ -162,6 +162,7 @@ create table rota.idempotency_keys (
     idempotency_key text collate "C" not null,
     key_scope text collate "C" not null,
     job_id bigint,
+    queue text collate "C",
     unique_until timestamptz,
     source_updated_at timestamptz,
     expires_at timestamptz not null,
@@ -179,6 +180,8 @@ comment on table rota.idempotency_keys is
     'Keys that outlive their job: unique for a time, or versioned.';
 comment on column rota.idempotency_keys.key_scope is
     'The job type that the key belongs to, or the word pipeline, a space and its name.';
+comment on column rota.idempotency_keys.queue is
+    'Where it was last used; null if that was in version 0.1.0, and its job is gone.';
 comment on column rota.idempotency_keys.unique_until is
     'Until then the key makes no new job; null for a key that is only versioned.';
 comment on column rota.idempotency_keys.source_updated_at is 'Newest version seen; or null.';

@@ -467,9 +467,9 @@ def test_maintenance_looks_for_queues_on_few_days_of_a_long_history(own: Session
 def test_a_plan_to_move_a_queue_looks_up_no_job_of_keys_of_others(own: Session) -> None:
     own.prepare(KEPT_LONG)
     own.prepare(
-        "insert into rota.idempotency_keys (idempotency_key, key_scope, job_id, unique_until,"
-        " expires_at) select f.id::text, 'x', f.id, m.at, m.at from rota.finished_jobs as f,"
-        " (select rota.now() + interval '1 day' as at) as m"
+        "insert into rota.idempotency_keys (idempotency_key, key_scope, job_id, queue,"
+        " unique_until, expires_at) select f.id::text, 'x', f.id, f.queue, m.at, m.at"
+        " from rota.finished_jobs as f, (select rota.now() + interval '1 day' as at) as m"
     )
 
     found = own.call("select finding from rota.plan_queue_move('none', 3)")

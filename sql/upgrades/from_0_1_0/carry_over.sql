@@ -213,11 +213,11 @@ begin
         select k.idempotency_key, k.unique_until, k.source_updated_at, k.kept_until,
             coalesce(j.first_job_id, f.first_job_id, k.job_id) as job_id,
             coalesce('pipeline ' || coalesce(j.pipeline, f.pipeline), j.job_type, f.job_type)
-                as key_scope
+                as key_scope, coalesce(j.queue, f.queue) as queue
         from rota_0_1_0.idempotency_keys as k left join rota_0_1_0.jobs as j on j.id = k.job_id
         left join lateral (
-            select h.job_type, h.pipeline, h.first_job_id from rota_0_1_0.finished_jobs as h
-            where h.id = k.job_id limit 1
+            select h.queue, h.job_type, h.pipeline, h.first_job_id
+            from rota_0_1_0.finished_jobs as h where h.id = k.job_id limit 1
         ) as f on true
         where _carry_keys.since is null or rota_0_1_0._is_since(k.xmin, _carry_keys.since)
     ), scopes (key_scope) as (
@@ -233,10 +233,10 @@ begin
         union
         select k.key_scope from kept as k where k.key_scope is not null
     )
-    insert into rota.idempotency_keys (idempotency_key, key_scope, job_id, unique_until,
+    insert into rota.idempotency_keys (idempotency_key, key_scope, job_id, queue, unique_until,
         source_updated_at, expires_at)
-    select k.idempotency_key, s.key_scope, k.job_id, k.unique_until, k.source_updated_at,
-        k.kept_until
+    select k.idempotency_key, s.key_scope, k.job_id, k.queue, k.unique_until,
+        k.source_updated_at, k.kept_until
     from kept as k join scopes as s on s.key_scope = coalesce(k.key_scope, s.key_scope)
     on conflict do nothing;
 end $$;

@@ -22,6 +22,7 @@ from sql.helpers import (
     claim,
     enqueue,
     one,
+    owner,
     poison,
     raises,
     refused,
@@ -1119,6 +1120,27 @@ REFUSED = {
         status, run_at) overriding system value values (7, 'q', 'x', '{}', 0, 1, 'queued',
         now())""",
 }
+
+
+@pytest.mark.parametrize("rule", ["unique_for", "updated_at", "unique_for, then updated_at"])
+def test_a_key_that_outlives_its_job_is_told_before_also_when_that_is_purged(
+    db, there, clock, rule
+):
+    key = {"queue": "q", "idempotency_key": "k"}
+    if "unique_for" in rule:
+        enqueue(db, **key, unique_for="1 hour")
+    if "updated_at" in rule:
+        enqueue(db, **key, on_conflict="rerun", updated_at=clock.now())
+    value(db, "finish_job", **owner(claim(db, queues=["q"])[0]))
+    db.execute("delete from rota.finished_jobs")  # as retention would
+    clock.advance("2 hours" if "updated_at" in rule else "59 minutes")
+
+    found = call(db, "plan_queue_move", queue="q", database=6)
+
+    assert [row.finding for row in found] == ["idempotency_keys"]
+    assert call(db, "plan_queue_move", queue="r", database=6) == []
+    clock.advance("91 days")
+    assert call(db, "plan_queue_move", queue="q", database=6) == []
 
 
 @pytest.mark.parametrize("finding", REFUSED)
