@@ -584,61 +584,32 @@ def _base(request: Request) -> str:
     return str(request.scope.get("root_path", ""))
 
 
-async def unreachable(request: Request, error: Exception) -> Response:
-    """Say that the database does not answer."""
-    return site_of(request).plain(
-        request, "trouble.html", 503, title=WORDS["unreachable"], text=WORDS["unreachable_text"]
-    )
+async def trouble(request: Request, error: Exception) -> Response:
+    """Say why there is no page, or why nothing was done."""
+    site, hint = site_of(request), ""
+    match error:
+        case UnreachableError():
+            status, title, text = 503, WORDS["unreachable"], WORDS["unreachable_text"]
+        case TooSlowError():
+            status, title, text = 503, WORDS["too_slow_title"], site.too_slow()
+        case HTTPException(status_code=404):
+            is_bare = error.detail == "Not Found"  # as Starlette says of an unknown address
+            status, title = 404, WORDS["not_found"]
+            text = WORDS["nothing_here"] if is_bare else error.detail
+        case HTTPException():
+            status, title, text = error.status_code, WORDS["not_done"], error.detail
+        case _:  # the database refuses
+            status, title, text = 500, WORDS["refused"], one_line(error)
+            if isinstance(error, psycopg.errors.InsufficientPrivilege):
+                hint = WORDS["grant_needed"]
+            elif isinstance(error, MISSING):
+                hint = WORDS["not_installed"]
+    return site.plain(request, "trouble.html", status, title=title, text=text, hint=hint)
 
 
-async def too_slow(request: Request, error: Exception) -> Response:
-    """Say that the database did not answer in time."""
-    site = site_of(request)
-    return site.plain(
-        request, "trouble.html", 503, title=WORDS["too_slow_title"], text=site.too_slow()
-    )
-
-
-async def refused(request: Request, error: Exception) -> Response:
-    """Say what the database has against it."""
-    hint = WORDS["not_installed"] if isinstance(error, MISSING) else ""
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        hint = WORDS["grant_needed"]
-    return site_of(request).plain(
-        request, "trouble.html", 500, title=WORDS["refused"], text=one_line(error), hint=hint
-    )
-
-
-async def not_found(request: Request, error: Exception) -> Response:
-    """Say that there is no such page, or job."""
-    detail = error.detail if isinstance(error, HTTPException) else ""
-    text = WORDS["nothing_here"] if detail in ("", "Not Found") else detail
-    return site_of(request).plain(
-        request, "trouble.html", 404, title=WORDS["not_found"], text=text
-    )
-
-
-async def not_allowed(request: Request, error: Exception) -> Response:
-    """Say why an act was refused."""
-    status = error.status_code if isinstance(error, HTTPException) else 403
-    text = error.detail if isinstance(error, HTTPException) else ""
-    return site_of(request).plain(
-        request, "trouble.html", status, title=WORDS["not_done"], text=text
-    )
-
-
-HANDLERS: dict[Any, Any] = {
-    400: not_allowed,
-    403: not_allowed,
-    404: not_found,
-    405: not_allowed,
-    413: not_allowed,
-    503: not_allowed,
-    UnreachableError: unreachable,
-    TooSlowError: too_slow,
-    psycopg.Error: refused,
-    RotaError: refused,
-}
+HANDLERS: dict[Any, Any] = dict.fromkeys(
+    (HTTPException, UnreachableError, TooSlowError, psycopg.Error, RotaError), trouble
+)
 
 ROUTES: list[tuple[str, Screen]] = [
     ("/", overview),
