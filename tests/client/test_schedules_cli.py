@@ -198,8 +198,8 @@ def test_add_tells_what_it_changes(run: Run) -> None:
 
     assert tried.splitlines()[:6] == [
         "changed nightly: at 02:30 every day, in UTC",
-        "time_zone: Europe/Warsaw -> UTC",
         'payload: {"days": 30} -> {}',
+        "time_zone: Europe/Warsaw -> UTC",
         "lease: 0:05:00 -> none",
         "starts_at: 2030-06-01 10:00:00+00:00 -> none",
         "UTC                          from now",

@@ -36,6 +36,7 @@ from .output import (
     changing,
     confirm,
     connected,
+    given_to,
     print_findings,
     print_json,
     print_list,
@@ -88,20 +89,11 @@ def pair(text: str, option: str) -> tuple[str, str]:
     return name, value
 
 
-ENQUEUE_OPTIONS = (
-    "queue", "run_at", "delay", "priority", "max_attempts", "lease", "idempotency_key",
-    "unique_for", "ordering_key", "limit_key", "time_limit", "expires_after",
-)  # fmt: skip
-
-
 def enqueue(arguments: argparse.Namespace) -> None:
     """Add one job and print its id."""
     if arguments.unique_for and not arguments.idempotency_key:
         raise UsageError("--unique-for needs a --key")
-    payload = parse_json(arguments.payload)
-    job: dict[str, Any] = {"job_type": arguments.job_type, "payload": payload}
-    options = {name: getattr(arguments, name) for name in ENQUEUE_OPTIONS}
-    job |= {name: value for name, value in options.items() if value is not None}
+    job = given_to(Client.enqueue, arguments) | {"payload": parse_json(arguments.payload)}
     with connected(arguments) as connection, acting(connection) as client:
         row = client.enqueue(**job)
     text = row.job_id if row.is_new else f"{row.job_id} (already exists)"

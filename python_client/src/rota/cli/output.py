@@ -15,11 +15,12 @@ import textwrap
 import threading
 import time
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from inspect import signature
 from math import inf
 from pathlib import Path
 from queue import SimpleQueue
@@ -160,6 +161,12 @@ class UsageError(CommandError):
     """The command was used wrongly."""
 
     code = 2
+
+
+def given_to(method: Callable[..., Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that are called as the arguments of a method, if they are given."""
+    options = {name: getattr(arguments, name, None) for name in signature(method).parameters}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def conninfo(arguments: argparse.Namespace) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
 import json
 import re
 import shlex
@@ -18,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from inspect import signature
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, TextIO
@@ -42,6 +42,7 @@ from .output import (
     confirm,
     connected,
     day,
+    given_to,
     hint_for,
     print_json,
     print_list,
@@ -55,24 +56,16 @@ from .output import (
 )
 from .worker import load_registry
 
-GIVEN = (
-    "schedule", "time_zone", "job_type", "payload", "queue", "priority", "max_attempts",
-    "lease", "time_limit", "headers", "backoff", "catch_up", "catch_up_window", "catch_up_max",
-    "overlap", "jitter", "starts_at", "ends_at", "source",
-)  # fmt: skip
-"""What `schedule_job` is given beside the name."""
-OPTIONS = (
-    "queue", "time_zone", "priority", "max_attempts", "lease", "time_limit", "catch_up",
-    "catch_up_window", "catch_up_max", "overlap", "jitter", "starts_at", "ends_at",
-)  # fmt: skip
+ARGUMENTS = list(signature(Client.schedule_job).parameters)[1:]
+KEYS = [name for name in ARGUMENTS if name not in ("schedule", "job_type", "payload")]
+"""Of a line of a file: the others stand in it without their names."""
 
 
 def add(arguments: argparse.Namespace) -> None:
     """Put in one schedule, or change it."""
     name, schedule = arguments.name, arguments.schedule
-    job: dict[str, Any] = {"name": name, "schedule": schedule, "job_type": arguments.job_type}
+    job = given_to(Client.schedule_job, arguments)
     job["payload"] = parse_json(arguments.payload)
-    job |= {key: value for key in OPTIONS if (value := getattr(arguments, key)) is not None}
     with changing(arguments) as connection:
         use_zone(connection, arguments.time_zone, arguments.starts_at, arguments.ends_at)
         client = Client(connection)
@@ -294,11 +287,6 @@ _DAY = "SUN|MON|TUE|WED|THU|FRI|SAT"
 FIELD = re.compile(rf"(?:[*?\d]|{_DAY})(?:[\d*,/#?L-]|{_DAY})*", re.IGNORECASE)
 UNIT = re.compile(r"(?:second|minute|hour|day|week)s?", re.IGNORECASE)
 FORM = "a line is SCHEDULE JOB_TYPE [KEY=VALUE ...] [JSON PAYLOAD]"
-KEYS = [
-    name
-    for name in inspect.signature(Client.schedule_job).parameters
-    if name not in ("self", "schedule", "job_type", "payload")
-]
 
 
 @dataclass(frozen=True)
@@ -604,7 +592,7 @@ def changes(before: Definition, after: Definition) -> Changes:
     """Return the arguments that differ, as they were and as they are."""
     return {
         key: (_said(before[key], after), _said(after[key], after))
-        for key in GIVEN
+        for key in ARGUMENTS
         if before[key] != after[key]
     }
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 from psycopg import sql
 
+from ..client.async_client import AsyncClient
 from .database import Row
 from .filters import row_id
 from .queries import statement
@@ -22,11 +24,7 @@ MAX_ROWS = 500
 """How many rows of the audit are taken back at once, of up to a thousand jobs each."""
 OF_JOBS = {"set_priority": "priority", "move": "queue", "reschedule": "run_at"}
 AS_JSON = ("payload", "headers", "backoff")
-OF_SCHEDULE = (
-    "name", "schedule", "job_type", "queue", "payload", "priority", "max_attempts", "lease",
-    "time_limit", "headers", "backoff", "time_zone", "catch_up", "catch_up_window",
-    "catch_up_max", "overlap", "jitter", "starts_at", "ends_at", "source",
-)  # fmt: skip
+OF_SCHEDULE = list(signature(AsyncClient.schedule_job).parameters)[1:]
 OF_LIMIT = ("max_running", "max_starts", "per", "burst", "weight")
 
 Statement = tuple[str, dict[str, Any]]
@@ -159,8 +157,7 @@ def _schedule(
     if not after or any(before.get(n) != after.get(n) for n in OF_SCHEDULE):
         if any(shown.editable(before[n]) is None for n in AS_JSON if n in before):
             return []
-        given = {n: before[n] for n in OF_SCHEDULE if n in before and n != "name"}
-        found.append(("schedule_job", {**name, **given}))
+        found.append(("schedule_job", {n: before[n] for n in OF_SCHEDULE if n in before}))
     was_enabled, is_enabled = before.get("is_enabled"), after.get("is_enabled", True)
     if was_enabled != is_enabled:
         found.append(("enable_schedule" if was_enabled else "disable_schedule", name))
