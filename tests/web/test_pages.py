@@ -25,7 +25,7 @@ from psycopg import sql
 
 import rota.web
 from rota.__main__ import main
-from rota.client.conditions import FEW
+from rota.client.listing import FEW, listed
 from rota.web import queries
 from rota.web.database import NOTHING
 from rota.web.filters import BadFilterError, Filter, age, contained
@@ -1156,7 +1156,7 @@ def test_the_jobs_of_a_small_queue_are_found_without_those_of_others(
         return bool(answer)
 
     def read(queue: str) -> tuple[int, int]:
-        question = queries.listed(["queue"], payload=False, are_few=is_few(queue))
+        question = listed(["queue"], are_few=is_few(queue))
         explain = sql.SQL("explain (analyze, buffers, format json) {}").format(question)
         ((plan,),) = db.execute(explain, {"queue": queue, "limit": 50}).fetchall()
         top = plan[0]["Plan"]

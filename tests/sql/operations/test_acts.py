@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from rota.client.conditions import CONDITIONS
+from rota.client.listing import CONDITIONS
 from sql.helpers import (
     call,
     claim,

@@ -21,8 +21,8 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import Connection, sql
 
-from ..client.conditions import FEW, NEWEST, all_of, beginning
 from ..client.connecting import one_line
+from ..client.listing import FEW, beginning, listed
 from ..client.statement import UNSET
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError
@@ -100,16 +100,6 @@ def enqueue(arguments: argparse.Namespace) -> None:
     tell(arguments, {"job_id": row.job_id, "is_new": row.is_new}, text)
 
 
-LISTED: LiteralString = """
-    select
-        id, queue, job_type, status, priority, attempts, max_attempts, run_at, created_at,
-        started_at, finished_at, locked_by, error_type, last_error, cancel_reason,
-        idempotency_key, ordering_key, limit_key, pipeline, stage, definition
-    from rota.job_runs
-    where {}
-    order by {}
-    limit %(limit)s
-    """
 PATIENCE: LiteralString = "set local statement_timeout = '10s'"
 """A rare job among millions is looked for, but not while a database has other work."""
 
@@ -129,11 +119,9 @@ def jobs(arguments: argparse.Namespace) -> None:
         connection.execute(PATIENCE)
         try:
             few = connection.execute(FEW, values).fetchone() if "queue" in chosen else None
-            order = sql.SQL(NEWEST[bool(few and few["are_few"])])
-            rows = connection.execute(
-                sql.SQL(LISTED).format(all_of(chosen), order),
-                {**values, "limit": arguments.limit},
-            ).fetchall()
+            question = listed(chosen, are_few=bool(few and few["are_few"]))
+            limited = {**values, "limit": arguments.limit}
+            rows = connection.execute(question, limited).fetchall()
         except psycopg.errors.QueryCanceled:
             raise CommandError(
                 "searched for 10 seconds and did not find enough",

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from ..client.connecting import one_line
+from ..client.listing import listed
 from . import queries
 from .access import RefusedError
 from .database import Row, TooSlowError, UnreachableError
@@ -285,7 +286,7 @@ async def act(request: Request, site: Site, pairs: Pairs) -> tuple[Response, boo
     jobs = Answer()
     if wanted.about == JOB and call.about:
         ids = {"ids": [one["job_id"] for one in call.about[:SAMPLES]], "limit": SAMPLES}
-        jobs = await site.ask(queries.listed(["ids"], payload=False), ids)
+        jobs = await site.ask(listed(["ids"]), ids)
     answer = await site.render(
         request,
         "act.html",

@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from ..client.conditions import FEW
 from ..client.connecting import one_line
+from ..client.listing import FEW, listed
 from ..exceptions import JobMovedError, RotaError
 from . import queries
 from .acts import BULK, DANGERS, WANTED
@@ -208,9 +208,9 @@ async def _searched(
     and a page that has found none continues by itself.
     """
     if "ids" in values or ("queue" in values and await _are_few(site, values)):
-        question = queries.listed(list(values), payload=payload, are_few=True)
+        question = listed(values, payload=payload, are_few=True)
         return await site.ask(question, {**values, "limit": wanted})
-    question = queries.listed([*_sides(values), *values, "before", "from"], payload=payload)
+    question = listed([*_sides(values), *values, "before", "from"], payload=payload)
     newest = await site.ask(queries.NEWEST)
     if newest.problem:
         return newest

@@ -12,8 +12,6 @@ from typing import Any, LiteralString
 
 from psycopg import sql
 
-from ..client import conditions
-
 MAX_ERRORS = 5000
 """How many of the newest failed attempts are looked at for the groups."""
 MAX_LISTED = 200
@@ -129,25 +127,6 @@ NEWEST: LiteralString = """
     where s.seqrelid = 'rota.jobs_id_seq'::regclass
     """
 """The newest id, and how far apart ids have been since which one."""
-
-LISTED: LiteralString = """
-    select id, queue, job_type, status, priority, attempts, max_attempts, run_at, created_at,
-        started_at, finished_at, locked_by, error_type, last_error, cancel_reason,
-        idempotency_key, ordering_key, limit_key, pipeline, stage, definition,
-        progress_percent, progress_message{} from rota.job_runs
-    where {} order by {} limit %(limit)s
-    """
-
-
-PAYLOAD: LiteralString = f", {conditions.beginning('payload::text', '4000')} as payload"
-
-
-def listed(wanted: list[str], *, payload: bool, are_few: bool = False) -> sql.Composed:
-    """Return the question for the jobs that fulfil all of these conditions."""
-    column = sql.SQL(PAYLOAD if payload else "")
-    order = sql.SQL(conditions.NEWEST[are_few])
-    return sql.SQL(LISTED).format(column, conditions.all_of(wanted), order)
-
 
 JOB: LiteralString = """
     select id, queue, job_type, payload::text as payload, priority, run_at, status, attempts,

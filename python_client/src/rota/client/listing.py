@@ -1,4 +1,4 @@
-"""Which jobs a filter of act_on_jobs() means, as conditions on `job_runs`.
+"""The list of the jobs that a filter of act_on_jobs() means, from `job_runs`.
 
 The command line and the page list jobs with the filters that they also act with, so that what
 was listed is what would be changed.
@@ -57,13 +57,6 @@ FEW: LiteralString = """
     from (select from rota.job_runs where queue = %(queue)s limit 10001) as f
     """
 """Whether a queue has so few jobs that its index may find all of them at once."""
-NEWEST: dict[bool, LiteralString] = {True: "id + 0 desc", False: "id desc"}
-"""How to order jobs, also if they are few: in the order of no index, so that none is walked."""
-
-
-def all_of(names: Iterable[str]) -> sql.Composed:
-    """Return that a job fulfils each of these conditions."""
-    return sql.SQL(" and ").join(sql.SQL(CONDITIONS[name]) for name in [*names, "all"])
 
 
 def beginning(text: LiteralString, longest: LiteralString) -> LiteralString:
@@ -76,3 +69,25 @@ def beginning(text: LiteralString, longest: LiteralString) -> LiteralString:
         f" then left({text}, {longest}) else regexp_replace(left({text}, {longest}),"
         r" E'[\\xc2-\\xf4][\\x80-\\xbf]{0,3}$', '') end"
     )
+
+
+LISTED: LiteralString = """
+    select id, queue, job_type, status, priority, attempts, max_attempts, run_at, created_at,
+        started_at, finished_at, locked_by, error_type, last_error, cancel_reason,
+        idempotency_key, ordering_key, limit_key, pipeline, stage, definition,
+        progress_percent, progress_message{} from rota.job_runs
+    where {} order by {} limit %(limit)s
+    """
+PAYLOAD: LiteralString = f", {beginning('payload::text', '4000')} as payload"
+
+
+def listed(
+    names: Iterable[str], *, are_few: bool = False, payload: bool = False
+) -> sql.Composed:
+    """Return the question for the jobs that fulfil all of these conditions, the newest first.
+
+    If they *are_few*, it is in the order of no index, so that none is walked.
+    """
+    wanted = sql.SQL(" and ").join(sql.SQL(CONDITIONS[name]) for name in [*names, "all"])
+    order = sql.SQL("id + 0 desc" if are_few else "id desc")
+    return sql.SQL(LISTED).format(sql.SQL(PAYLOAD if payload else ""), wanted, order)
