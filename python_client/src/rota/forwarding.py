@@ -18,9 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
-import socket
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -44,6 +41,7 @@ from .worker.connection import (
 )
 from .worker.maintenance import Presence, Ticker
 from .worker.notifier import FORWARD, Notifier, Place
+from .worker.process import new_name
 
 if TYPE_CHECKING:
     from .worker.worker import Worker
@@ -626,7 +624,7 @@ class Forwarder:
         tick_interval: float | None = None,
         shared: Sequence[tuple[Connection, Notifier]] | None = None,
     ) -> None:
-        worker = f"forward:{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
+        worker = f"forward:{new_name()}"
         databases = [Database(conninfo) for conninfo in conninfos]
         self._scouts = [
             Scout(

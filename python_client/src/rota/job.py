@@ -32,7 +32,15 @@ from .exceptions import (
     kinds_of,
 )
 from .rows import ClaimedJob, EffectResult
-from .worker.connection import PASSING, ConnectionState, NoAnswerError, Retry, is_lost, is_wrong
+from .worker.connection import (
+    PASSING,
+    ConnectionState,
+    NoAnswerError,
+    Retry,
+    is_lost,
+    is_wrong,
+    outlast,
+)
 from .worker.lending import Pool
 from .worker.own_process import Processes
 
@@ -594,16 +602,7 @@ class AsyncJob(BaseJob):
 
     async def _repeat(self, action: Callable[[Any], Any]) -> None:
         # In a task of its own: what is known of an effect is stored also by who is cancelled.
-        storing = asyncio.create_task(super()._repeat(action))
-        cancellation: asyncio.CancelledError | None = None
-        while not storing.done():
-            try:
-                await asyncio.wait([storing])
-            except asyncio.CancelledError as error:
-                cancellation = error
-        if cancellation is not None:
-            raise cancellation from storing.exception()
-        storing.result()
+        await outlast(asyncio.create_task(super()._repeat(action)))
 
     async def _call(self, action: Callable[[Any], Any], seconds: float | None = None) -> Any:
         return await self._context.calls.call_async(self, action, seconds)

@@ -278,6 +278,22 @@ async def end_task(task: asyncio.Task[Any]) -> None:
         await asyncio.wait([task], timeout=CANCEL_TIMEOUT)
 
 
+async def outlast(
+    task: asyncio.Task[Any], on_cancel: Callable[[], object] = lambda: None
+) -> None:
+    """Wait for the end of a task, and only then raise a cancellation that came meanwhile."""
+    cancellation: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancellation = error
+            on_cancel()
+    if cancellation is not None:
+        raise cancellation from task.exception()
+    task.result()
+
+
 class Connection:
     """One connection of a worker, by its *name*; calls take turns.
 

@@ -7,6 +7,7 @@ import ctypes
 import logging
 import os
 import re
+import secrets
 import signal
 import socket
 import sys
@@ -35,6 +36,11 @@ nobody means that: from systemd or pkill as well as from the parent, and when th
 once for each of its threads."""
 LAST_WORDS = 1.0
 """Seconds that a handler, or what is left in a loop, has to end after it was told to."""
+
+
+def new_name() -> str:
+    """Return a name for a worker, which no other has."""
+    return f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
 
 
 def loop_factory() -> Callable[[], AbstractEventLoop]:

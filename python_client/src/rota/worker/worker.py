@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
-import secrets
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
@@ -36,7 +33,7 @@ from ..exceptions import (
 from ..job import JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
-from .connection import Connection, ConnectionState, Retry, end_task, first_of
+from .connection import Connection, ConnectionState, Retry, end_task, first_of, outlast
 from .executor import MAX_BATCH, Executor, Places, Prefetch, Share
 from .fetcher import Fetcher
 from .heartbeat import Heartbeat
@@ -47,6 +44,7 @@ from .process import (
     LAST_WORDS,
     call_in_loop,
     is_in_loop,
+    new_name,
     notify_service,
     peak_memory,
     run_in_loop,
@@ -127,7 +125,7 @@ class Worker:
         ):
             if value is not None:
                 check_range(argument, value, lowest, highest)
-        self.name = name or f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.name = name or new_name()
         self._registry = registry
         # Among others the database may be away, also from the start on.
         self._is_patient = places is not None
@@ -209,19 +207,10 @@ class Worker:
             raise RuntimeError("a Worker runs once: create another one")
         self._loop = asyncio.get_running_loop()
         running = asyncio.create_task(self._run(drain=drain, once=once))
-        cancelled: asyncio.CancelledError | None = None
-        while not running.done():
-            try:
-                await asyncio.wait([running])
-            except asyncio.CancelledError as error:
-                self.stop(now=self._is_told.is_set())
-                cancelled = error
         try:
-            running.result()
+            await outlast(running, lambda: self.stop(now=self._is_told.is_set()))
         finally:
             self._ready.set()  # nobody waits for what has failed
-            if cancelled is not None:
-                raise cancelled
 
     async def _run(self, *, drain: bool, once: bool) -> None:
         is_open, is_closing = asyncio.Event(), asyncio.Event()
