@@ -494,8 +494,9 @@ WORKER = (
         "client/test_transaction.py",
         client(
             "worker/lending",
-            "        if self._watch is None:\n            yield",
-            "        if True:\n            yield",
+            "        ours, pgconn = self.connection, self.connection.pgconn\n",
+            "        yield self.connection\n        return\n"
+            "        ours, pgconn = self.connection, self.connection.pgconn\n",
         ),
     ),
     mutant(

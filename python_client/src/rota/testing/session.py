@@ -36,6 +36,20 @@ class NoDatabaseError(psycopg.OperationalError):
     """A handler was run without a database, and asked for one."""
 
 
+class _Own(Lent[C]):
+    """The session of a test, lent as it is: it outlives the job, and has no time limit."""
+
+    def __init__(self, connection: C) -> None:
+        self.connection = connection
+
+    @contextmanager
+    def to_handler(self) -> Iterator[C]:
+        yield self.connection
+
+    def expect(self, seconds: float | None = None) -> None:
+        pass
+
+
 class Session(Pool):
     """Lends the test's own session to handlers, as if these were connections of a worker."""
 
@@ -63,7 +77,7 @@ class Session(Pool):
         self, job: BaseJob, seconds: float | None = None
     ) -> Iterator[Lent[Connection[Any]]]:
         """Lend the session to a plain function."""
-        yield Lent(self.connection)
+        yield _Own(self.connection)
 
     @asynccontextmanager
     async def lend_async(
@@ -72,7 +86,7 @@ class Session(Pool):
         """Lend the session to an async function."""
         if self._is_free(self.async_connection):
             await self.async_connection.set_autocommit(self._driver.autocommit)
-        yield Lent(self.async_connection)
+        yield _Own(self.async_connection)
 
     @contextmanager
     def savepoint(self, what: str) -> Iterator[None]:

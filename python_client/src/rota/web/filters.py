@@ -108,10 +108,6 @@ class Filter:
         more = {"discarded": [] if is_less else ["no"]} if status == "dead" else {}
         return Filter({**self.values, "status": have, **more}).address()
 
-    def replaced(self, name: str, value: str) -> Filter:
-        """Return this with one value of a filter instead of those that it has."""
-        return Filter({**self.values, name: [value]})
-
     def asked(self) -> dict[str, Any]:
         """Return it as a filter of act_on_jobs(), JSON as texts; raise BadFilterError."""
         return {KEYS[name]: _asked(name, found) for name, found in self.values.items()}

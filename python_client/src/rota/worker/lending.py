@@ -107,9 +107,7 @@ class Lent(Generic[C]):
     be that of another socket by then.
     """
 
-    def __init__(
-        self, connection: C, watch: Watch | None = None, *, resets: bool = False
-    ) -> None:
+    def __init__(self, connection: C, watch: Watch, *, resets: bool) -> None:
         self.connection: C = connection
         self.job: BaseJob
         self.until = inf
@@ -126,9 +124,8 @@ class Lent(Generic[C]):
         self._is_being_reset = False
         self._idle_since = 0.0
         self._threshold: int | None = None
-        if watch is not None:
-            fileno = connection.fileno()
-            self._socket = socket.fromfd(fileno, socket.AF_INET, socket.SOCK_STREAM)
+        fileno = connection.fileno()
+        self._socket = socket.fromfd(fileno, socket.AF_INET, socket.SOCK_STREAM)
 
     @contextmanager
     def to_handler(self) -> Iterator[C]:
@@ -138,9 +135,6 @@ class Lent(Generic[C]):
         thread that goes on, nor to the next handler, which sees nothing of what was changed.
         """
         self.until = inf
-        if self._watch is None:
-            yield self.connection
-            return
         ours, pgconn = self.connection, self.connection.pgconn
         handlers = pgconn.notice_handler, pgconn.notify_handler
         lent: Any = type(ours)(pgconn)
@@ -180,10 +174,9 @@ class Lent(Generic[C]):
 
     def expect(self, seconds: float | None = None) -> None:
         """Let what follows be a call of ours, which must end within its limit."""
-        if self._watch is not None:
-            self.limit = limit_of(self.job, seconds)
-            self.until = time.monotonic() + self.limit
-            self._watch.look_by(self.until)
+        self.limit = limit_of(self.job, seconds)
+        self.until = time.monotonic() + self.limit
+        self._watch.look_by(self.until)
 
     def prepare(self) -> PQGen[bool]:
         """Ask a new session whether it is ours alone, and an old one whether it is reset.

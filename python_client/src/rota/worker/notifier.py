@@ -229,7 +229,7 @@ class Notifier:
         waiting = await client.wait_for_jobs(
             [*own, *others],
             [*self._job_types(), *([FORWARD] if others else [])],
-            timedelta(seconds=min(max(self._poll_interval, 0.001), 3600.0)),
+            timedelta(seconds=min(self._poll_interval, 3600.0)),
             place is Place.ACTIVE,
             claimed,
         )
