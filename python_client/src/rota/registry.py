@@ -152,7 +152,7 @@ class Registry:
         for alias in aliases:
             check_name("aliases", alias)
 
-        def make(function: Callable[..., object]) -> Task[..., ..., object]:
+        def make(function: Any) -> Any:
             name = job_type or str(getattr(function, "__name__", ""))
             _check_runs(name, function)
             task: Task[..., ..., object] = Task(
@@ -163,7 +163,7 @@ class Registry:
             self.task_queues.add(options.get("queue") or "default")
             return task
 
-        return TaskDecorator(make)
+        return make
 
     def schedule(
         self,

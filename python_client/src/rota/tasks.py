@@ -20,6 +20,7 @@ from typing import (
     Concatenate,
     Generic,
     ParamSpec,
+    Protocol,
     TypedDict,
     TypeVar,
     Union,
@@ -434,11 +435,8 @@ class PlainFunctionNeedsJob:
     """What a type checker sees of a plain function with an `AsyncJob`."""
 
 
-class TaskDecorator:
-    """What ``registry.task(...)`` returns: it makes a task of a function."""
-
-    def __init__(self, make: Callable[[Callable[..., Any]], Task[..., ..., Any]]) -> None:
-        self._make = make
+class TaskDecorator(Protocol):
+    """What ``registry.task(...)`` returns: it makes a task of a function and registers it."""
 
     @overload
     def __call__(
@@ -467,10 +465,6 @@ class TaskDecorator:
 
     @overload
     def __call__(self, function: Callable[P, R]) -> Task[P, P, R]: ...
-
-    def __call__(self, function: Callable[..., Any]) -> Any:
-        """Make a task of a function and register it."""
-        return self._make(function)
 
 
 def _client(connection: Any) -> Any:
