@@ -22,7 +22,7 @@ import psycopg
 from psycopg import Connection, sql
 
 from ..client.connecting import one_line
-from ..client.listing import FEW, beginning, listed
+from ..client.listing import FEW, beginning, grouped, listed
 from ..client.statement import UNSET
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError
@@ -269,33 +269,10 @@ def explain(arguments: argparse.Namespace) -> None:
     print_findings([(row.reason, row.explanation, row.remedy) for row in reasons])
 
 
-# fold_error() cuts at 1000 by itself.
-GROUPS = sql.SQL(
-    """
-    select
-        count(*) as failures, count(distinct e.job_id) as jobs,
-        max(e.failed_at) as last_failed_at,
-        min(e.failed_at) as first_failed_at, max(e.job_id) as last_job_id,
-        array_agg(distinct e.queue order by e.queue) as queues, e.job_type, e.error_type,
-        e.message,
-        (array_agg(e.start order by e.job_id desc))[1] as last_message
-    from (
-        select n.*, rota.fold_error(n.text) as message
-        from (
-            select job_id, queue, job_type, error_type, failed_at, left(message, 1004) as text,
-                {} as start
-            from rota.job_errors
-            where failed_at > rota.now() - %(since)s::interval
-              and (%(queue)s::text is null or queue = %(queue)s)
-              and (%(job_type)s::text is null or job_type = %(job_type)s)
-            order by failed_at desc limit %(max_rows)s
-        ) as n
-    ) as e
-    group by e.job_type, e.error_type, e.message
-    order by failures desc, last_failed_at desc
-    limit %(limit)s
-    """
-).format(sql.SQL(beginning("message", "200")))
+GROUPS = grouped(
+    f"{beginning('i.message', '200')} as start",
+    "(array_agg(n.start order by n.job_id desc))[1] as last_message",
+)
 MAX_ERRORS = 20000
 QUOTE = "'...'"
 

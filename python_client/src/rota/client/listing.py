@@ -1,7 +1,7 @@
-"""The list of the jobs that a filter of act_on_jobs() means, from `job_runs`.
+"""What the command line and the page list alike: the jobs that a filter means, and errors.
 
-The command line and the page list jobs with the filters that they also act with, so that what
-was listed is what would be changed.
+They list jobs with the filters of act_on_jobs(), with which they also act, so that what was
+listed is what would be changed.
 """
 
 from __future__ import annotations
@@ -91,3 +91,37 @@ def listed(
     wanted = sql.SQL(" and ").join(sql.SQL(CONDITIONS[name]) for name in [*names, "all"])
     order = sql.SQL("id + 0 desc" if are_few else "id desc")
     return sql.SQL(LISTED).format(sql.SQL(PAYLOAD if payload else ""), wanted, order)
+
+
+# Equal texts are folded once: that is most of the work.  fold_error() cuts at 1000 by itself.
+GROUPED: LiteralString = """
+    with newest as materialized (
+        select i.queue, i.job_type, i.error_type, left(i.message, 1004) as message,
+            i.failed_at, i.job_id, {}
+        from rota.job_errors as i
+        where i.failed_at > rota.now() - %(since)s::interval
+          and (%(queue)s::text is null or i.queue = %(queue)s)
+          and (%(job_type)s::text is null or i.job_type = %(job_type)s)
+        order by i.failed_at desc limit %(max_rows)s
+    ),
+    folded as materialized (
+        select t.message, rota.fold_error(t.message) as text
+        from (select distinct n.message from newest as n) as t
+    )
+    select count(*) as failures, count(distinct n.job_id) as jobs,
+        max(n.failed_at) as last_failed_at, min(n.failed_at) as first_failed_at,
+        max(n.job_id) as last_job_id, array_agg(distinct n.queue order by n.queue) as queues,
+        n.job_type, n.error_type, f.text as message, {}
+    from newest as n join folded as f on f.message = n.message
+    group by n.job_type, n.error_type, f.text
+    order by failures desc, last_failed_at desc
+    limit %(limit)s
+    """
+
+
+def grouped(column: LiteralString, summary: LiteralString) -> sql.Composed:
+    """Return the question for the newest failures, grouped by error, those of most first.
+
+    *summary* is what a group tells of one more *column* of the failures.
+    """
+    return sql.SQL(GROUPED).format(sql.SQL(column), sql.SQL(summary))

@@ -413,6 +413,8 @@ async def errors(request: Request, site: Site) -> Response:
         "since": SINCE.get(since, SINCE["1d"]),
         "queue": wanted.get("queue") or None,
         "job_type": wanted.get("type") or None,
+        "max_rows": queries.MAX_ERRORS,
+        "limit": None,
     }
     answer = await site.ask(queries.ERRORS, values)
     groups = [Group(**row) for row in answer.rows]

@@ -12,6 +12,8 @@ from typing import Any, LiteralString
 
 from psycopg import sql
 
+from ..client.listing import grouped
+
 MAX_ERRORS = 5000
 """How many of the newest failed attempts are looked at for the groups."""
 MAX_LISTED = 200
@@ -92,33 +94,15 @@ RUNNING: LiteralString = """
     from rota.running_jobs order by started_at limit 100
     """
 
-# Equal texts are folded once: that is most of the work.
-ERRORS: LiteralString = """
-    with newest as materialized (
-        select i.queue, i.job_type, i.error_type, left(i.message, 1004) as message,
-            i.failed_at, i.job_id,
-            width_bucket(
-                extract(epoch from %(since)s::interval - (rota.now()
-                    - least(i.failed_at, rota.now()))), 0,
-                extract(epoch from %(since)s::interval), 24) as part
-        from rota.job_errors as i
-        where i.failed_at > rota.now() - %(since)s::interval
-          and (%(queue)s::text is null or i.queue = %(queue)s)
-          and (%(job_type)s::text is null or i.job_type = %(job_type)s)
-        order by i.failed_at desc limit 5000
-    ),
-    folded as materialized (
-        select t.message, rota.fold_error(t.message) as text
-        from (select distinct n.message from newest as n) as t
-    )
-    select array_agg(distinct n.queue) as queues, n.job_type, n.error_type,
-        f.text as message, count(*) as failures,
-        count(distinct n.job_id) as jobs, min(n.failed_at) as first_failed_at,
-        max(n.failed_at) as last_failed_at, max(n.job_id) as last_job_id,
-        array_agg(n.part) as parts
-    from newest as n join folded as f on f.message = n.message
-    group by n.job_type, n.error_type, f.text
+ERRORS = grouped(
     """
+    width_bucket(
+        extract(epoch from %(since)s::interval
+            - (rota.now() - least(i.failed_at, rota.now()))), 0,
+        extract(epoch from %(since)s::interval), 24) as part
+    """,
+    "array_agg(n.part) as parts",
+)
 
 NEWEST: LiteralString = """
     select coalesce(max(n.id), 0) as id, max(s.seqincrement) as stride, max(s.seqstart) as since
