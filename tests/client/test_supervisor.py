@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import psycopg
 import pytest
@@ -549,6 +550,24 @@ def test_figures_that_hang_keep_neither_probes_nor_the_end_waiting(
             asyncio.run(probe())
     finally:
         REGISTRY.unregister(hanging)
+
+
+def test_health_at_an_address_of_ipv6_is_told_as_a_url(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+
+    async def url() -> SplitResult:
+        async with serve_health("::1", 0, []):
+            return urlsplit(re.search(r"http://\S+", caplog.text)[0])  # type: ignore[index]
+
+    with caplog.at_level("INFO", logger="rota"):
+        told = asyncio.run(url())
+
+    assert (told.hostname, told.path) == ("::1", "/ready")
 
 
 def test_a_port_that_is_taken_is_named(run: Run) -> None:

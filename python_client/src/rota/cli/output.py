@@ -169,6 +169,11 @@ def given_to(method: Callable[..., Any], arguments: argparse.Namespace) -> dict[
     return {name: value for name, value in options.items() if value is not None}
 
 
+def url_of(host: str, port: int) -> str:
+    """Return the address of a server of ours."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def conninfo(arguments: argparse.Namespace) -> str:
     """Return the connection string: the option, else DATABASE_URL, else libpq's defaults."""
     return _checked(arguments.database_url or os.environ.get("DATABASE_URL", ""))

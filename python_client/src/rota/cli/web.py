@@ -16,7 +16,7 @@ from urllib.parse import quote
 import psycopg
 
 from ..client.connecting import connect
-from .output import CommandError, UsageError, conninfo, conninfos
+from .output import CommandError, UsageError, conninfo, conninfos, url_of
 
 
 def web(arguments: argparse.Namespace) -> None:
@@ -68,7 +68,7 @@ def web(arguments: argparse.Namespace) -> None:
     path = (arguments.root_path or "").strip("/")
     root = f"/{quote(path)}" if path else ""  # a / alone would make of /jobs a host
     below = f", for a proxy that serves it at {root}/" if root else ""
-    print(f"rota web: http://{arguments.host}:{arguments.port}/{below}", file=sys.stderr)
+    print(f"rota web: {url_of(arguments.host, arguments.port)}/{below}", file=sys.stderr)
     uvicorn.run(
         page,
         host=arguments.host,

@@ -36,6 +36,7 @@ from .output import (
     conninfo,
     conninfos,
     set_up_log,
+    url_of,
 )
 from .supervisor import Supervisor
 
@@ -250,7 +251,7 @@ async def serve_health(host: str, port: int, workers: Sequence[Worker]) -> Async
 
     server = await asyncio.start_server(handle, host, port, limit=MAX_REQUEST)
     port = server.sockets[0].getsockname()[1]
-    logger.info("health is served at http://%s:%s/ready", host, port)
+    logger.info("health is served at %s/ready", url_of(host, port))
     try:
         yield
     finally:
