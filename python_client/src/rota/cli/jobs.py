@@ -467,32 +467,20 @@ def _unasked(connection: psycopg.Connection[Any], job_ids: list[int]) -> str:
     return f"; {whose} may be live in another database: none was asked"
 
 
+GIVEN = ("max_attempts", "force", "keep_run_at", "reason", "run_at", "delay")
+"""The options that are called as in the arguments of act_on_jobs()."""
+
+
 def _arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what the act is given."""
-    what, given = arguments.act, dict[str, Any]()
-    if what == "retry":
-        if arguments.set:
-            given["merge"] = {
-                name: _value(text)
-                for name, text in (pair(text, "--set") for text in arguments.set)
-            }
-        if arguments.new_payload is not None:
-            given["payload"] = parse_json(arguments.new_payload)
-        if arguments.max_attempts is not None:
-            given["max_attempts"] = arguments.max_attempts
-        if arguments.force:
-            given["force"] = True
-        if arguments.keep_run_at:
-            given["keep_run_at"] = True
-    elif what == "cancel" and arguments.reason:
-        given["reason"] = arguments.reason
-    elif what == "reschedule":
-        given = {"run_at": arguments.run_at} if arguments.run_at else {}
-        given |= {"delay": arguments.delay} if arguments.delay else {}
-    elif what == "set_priority":
-        given["priority"] = arguments.to
-    elif what == "move":
-        given["queue"] = arguments.to
+    given = {name: value for name in GIVEN if (value := getattr(arguments, name, None))}
+    if arguments.act in ("set_priority", "move"):
+        given["priority" if arguments.act == "set_priority" else "queue"] = arguments.to
+    if arguments.act == "retry" and arguments.set:
+        pairs = (pair(text, "--set") for text in arguments.set)
+        given["merge"] = {name: _value(text) for name, text in pairs}
+    if arguments.act == "retry" and arguments.new_payload is not None:
+        given["payload"] = parse_json(arguments.new_payload)
     return given
 
 
