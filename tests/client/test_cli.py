@@ -25,6 +25,7 @@ import rota
 from rota import Client, NotGrantedError, Registry, Worker
 from rota.__main__ import main
 from rota.cli.database import brief, figure
+from rota.cli.jobs import STORY
 from rota.cli.output import NAMES
 from rota.cli.parser import make_parser
 from rota.testing import EmbeddedPostgres, assert_enqueued
@@ -1625,6 +1626,28 @@ def test_job_tells_its_story(run: Callable[..., str], client: Client) -> None:
     told = json.loads(run("job", str(child), "--json"))
     assert [row["job_id"] for row in told["depends_on"]] == [parent]
     assert told["reasons"][0]["reason"] == "waits_for_job"
+
+
+@pytest.mark.parametrize("name", STORY)
+def test_the_story_of_a_job_reads_no_other_jobs(
+    db: psycopg.Connection[Any], client: Client, name: str
+) -> None:
+    db.execute("""
+        insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,
+            status, run_at, attempts, lease_token, created_at, updated_at, finished_at)
+        select n, 'q', 'x', '{}', 0, 1, 'succeeded', now(), 1, n, now(), now(), now()
+        from generate_series(-20000, -1) as n
+    """)
+    parents = [client.enqueue("load").job_id for _ in range(2)]
+    child = client.enqueue("report", depends_on=parents).job_id
+    client.enqueue("mail", depends_on=[child])
+    db.execute("analyze rota.finished_jobs")
+
+    query = sql.SQL("explain (analyze, buffers, format json) " + STORY[name])
+    ((plan,),) = db.execute(query.format(views=sql.Identifier("rota")), [child]).fetchall()
+
+    top = plan[0]["Plan"]
+    assert top["Shared Hit Blocks"] + top["Shared Read Blocks"] < 100
 
 
 def test_errors_are_listed_by_kind(run: Callable[..., str], client: Client) -> None:

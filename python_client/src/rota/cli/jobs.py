@@ -157,12 +157,20 @@ STORY: dict[str, LiteralString] = {
         """,
     "depends_on": """
         select d.parent_id as job_id, r.job_type, r.queue, r.status
-        from {views}.dependencies as d left join {views}.job_runs as r on r.id = d.parent_id
+        from {views}.dependencies as d
+        left join lateral (
+            select i.job_type, i.queue, i.status from {views}.job_runs as i
+            where i.id = d.parent_id limit 1
+        ) as r on true
         where d.job_id = %s order by d.parent_id limit 100
         """,
     "dependants": """
         select d.job_id, r.job_type, r.queue, r.status
-        from {views}.dependencies as d left join {views}.job_runs as r on r.id = d.job_id
+        from {views}.dependencies as d
+        left join lateral (
+            select i.job_type, i.queue, i.status from {views}.job_runs as i
+            where i.id = d.job_id limit 1
+        ) as r on true
         where d.parent_id = %s order by d.job_id limit 100
         """,
     "stages": """
@@ -174,7 +182,8 @@ STORY: dict[str, LiteralString] = {
         from {views}.audit_log where job_ids @> array[%s::bigint] order by id
         """,
 }
-"""What else there is to know of a job: those that it waits for have not succeeded."""
+"""What else there is to know of a job: those that it waits for have not succeeded.  A job is
+looked up for each, since a join would read the whole history."""
 MAX_KIN = 100
 MAX_TOLD = 300
 """So much of an error is told of each attempt, for the first lines to stay on the screen."""
