@@ -208,7 +208,7 @@ begin
         return;
     end if;
 
-    select r.new_jobs, r.has_rules, r.has_keys, r.may_wait into v_read
+    select r.new_jobs, r.has_keys, r.has_key_rules, r.may_wait into v_read
     from rota._read_jobs(enqueue_many.jobs) as r;
     perform rota._check_queues_of(jobs);
     v_new_ids := rota._new_ids(cardinality(v_read.new_jobs));
@@ -218,8 +218,7 @@ begin
     if not v_read.has_keys then
         perform rota._insert_requested(v_read.new_jobs, v_new_ids);
         v_ids := v_new_ids;
-    elsif v_read.has_rules and jsonb_path_exists(jobs, '$[*] ? (exists(@.unique_for)
-        || exists(@.on_conflict) || exists(@.updated_at) || exists(@.max_wait))') then
+    elsif v_read.has_key_rules then
         select m.job_ids, m.news into v_ids, v_news
         from rota._enqueue_many_keyed(v_read.new_jobs, v_new_ids, enqueue_many.jobs) as m;
     end if;
@@ -323,10 +322,9 @@ begin
 end $$;
 
 /* Read and check the objects of a batch: as rows of jobs, for those keys that are columns, and
- * whether any has another key, which _rules_of() reads, or an idempotency key, or may wait for
- * other jobs. */
+ * whether any has an idempotency key, or a rule for it, or may wait for other jobs. */
 create or replace function rota._read_jobs(
-    jobs jsonb, out new_jobs rota.jobs[], out has_rules boolean, out has_keys boolean,
+    jobs jsonb, out new_jobs rota.jobs[], out has_keys boolean, out has_key_rules boolean,
     out may_wait boolean
 ) language plpgsql as $$
 declare
@@ -337,14 +335,14 @@ declare
         'max_wait', 'ordering_key', 'skip_dead', 'depends_on', 'blocks', 'if_parent_dead',
         'limit_key', 'expires_after'];
     v_now constant timestamptz := rota.now();
-    v_read record; v_more record; v_rule record; v_job record;
+    v_has_others boolean; v_read record; v_more record; v_rule record; v_job record;
 begin
     perform rota._check_json('jobs', jobs, 'array', 10000);
-    has_rules := exists (
+    v_has_others := exists (
         select from jsonb_array_elements(_read_jobs.jobs) as e (job)
         where case jsonb_typeof(e.job) when 'object' then e.job - c_plain <> '{}' else true end
     );
-    if has_rules then perform rota._check_keys_of('jobs', jobs, c_plain || c_others); end if;
+    if v_has_others then perform rota._check_keys_of('jobs', jobs, c_plain || c_others); end if;
 
     -- Nothing is written in this block, so it costs no transaction id.
     begin
@@ -358,7 +356,7 @@ begin
         from jsonb_populate_recordset(null::rota.jobs, _read_jobs.jobs) as n;
         new_jobs := v_read.new_jobs;
         has_keys := v_read.has_keys;
-        if v_read.are_sound and not has_rules then return; end if;
+        if v_read.are_sound and not v_has_others then return; end if;
         perform rota._check_durations('jobs[%s].', _read_jobs.jobs);
 
         -- Most jobs need none of these calls, each of which costs more than their questions.
@@ -376,7 +374,7 @@ begin
                 rota._check_key_rule(format('jobs[%s].', n.ordinality), n.idempotency_key,
                     r.unique_for, r.on_conflict, r.updated_at, r.max_wait,
                     coalesce(n.expires_at, v_now + r.expires_after))
-            end),
+            end) > 0 as has_key_rules,
             count(case when n.limit_key like '%:*'
                 or octet_length(n.limit_key) not between 1 and 255
                 or octet_length(n.ordering_key) not between 1 and 255
@@ -388,6 +386,7 @@ begin
         into v_more
         from unnest(new_jobs) with ordinality as n
         join rota._rules_of(_read_jobs.jobs) as r on r.ordinal = n.ordinality;
+        has_key_rules := v_more.has_key_rules;
         may_wait := v_more.may_wait;
     exception
         -- An unknown time zone is an invalid_parameter_value too, so all texts are tried first.
