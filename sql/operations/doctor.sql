@@ -459,9 +459,6 @@ create or replace function rota._examine_job_types()
             format('select * from rota.explain_job(%s);', u.job_id) as remedy
         from rota._untaken_jobs(rota._late_queues()) as u
         where u.queue !~ '^forward:[0-9]+$' and not exists (
-            -- Its jobs wait for a mover alone.
-            select from rota.queue_moves as m where m.queue = u.queue and m.direction = 'out'
-            union all
             -- Which is told by itself.
             select from rota.limits as l where l.queue = u.queue and l.max_running = 0
         )

@@ -1681,12 +1681,6 @@ MAINTENANCE = (
         sql("operations/doctor", "and a.run_at > c_now + interval '1 minute'", "and false"),
     ),
     mutant(
-        "moving-queue-wants-a-worker",
-        "The doctor asks for a worker where only a mover takes jobs.",
-        "sql/operations/test_doctor.py",
-        sql("operations/doctor", "m.queue = u.queue and m.direction = 'out'", "false"),
-    ),
-    mutant(
         "stopped-runs-again",
         "The doctor runs again what an operator had asked to stop.",
         "sql/operations/test_doctor.py",
