@@ -38,10 +38,8 @@ begin
             from jsonb_array_elements(find_live_keys.jobs) with ordinality as e (job, place)
         ) as j
         where case when find_live_keys.moving
-            then coalesce(j.idempotency_key, j.ordering_key) is not null and exists (
-                select from rota.queue_moves as m
-                where m.queue = j.queue and m.direction = 'out'
-            )
+            then coalesce(j.idempotency_key, j.ordering_key) is not null
+              and rota._moves_away(j.queue)
             else rota._find_keyed(j.idempotency_key, j.scope) is not null
               -- Not by exists: to look for one key, the planner may read all.
               or (

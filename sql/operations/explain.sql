@@ -79,9 +79,7 @@ begin
     from rota._lasting_holder(array[row_xmax]) as h;
     v_is_free := v_is_free and not found;
     -- What moves starts in the other database.
-    if job.status in ('queued', 'failed') and not exists (
-        select from rota.queue_moves as m where m.queue = job.queue and m.direction = 'out'
-    ) then
+    if job.status in ('queued', 'failed') and not rota._moves_away(job.queue) then
         return query select n.* from rota._explain_limits(job) as n;
         v_is_free := v_is_free and not found;
         return query select w.* from rota._explain_workers(job) as w;

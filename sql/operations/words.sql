@@ -116,10 +116,8 @@ create or replace function rota._pause_finding(pause rota.pauses)
         when pause.job_type is not null then format('select rota.resume_type(%L%s);',
             pause.job_type, coalesce(', queue => ' || quote_literal(pause.queue), ''))
         -- Who has paused it before the move cannot resume it here.
-        when exists (
-            select from rota.queue_moves as m
-            where m.queue = pause.queue and m.direction = 'out'
-        ) then format('select * from rota.queue_move_status(%L);', pause.queue)
+        when rota._moves_away(pause.queue)
+            then format('select * from rota.queue_move_status(%L);', pause.queue)
         when pause.queue is not null then format('select rota.resume_queue(%L);', pause.queue)
         else 'select rota.resume_all();'
     end;
