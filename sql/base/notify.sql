@@ -66,6 +66,13 @@ begin
     end if;
 end $$;
 
+/* Whether another session has a lock, which this tries to take alone.  Volatile, as what it
+ * calls, so that it is inlined. */
+create or replace function rota._others_hold(class integer, key integer)
+    returns boolean language sql as $$
+select not (pg_try_advisory_lock(class, key) and pg_advisory_unlock(class, key))
+$$;
+
 /* Notify for jobs that may be claimable now: as many workers as there are such jobs. */
 create or replace function rota._notify_for(job_ids bigint[])
     returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -73,11 +80,7 @@ declare
     c_waiting constant text[] := '{queued,failed}'::text[];
 begin
     -- Each waiting worker holds the idle lock of the empty name.
-    if pg_try_advisory_lock(1919907936, hashtext(''))
-      and pg_advisory_unlock(1919907936, hashtext('')) then
-        return;
-    end if;
-
+    if not rota._others_hold(1919907936, hashtext('')) then return; end if;
     perform rota._notify(d.queue, d.jobs)
     from (
         select j.queue,
@@ -105,9 +108,8 @@ begin
         return;
     end if;
     foreach v_job_id in array job_ids loop
-        continue when pg_try_advisory_lock(1919907971, hashint8(v_job_id))
-          and pg_advisory_unlock(1919907971, hashint8(v_job_id));
-        perform pg_notify(rota._result_channel(v_job_id), '');
+        perform pg_notify(rota._result_channel(v_job_id), '')
+        where rota._others_hold(1919907971, hashint8(v_job_id));
     end loop;
 end $$;
 

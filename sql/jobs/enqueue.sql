@@ -75,8 +75,7 @@ begin
           ) is null
         returning j.id into v_job_id;
         if v_job_id is not null then
-            if not (pg_try_advisory_lock(1919907936, hashtext(queue))
-                and pg_advisory_unlock(1919907936, hashtext(queue))) then
+            if rota._others_hold(1919907936, hashtext(queue)) then
                 perform rota._notify(queue);
             end if;
             return v_job_id;
@@ -170,8 +169,7 @@ begin
         exit when v_job_id is not null or idempotency_key is null;
     end loop;
     if v_job_id is null then perform rota._raise_swallowed('the job'); end if;
-    if v_status = 'queued' and not (pg_try_advisory_lock(1919907936, hashtext(queue))
-        and pg_advisory_unlock(1919907936, hashtext(queue))) then
+    if v_status = 'queued' and rota._others_hold(1919907936, hashtext(queue)) then
         perform rota._notify(queue) where coalesce(v_run_at, v_now) < v_now + rota._soon();
     end if;
     return v_job_id;
@@ -194,8 +192,7 @@ begin
     v_ids := rota._insert_plain_jobs(jobs);
     if v_ids is not null then
         -- Each waiting worker holds this lock, and all of these jobs are due.
-        if not (pg_try_advisory_lock(1919907936, hashtext(''))
-            and pg_advisory_unlock(1919907936, hashtext(''))) then
+        if rota._others_hold(1919907936, hashtext('')) then
             perform rota._notify(q.queue, q.jobs)
             from (
                 select coalesce(e.job ->> 'queue', 'default') as queue,

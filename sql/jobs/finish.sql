@@ -278,9 +278,7 @@ begin
         perform rota._jobs_ended(v_parents, v_leading, v_held_limits, old_status, new_status);
     end if;
     -- A session that waits for any result holds this lock (base/notify.sql).
-    if not (pg_try_advisory_lock(1919907970, 0) and pg_advisory_unlock(1919907970, 0)) then
-        perform rota._notify_results(v_ended);
-    end if;
+    if rota._others_hold(1919907970, 0) then perform rota._notify_results(v_ended); end if;
     return v_ended;
 end $$;
 

@@ -22,7 +22,7 @@ ENQUEUE = """select rota.enqueue('noop', '{"n": 1}');\n"""
 NEVER = "3600"
 """A poll interval: what is claimed then was woken."""
 CHECK = re.compile(
-    r"    if [^;]*?pg_try_advisory_lock[^;]*? then\n"
+    r"    if [^;]*?_others_hold[^;]*? then\n"
     r" *perform rota\._notify[^;]*;\n    end if;\n"
 )
 
