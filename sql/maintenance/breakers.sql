@@ -326,7 +326,7 @@ create or replace function rota._may_miss_ends(breaker rota.breakers, since time
     returns boolean language plpgsql stable as $$
 begin
     return since < rota._kept_since(breaker.queue) or exists (
-        select from rota.finished_jobs_done as f
+        select from rota.finished_jobs as f
         where f.queue = breaker.queue and f.finished_at >= since
           and f.finished_at <= (select rota.now())
         offset 4999
@@ -371,8 +371,7 @@ begin
 end $$;
 
 /* How many attempts that began since one time have succeeded since another, up to so many,
- * among the newest 5000 of the queue.  A stage of a pipeline that has succeeded is a row of
- * its own. */
+ * among the newest 5000 of the queue. */
 create or replace function rota._breaker_successes(
     breaker rota.breakers, begun_since timestamptz, ended_since timestamptz,
     max_successes integer
@@ -381,27 +380,11 @@ begin
     return (
         select count(*)::integer
         from (
-            select from (
-                select f.job_type, f.status, f.started_at, f.pipeline
-                from rota.finished_jobs_done as f
-                where f.queue = breaker.queue and f.finished_at >= ended_since
-                  and f.finished_at <= (select rota.now())
-                order by f.finished_at desc limit 5000
-            ) as e
-            where e.job_type = breaker.job_type and e.status = 'succeeded'
-              and e.pipeline is null and e.started_at >= begun_since
-            union all
-            select from (select distinct p.pipeline from rota.pipeline_stages as p) as p
-            cross join lateral (
-                select s.queue, s.job_type, s.status, s.started_at from rota.stage_runs as s
-                where s.pipeline = p.pipeline and s.finished_at >= ended_since
-                  and s.finished_at <= (select rota.now())
-                order by s.finished_at desc limit 5000
-            ) as s
-            where s.queue = breaker.queue and s.job_type = breaker.job_type
-              and s.status = 'succeeded' and s.started_at >= begun_since
+            select from rota._newest_ends(breaker.queue, ended_since, 5000) as e
+            where e.is_end and e.job_type = breaker.job_type and e.status = 'succeeded'
+              and e.started_at >= begun_since
             limit _breaker_successes.max_successes
-        ) as e
+        ) as s
     );
 end $$;
 

@@ -102,9 +102,7 @@ begin
 end $$;
 
 /* How many first attempts of a queue ended in the last minute: of many, by the time that the
- * newest 5000 took.  A first attempt that failed is among the failures, whatever came later; a
- * stage of a pipeline that has succeeded is a row of its own.  None of a time that is still to
- * come again. */
+ * newest 5000 took.  A first attempt that failed is among the failures, whatever came later. */
 create or replace function rota._first_attempts(queue text)
     returns float8 language plpgsql stable as $$
 declare
@@ -117,34 +115,11 @@ begin
         select sum(a.attempts * 60 / greatest(1, extract(epoch from c_now - case
             when a.rows < c_max then a.begin else a.since end))::float8)
         from (
-            select count(*) filter (where f.attempts = 1 and f.status = 'succeeded'
-                and f.pipeline is null) as attempts, count(*) as rows,
-                min(f.finished_at) as since, c_kept_since as begin
-            from (
-                select i.attempts, i.status, i.pipeline, i.finished_at
-                from rota.finished_jobs_done as i
-                where i.queue = _first_attempts.queue
-                  and i.finished_at > c_kept_since and i.finished_at <= c_now
-                order by i.finished_at desc limit c_max
-            ) as f
-            union all
-            select s.attempts, s.rows, s.since, c_now - interval '1 minute'
-            from (
-                select distinct p.pipeline from rota.pipeline_stages as p
-                where p.queue = _first_attempts.queue
-            ) as n
-            cross join lateral (
-                select count(*) filter (where r.attempts = 1 and r.status = 'succeeded'
-                    and r.queue = _first_attempts.queue) as attempts, count(*) as rows,
-                    min(r.finished_at) as since
-                from (
-                    select i.attempts, i.status, i.queue, i.finished_at
-                    from rota.stage_runs as i
-                    where i.pipeline = n.pipeline
-                      and i.finished_at > c_now - interval '1 minute' and i.finished_at <= c_now
-                    order by i.finished_at desc limit c_max
-                ) as r
-            ) as s
+            select count(*) filter (where n.is_end and n.attempts = 1
+                    and n.status = 'succeeded') as attempts, count(*) as rows,
+                min(n.finished_at) as since, c_kept_since as begin
+            from rota._newest_ends(_first_attempts.queue, c_kept_since, c_max) as n
+            group by n.pipeline
             union all
             select count(*) filter (where e.attempt = 1 and e.queue = _first_attempts.queue),
                 count(*), min(e.failed_at), c_now - interval '1 minute'

@@ -530,8 +530,8 @@ begin
     from (
         select e.finished_at,
             array['queue ' || job.queue, 'type ' || e.job_type, 'key ' || e.limit_key] as names
-        from rota._last_ends(job.queue, c_now - interval '10 minutes') as e
-        order by e.finished_at desc limit c_max
+        from rota._newest_ends(job.queue, c_now - interval '10 minutes', c_max) as e
+        where e.is_end order by e.finished_at desc limit c_max
     ) as f;
 
     -- Null if a worker has a free place, or has not said how many it has.

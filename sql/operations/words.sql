@@ -290,33 +290,6 @@ create or replace function rota._overdue_words(overdue_at timestamptz, locked_un
     from (select rota.now() as now) as n where overdue_at < n.now;
 $$;
 
-/* The last thousand jobs that ended in a queue since a time and as many stages of each of its
- * pipelines, of which no limit_key is known. */
-create or replace function rota._last_ends(queue text, since timestamptz)
-    returns table (
-        job_type text, limit_key text, started_at timestamptz, finished_at timestamptz
-    ) language sql stable as $$
-    (
-        select f.job_type, f.limit_key, f.started_at, f.finished_at from rota.finished_jobs as f
-        where f.queue = _last_ends.queue and f.pipeline is null
-          and f.finished_at > _last_ends.since and f.finished_at <= rota.now()
-        order by f.finished_at desc limit 1000
-    )
-    union all
-    select s.job_type, null, s.started_at, s.finished_at
-    from (
-        select distinct g.pipeline from rota.pipeline_stages as g
-        where g.queue = _last_ends.queue
-    ) as p
-    cross join lateral (
-        select r.queue, r.job_type, r.started_at, r.finished_at from rota.stage_runs as r
-        where r.pipeline = p.pipeline
-          and r.finished_at > _last_ends.since and r.finished_at <= rota.now()
-        order by r.finished_at desc limit 1000
-    ) as s
-    where s.queue = _last_ends.queue
-$$;
-
 /* That an attempt takes ten times as long as the longest of the last thousand of its queue that
  * were of its type, and at least five minutes; null if it does not.  Where there was none to
  * compare with, an hour is long. */
@@ -327,12 +300,9 @@ create or replace function rota._hung_words(queue text, job_type text, started_a
             'and none of its type has ended lately'))
     from (select rota._elapsed(_hung_words.started_at, rota.now()) as runs_for) as r
     cross join lateral (
-        select max(rota._elapsed(f.started_at, f.finished_at)) as longest
-        from (
-            select e.job_type, e.started_at, e.finished_at
-            from rota._last_ends(_hung_words.queue, rota.now() - interval '7 days') as e
-        ) as f
-        where f.job_type = _hung_words.job_type
+        select max(rota._elapsed(e.started_at, e.finished_at)) as longest
+        from rota._newest_ends(_hung_words.queue, rota.now() - interval '7 days', 1000) as e
+        where e.is_end and e.job_type = _hung_words.job_type
     ) as l
     where r.runs_for >= interval '5 minutes'
       and r.runs_for > coalesce(10 * l.longest, interval '1 hour');

@@ -441,7 +441,7 @@ MAINTENANCE = (
         "stages-earn-no-retries",
         "First attempts of the stages of pipelines earn no retries of their queue.",
         "sql/maintenance/test_budgets.py",
-        sql("maintenance/budgets", "where p.queue = _first_attempts.queue", "where false"),
+        sql("base/counted", "p.pipeline, s.queue = _newest_ends.queue,", "p.pipeline, false,"),
     ),
     mutant(
         "breaker-tries-no-retry",
@@ -1707,9 +1707,9 @@ MAINTENANCE = (
         "What ended while the clock was ahead lets retries through their budget for days.",
         "sql/maintenance/test_budgets.py",
         sql(
-            "maintenance/budgets",
-            "and i.finished_at <= c_now order by i.finished_at desc limit c_max ) as f",
-            "order by i.finished_at desc limit c_max ) as f",
+            "base/counted",
+            "and f.finished_at <= (select rota.now())",
+            "",
         ),
     ),
     mutant(
@@ -2437,7 +2437,7 @@ MAINTENANCE = (
         "stages-are-no-ends",
         "A stage that takes as long as always seems to hang, as none of its type had ended.",
         "sql/operations/test_explain.py",
-        sql("operations/words", "where g.queue = _last_ends.queue", "where false"),
+        sql("base/counted", "where g.queue = _newest_ends.queue", "where false"),
     ),
     mutant(
         "span-within-what-goes-on",
