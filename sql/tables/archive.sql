@@ -5,7 +5,6 @@
 create table rota.archive (
     is_on boolean primary key default true,
     schema text collate "C" not null,
-    since timestamptz not null default rota.now(),
 
     constraint archive_is_on_check check (is_on)
 );
