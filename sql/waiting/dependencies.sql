@@ -36,7 +36,7 @@ begin
     perform rota._raise_not_found(min(o.id))
     from unnest(rota._jobs_outside_grants(blocks, 'producer')) as o (id)
     having min(o.id) is not null;
-    perform rota._check_parts(blocks, parts, are_new, arguments);
+    perform rota._check_parts(blocks, parts, arguments);
     v_held := array(
         select j.id from rota.jobs as j
         where j.id = any(_block_children.blocks) and j.status = 'blocked'
@@ -69,10 +69,10 @@ begin
         where not b.is_new));
 end $$;
 
-/* Refuse parts, found by their keys, that wait for anything themselves or did not succeed. */
-create or replace function rota._check_parts(
-    blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
-) returns void language plpgsql as $$
+/* Refuse parts, found by their keys, that wait for anything themselves or did not succeed: no
+ * new one does. */
+create or replace function rota._check_parts(blocks bigint[], parts bigint[], arguments text[])
+    returns void language plpgsql as $$
 declare
     -- By themselves: the planner may join the two lists by comparing each with each.
     c_bad_ids constant bigint[] := array(
@@ -84,15 +84,9 @@ declare
 begin
     if c_bad_ids = '{}' then return; end if;
     select p.id, p.argument, e.status, p.id = p.blocks as is_itself into v_part
-    from (
-        select u.* from unnest(
-            _check_parts.blocks, _check_parts.parts, _check_parts.are_new,
-            _check_parts.arguments
-        ) with ordinality as u (blocks, id, is_new, argument, ordinal)
-        where not u.is_new and u.id = any(c_bad_ids) order by u.ordinal limit 1
-    ) as p
-    cross join lateral rota._parent_statuses(array[p.id]) as e;
-    if not found then return; end if;
+    from unnest(_check_parts.blocks, _check_parts.parts, _check_parts.arguments)
+        with ordinality as p (blocks, id, argument, ordinal)
+    join rota._parent_statuses(c_bad_ids) as e on e.parent_id = p.id order by p.ordinal limit 1;
     raise exception using errcode = 'invalid_parameter_value',
         message = case
             when v_part.is_itself
