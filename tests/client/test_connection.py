@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +24,7 @@ from rota.worker.connection import (
     end_task,
     time_limit,
 )
+from support.started_workers import BackgroundWorker
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -285,6 +288,34 @@ def test_waiting_ends_when_the_database_is_back(caplog: pytest.LogCaptureFixture
 
     assert time.monotonic() - begun < 4
     assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_job_ends_once_its_process_can_open_files_again(
+    client: Client,
+    background: Callable[..., BackgroundWorker],
+    status: Callable[[int], str],
+    caplog: pytest.LogCaptureFixture,
+    left: int,
+) -> None:
+    """A handler has leaked all files but so many, and the end needs a new connection."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    registry = Registry()
+
+    @registry.handler("leak")
+    def leak(job: Job) -> None:
+        os.close(lowest := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + left, before[1]))
+
+    try:
+        job_id = client.enqueue("leak").job_id
+        background(registry, listen=False)
+        wait_until(lambda: "Too many open files" in caplog.text, "the lack of files")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    wait_until(lambda: status(job_id) == "succeeded", "the end")
+    assert "the connection to the database is lost" in caplog.text
 
 
 def test_a_call_that_had_no_answer_gets_more_time(dsn: str) -> None:

@@ -123,7 +123,14 @@ def connect(conninfo: str, name: str = "rota", seconds: float = inf) -> BoundedC
         # For libpq 0 is without end, and the least are 2 seconds.
         allowed = int(chosen["connect_timeout"]) or inf
         chosen["connect_timeout"] = max(2, ceil(min(allowed, seconds)))
-    connection = BoundedConnection.connect("", **chosen)
+    try:
+        try:
+            connection = BoundedConnection.connect("", **chosen)
+        except psycopg.OperationalError:
+            socket.socket().close()  # libpq does not say that no file can be opened
+            raise
+    except OSError as error:
+        raise psycopg.OperationalError(str(error)) from None
     connection.add_notice_handler(_WarningLog().add)
     return connection
 
