@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -180,6 +181,32 @@ def test_a_thread_that_cannot_be_started_fails_its_job(
     drain(registry)
 
     assert status(job_id) == "failed"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_took_all_memory_is_free_while_the_lack_is_reported(
+    client: Client, drain: Drain, status: Status, *, is_async: bool
+) -> None:
+    """Else a worker of limited memory could not report it, and would keep it for ever."""
+    registry = Registry()
+    seen: list[Any] = []
+
+    def fill(job: rota.BaseJob) -> None:
+        taken = {bytes(8)}
+        seen.append(weakref.ref(taken))
+        raise MemoryError
+
+    async def fill_in_loop(job: rota.AsyncJob) -> None:
+        fill(job)
+
+    registry.on_end(lambda job, end: seen.append(seen[0]()))
+    registry.add("fill", fill_in_loop if is_async else fill)
+    job_id = client.enqueue("fill").job_id
+
+    drain(registry)
+
+    assert status(job_id) == "failed"
+    assert seen[1] is None
 
 
 def test_a_name_that_is_looked_up_without_a_thread_is_an_outage(

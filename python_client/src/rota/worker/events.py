@@ -119,6 +119,9 @@ def _returned(job: BaseJob, result: object) -> Outcome:
 def failure(error: BaseException, *, fatal: bool = False) -> Outcome:
     """Describe an exception; never raise, even if its own methods do."""
     try:
+        if isinstance(error, MemoryError):
+            # Its frames would keep what the handler had, and the report needs a part of that.
+            traceback.clear_frames(error.__traceback__)
         name = _name(type(error))
         if isinstance(error, RetryIn):  # by a middleware, instead of what was given up
             fatal = False
