@@ -21,6 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from client.test_pooler import pooler  # noqa: F401 - a fixture
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
+from rota.client.connecting import connect_async
 from rota.worker import notifier
 from rota.worker.connection import Connection, ConnectionState
 from rota.worker.fetcher import Poller
@@ -531,6 +532,26 @@ def test_worker_polls_while_its_listener_hangs_and_is_woken_again_after(
         worker.stop()
 
     assert caplog.text.count("notifications are off") == 1
+
+
+def test_a_worker_is_woken_though_each_connection_takes_long_to_open(
+    client: Client, db: Db, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the first of several hosts is dead: it is tried for ten seconds each time."""
+    monkeypatch.setattr(notifier, "ANSWER_TIMEOUT", 0.3)
+
+    async def connect(conninfo: str, name: str, seconds: float) -> psycopg.AsyncConnection[Any]:
+        await asyncio.sleep(0.5)
+        return await connect_async(conninfo, name, seconds)
+
+    monkeypatch.setattr("rota.worker.connection.connect_async", connect)
+    starts = Starts()
+    background(starts.registry, poll_interval=NEVER)
+    wait_for_idle(db, 1)
+
+    client.enqueue("t")
+
+    wait_until(lambda: starts.at, "the start")
 
 
 def test_a_listener_that_may_not_wait_tries_ever_more_seldom(

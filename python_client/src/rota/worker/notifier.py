@@ -43,7 +43,7 @@ from psycopg import AsyncConnection, Notify, sql
 from ..client.async_client import AsyncClient
 from ..client.connecting import one_line
 from ..exceptions import RotaError
-from .connection import Connection, Retry, time_limit, wait_for
+from .connection import CALL_TIMEOUT, Connection, Retry, time_limit, wait_for
 
 logger = logging.getLogger("rota")
 
@@ -146,7 +146,8 @@ class Notifier:
             error: Exception | None = None
             session: AsyncConnection[Any] | None = None
             try:
-                async with time_limit(ANSWER_TIMEOUT):
+                # Of several hosts the first may be dead, and is then waited for each time.
+                async with time_limit(CALL_TIMEOUT):
                     session = await self._connection.open()
                 session.add_notify_handler(self._receive)
                 if await self._receives(session):
