@@ -1017,6 +1017,25 @@ def test_a_worker_leaves_though_the_database_takes_no_leave_of_it(
 
 
 @pytest.mark.own_session
+def test_an_idle_worker_takes_its_leave_of_a_server_that_lets_nobody_in(
+    db: psycopg.Connection[Any], admin: psycopg.Connection[Any], background: Background
+) -> None:
+    """Its own connection will do; else it would be listed as a live one for minutes."""
+    registry = Registry()
+    registry.add("a", lambda job: None)
+    worker = background(registry)
+    wait_until(lambda: worker.worker.is_ready)
+    allow = sql.SQL("alter database {} allow_connections {}")
+    name = sql.Identifier(db.info.dbname)
+
+    admin.execute(allow.format(name, sql.Literal(False)))
+    worker.stop()
+    admin.execute(allow.format(name, sql.Literal(True)))
+
+    assert db.execute("select worker from rota.workers").fetchall() == []
+
+
+@pytest.mark.own_session
 def test_a_worker_that_is_stopped_while_its_first_report_is_stored_is_known_no_more(
     db: psycopg.Connection[Any], background: Background
 ) -> None:

@@ -441,14 +441,15 @@ class Worker:
         await asyncio.wait([fetching], timeout=LEAVE_TIMEOUT)
         await end_task(fetching)
         at_rest = self._executor.at_rest
-        self._presence.hurry()
-        reporting = asyncio.create_task(self._presence.go_on())
-        try:
-            if self.is_retiring:
-                await first_of(at_rest, self._is_told)
-            await first_of(at_rest, self._stop_now, timeout=self._grace_period)
-        finally:
-            await end_task(reporting)
+        if not at_rest.is_set():
+            self._presence.hurry()
+            reporting = asyncio.create_task(self._presence.go_on())
+            try:
+                if self.is_retiring:
+                    await first_of(at_rest, self._is_told)
+                await first_of(at_rest, self._stop_now, timeout=self._grace_period)
+            finally:
+                await end_task(reporting)
         await _try(self._executor.stop_running())
         await _try(self._context.processes.close())
         await self._executor.ends.catch_up(self._is_told)
