@@ -62,7 +62,7 @@ begin
             'created_at', r.created_at) order by r.id), '[]')
         from rota.job_runs as r where r.id = any(v_ids[:10])
     );
-    conflicts := rota._missing_jobs(v_filter, after_id);
+    conflicts := rota._missing_jobs(act, v_filter, after_id);
     if dry_run then
         changed := 0;
         conflicts := conflicts || (
@@ -359,8 +359,9 @@ begin
     ) as w;
 end $$;
 
-/* Those of the ids that a filter names of which there is no job, told by the first call. */
-create or replace function rota._missing_jobs(filter jsonb, after_id bigint)
+/* Those of the ids that a filter names of which there is no job, told by the first call; and
+ * what is to be erased by its payload, and would escape while it is on its way. */
+create or replace function rota._missing_jobs(act text, filter jsonb, after_id bigint)
     returns jsonb language sql stable as $$
     select coalesce(jsonb_agg(jsonb_build_object('job_id', i.id, 'is_missing', true, 'reason',
         coalesce((
@@ -371,6 +372,12 @@ create or replace function rota._missing_jobs(filter jsonb, after_id bigint)
     from (
         select f::numeric::bigint as id
         from jsonb_path_query(_missing_jobs.filter, '$.ids[*]') as f where after_id = 0
+        union
+        select t.job_id from rota.moved_jobs as t
+        where t.new_job_id is null and act = 'erase' and filter ? 'payload' and after_id = 0
+          and t.job -> 'payload'
+            @> all(array(select jsonb_path_query(_missing_jobs.filter, '$.payload[*]')))
+          and (t.job ->> 'queue' = any(rota._allowed_queues('operator'))) is not false
     ) as i
     cross join (select rota._allowed_queues('operator') as queues) as a
     where not exists (

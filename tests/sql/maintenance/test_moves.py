@@ -1547,6 +1547,25 @@ def test_no_late_job_leaves_while_the_move_is_being_ended(connect, db, there):
     assert [job.job_id for job in claim(db, queues=["q"])] == [late]
 
 
+def test_what_is_to_be_erased_does_not_escape_on_its_way(db, there):
+    ids = [enqueue(db, queue="q", payload={"user": user, "n": 1}) for user in (7, 8, 7)]
+    take_out(db, move_id := begin(db, there))
+    assert taken(db, move_id) == ids
+    asked = {"act": "erase", "filter": {"payload": {"user": 7}}}
+
+    for dry_run in (True, False):
+        told = call(db, "act_on_jobs", **asked, dry_run=dry_run)
+        assert [(row.matched, row.conflicts) for row in told] == [
+            (0, [
+                {"job_id": n, "is_missing": True, "reason": "on its way to database 6"}
+                for n in (ids[0], ids[2])
+            ])
+        ]  # fmt: skip
+    settle(db, there, move_id)
+    assert [row.matched for row in call(there, "act_on_jobs", **asked)] == [2]
+    assert [row.conflicts for row in call(db, "act_on_jobs", **asked)] == [[]]
+
+
 def test_a_queue_that_comes_back_loses_no_job(db, there):
     """Its first arrival is no receipt for the second."""
     job_id = enqueue(db, queue="q")
