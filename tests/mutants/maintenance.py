@@ -1932,6 +1932,22 @@ MAINTENANCE = (
         sql("operations/doctor", " having bool_and(s.outcome = 'cancelled')", ""),
     ),
     mutant(
+        "erase-escaped-on-the-way",
+        "What is to be erased by its payload arrives in the database where its queue moves to.",
+        "sql/maintenance/test_moves.py",
+        sql("operations/acts", "and act = 'erase' and filter ? 'payload'", "and false"),
+    ),
+    mutant(
+        "moved-without-its-key",
+        "A queue moves away from a key that is unique here, and whose job was purged.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "(k.queue = plan_queue_move.queue or k.queue is null)",
+            "k.job_id in (select j.id from rota.jobs as j)",
+        ),
+    ),
+    mutant(
         "text-obeyed-by-terminals",
         "The key of a job moves the cursor of the operator who asks for a reason.",
         "sql/operations/test_explain.py",

@@ -41,8 +41,9 @@ WORKER = (
         "client/test_worker_process.py",
         client(
             "worker/worker",
-            "await first_of(at_rest, self._stop_now,",
-            "self._heartbeat.stop()\n            await first_of(at_rest, self._stop_now,",
+            "reporting = asyncio.create_task(self._presence.go_on())",
+            "self._heartbeat.stop()\n            reporting = "
+            "asyncio.create_task(self._presence.go_on())",
         ),
     ),
     mutant(
