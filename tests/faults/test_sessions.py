@@ -235,20 +235,16 @@ def test_no_other_function_takes_an_advisory_lock(
     ).fetchall()
 
     assert {name for (name,) in takers} == {
-        "enqueue",
         "_try_lock",
+        "_others_hold",
         "report_worker",
         "_notify",
         "_notify_slots",
-        "_notify_for",
-        "enqueue_many",
         "_share_lock",
         "_take_listen_slots",
         "_held_locks",
         "_give_up",
-        "_archive_jobs",
         "wait_for_result",
-        "_notify_results",
         "_waiting_pids",
     }
 
