@@ -15,10 +15,9 @@ set local client_min_messages = warning;
 set local lock_timeout = '5s';
 set local search_path = pg_catalog, pg_temp;
 -- Time limits of a role or database are for its applications, as pg_restore has it.
-set local statement_timeout = 0;
 do $$ begin
     perform set_config(s.name, '0', true) from pg_settings as s
-    where s.name = 'transaction_timeout';
+    where s.name in ('statement_timeout', 'transaction_timeout');
 end $$;
 
 do $$
