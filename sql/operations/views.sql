@@ -4,11 +4,12 @@
  * The columns of a view are an interface and those of a table are not.  Replacing a view can
  * only add columns at its end; an upgrade that needs more drops the view first.
  *
- * An observer who is confined to queues sees only their rows.  So views are security barriers:
- * else a function of the caller in a condition could reveal any row.  Behind a barrier the
- * server does not find the newest of a million jobs by an index.  So where there may be many
- * rows, unconfined roles read the tables, by a branch that is closed to all others (README.md,
- * Decisions, Views with a gate).
+ * An observer who is confined to queues sees only their rows; what is compared with the queues
+ * of any other is null, for these are null.  So views are security barriers: else a function of
+ * the caller in a condition could reveal any row.  Behind a barrier the server does not find
+ * the newest of a million jobs by an index.  So where there may be many rows, unconfined roles
+ * read the tables, by a branch that is closed to all others (README.md, Decisions, Views with a
+ * gate).
  */
 
 create or replace view rota._runs as
@@ -96,8 +97,7 @@ full join (
     select p.queue from rota.pauses as p where p.queue is not null
 ) as s on s.queue = c.queue
 cross join lateral (select coalesce(s.queue, c.queue) as queue) as n
-where (select rota.visible_queues()) is null
-   or n.queue = any((select rota.visible_queues())::text[]);
+where coalesce(n.queue = any((select rota.visible_queues())::text[]), true);
 
 comment on view rota.queue_stats is
     'One row per queue: how many jobs are ready, scheduled for later, waiting for a retry, '
@@ -112,8 +112,7 @@ select j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.sta
     j.cancel_reason
 from rota.jobs as j
 where j.status = 'running' and j.locked_until is not null
-  and ((select rota.visible_queues()) is null
-    or j.queue = any((select rota.visible_queues())::text[]));
+  and coalesce(j.queue = any((select rota.visible_queues())::text[]), true);
 
 comment on view rota.running_jobs is 'Jobs that a worker holds now, with their progress.';
 
@@ -173,8 +172,7 @@ with newest as materialized (
         e.failed_at, e.job_id
     from rota.job_errors as e
     -- Of an "or" the planner expects few rows, and would read and sort them all.
-    where case when (select rota.visible_queues()) is null then true
-        else e.queue = any((select rota.visible_queues())::text[]) end
+    where coalesce(e.queue = any((select rota.visible_queues())::text[]), true)
     order by e.failed_at desc limit 2000
 ),
 folded as materialized (
@@ -214,8 +212,7 @@ cross join lateral (
       and m.starts_at < p.hours_until + interval '1 day'
 ) as s
 where s.outcome <> 'failed'
-  and ((select rota.visible_queues()) is null
-    or s.queue = any((select rota.visible_queues())::text[]))
+  and coalesce(s.queue = any((select rota.visible_queues())::text[]), true)
 group by 1, 2, 3;
 
 comment on view rota.hourly_stats is
@@ -338,8 +335,7 @@ from rota.workers as w;
 
 create or replace view rota.worker_health with (security_barrier = true) as
 select w.* from rota._workers as w
-where (select rota.visible_queues()) is null
-   or w.queues && (select rota.visible_queues())::text[];
+where coalesce(w.queues && (select rota.visible_queues())::text[], true);
 
 comment on view rota.worker_health is
     'One row per worker that has reported within a day: what it takes, how long ago it '
