@@ -184,51 +184,46 @@ create or replace function rota.end_forwards(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off as $$
 declare
-    v_arrived record; v_ended bigint[]; v_job record;
+    v_told record; v_ended bigint[];
 begin
     perform rota._check_job_refs(job_ids, lease_tokens);
     perform rota._check_endings(job_ids, endings);
     perform rota._raise_not_found(min(o.id))
     from unnest(rota._jobs_outside_grants(job_ids)) as o (id) having min(o.id) is not null;
 
-    select coalesce(array_agg(j.id order by j.id), '{}') as ids,
-        coalesce(array_agg(i.lease_token order by j.id), '{}') as tokens,
-        jsonb_agg(jsonb_build_object('job_id', (i.ending ->> 'job_id')::bigint)
-            order by j.id) as results
-    into v_arrived
+    -- A list that holds null for the jobs that end otherwise keeps its places.
+    select array_agg(i.lease_token) as tokens,
+        array_agg(case f.fate when 'arrived' then j.id end) as arrived,
+        jsonb_agg(jsonb_build_object('job_id', (i.ending ->> 'job_id')::bigint)) as results,
+        array_agg(case f.fate when 'later' then j.id end) as later,
+        -- Ever more seldom.
+        array_agg(rota.now() + least('30 seconds', greatest('1 second',
+            (rota.now() - j.created_at) / 4))) as run_ats,
+        array_agg(case f.fate when 'refused' then j.id end) as refused,
+        array_agg(coalesce(i.ending ->> 'message', 'the other database did not take it'))
+            as errors,
+        array_agg(i.ending ->> 'error_code') as error_types, array_agg(true) as fatals
+    into v_told
     from rows from (unnest(end_forwards.job_ids, end_forwards.lease_tokens),
         jsonb_array_elements(end_forwards.endings)) as i (id, lease_token, ending)
-    join rota.jobs as j on j.id = i.id and j.job_type = 'rota.forward'
-    where i.ending ->> 'job_id' is not null;
+    cross join lateral (
+        select case when i.ending ->> 'job_id' is not null then 'arrived'
+            when rota._is_for_later(i.ending ->> 'error_code') then 'later'
+            else 'refused' end as fate
+    ) as f
+    left join rota.jobs as j on j.id = i.id and j.job_type = 'rota.forward';
     -- Those behind first: the end of a head opens the next that is still there.
-    v_ended := rota._archive_jobs(v_arrived.ids, v_arrived.tokens, 'blocked', 'succeeded',
-        v_arrived.results);
-    v_ended := v_ended || rota._archive_jobs(v_arrived.ids, v_arrived.tokens, 'running',
-        'succeeded', v_arrived.results);
+    v_ended := rota._archive_jobs(v_told.arrived, v_told.tokens, 'blocked', 'succeeded',
+        v_told.results);
+    v_ended := v_ended || rota._archive_jobs(v_told.arrived, v_told.tokens, 'running',
+        'succeeded', v_told.results);
     perform rota._raise_lost(i.id, i.lease_token)
     from rows from (unnest(end_forwards.job_ids, end_forwards.lease_tokens),
         jsonb_array_elements(end_forwards.endings)) as i (id, lease_token, ending)
     where i.ending ->> 'job_id' is not null and i.id <> all(v_ended) limit 1;
-
-    for v_job in
-        select j.id, j.lease_token, j.created_at, i.ending
-        from rows from (unnest(end_forwards.job_ids, end_forwards.lease_tokens),
-            jsonb_array_elements(end_forwards.endings)) as i (id, lease_token, ending)
-        join rota.jobs as j on j.id = i.id and j.lease_token = i.lease_token
-          and j.status = 'running' and j.job_type = 'rota.forward'
-        order by j.id
-    loop
-        if rota._is_for_later(v_job.ending ->> 'error_code') then
-            -- Ever more seldom.
-            perform rota._give_back(array[v_job.id], array[v_job.lease_token],
-                array[rota.now() + least('30 seconds', greatest('1 second',
-                    (rota.now() - v_job.created_at) / 4))]);
-            continue;
-        end if;
-        perform rota.fail_job(v_job.id, v_job.lease_token,
-            coalesce(v_job.ending ->> 'message', 'the other database did not take it'),
-            v_job.ending ->> 'error_code', fatal => true);
-    end loop;
+    perform from rota._give_back(v_told.later, v_told.tokens, v_told.run_ats);
+    perform from rota._fail_running(v_told.refused, v_told.tokens, v_told.errors,
+        v_told.error_types, null, null, v_told.fatals);
 end $$;
 
 comment on function rota.end_forwards is

@@ -2174,7 +2174,7 @@ any(array['access producer', enqueue.queue])
         "sql/jobs/test_results.py",
         sql(
             "base/notify",
-            "where rota._others_hold(1919907971, hashint8(v_job_id))",
+            "where rota._others_hold(1919907971, hashint8(i.id))",
             "",
         ),
     ),
@@ -2392,8 +2392,8 @@ any(array['access producer', enqueue.queue])
         "sql/jobs/test_forward.py",
         sql(
             "jobs/forward",
-            "if rota._is_for_later(v_job.ending ->> 'error_code') then",
-            "if false then",
+            "when rota._is_for_later(i.ending ->> 'error_code') then 'later'",
+            "when false then 'later'",
         ),
     ),
     mutant(
@@ -2768,7 +2768,7 @@ any(array['access producer', enqueue.queue])
         "mark-taken-for-a-lock",
         "Ticks are asked for on and on where a lock on a job was given up.",
         "sql/waiting/test_limits_open.py",
-        sql("waiting/limits", "v_marked := array_remove(v_marked, v_id);", "null;"),
+        sql("waiting/limits", "and j.id <> all(v_free)", ""),
     ),
     mutant(
         "locks-of-a-later-time",
