@@ -101,16 +101,12 @@ $$;
 /* Notify the sessions that wait for the results of these jobs, which have ended. */
 create or replace function rota._notify_results(job_ids bigint[])
     returns void language plpgsql as $$
-declare
-    v_job_id bigint;
 begin
     if pg_notification_queue_usage() > 0.5 or current_setting('rota.wakeups', true) = 'off' then
         return;
     end if;
-    foreach v_job_id in array job_ids loop
-        perform pg_notify(rota._result_channel(v_job_id), '')
-        where rota._others_hold(1919907971, hashint8(v_job_id));
-    end loop;
+    perform pg_notify(rota._result_channel(i.id), '') from unnest(job_ids) as i (id)
+    where rota._others_hold(1919907971, hashint8(i.id));
 end $$;
 
 /* Let the workers of these running jobs send their heartbeats at once: a cancel was requested,

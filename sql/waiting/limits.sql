@@ -357,7 +357,7 @@ create or replace function rota._kept_limits(reader text)
 declare
     c_scan constant rota.scan := rota._begin_scan('kept ' || reader,
         'rota.jobs_opened_for_idx');
-    v_marked bigint[]; v_id bigint;
+    v_marked bigint[]; v_free bigint[];
 begin
     -- In an older snapshot, to lock what was changed since would be an error.
     if c_scan.start is not null
@@ -374,18 +374,16 @@ begin
     if v_marked = '{}' then return '{}'::text[]; end if;
     begin
         -- The mark of a lock stays when the lock is gone.
-        for v_id in
+        v_free := array(
             select j.id from rota.jobs as j where j.id = any(v_marked) for update skip locked
-        loop
-            v_marked := array_remove(v_marked, v_id);
-        end loop;
+        );
         raise exception using errcode = 'RTB01';
     exception
         when sqlstate 'RTB01' then null;
     end;
     return array(
         select distinct j.opened_for from rota.jobs as j
-        where j.id = any(v_marked) and j.opened_for is not null
+        where j.id = any(v_marked) and j.id <> all(v_free) and j.opened_for is not null
     );
 end $$;
 
