@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from psycopg.types.json import Jsonb
 
 from faults.forward_kill import ask, forwarding, play, wait_until_carried
 from rota.cli import main
-from rota.forwarding import PATIENCE
+from rota.client.connecting import connect_async
+from rota.forwarding import PATIENCE, Forwarder
 from rota.testing.server import EmbeddedPostgres
 from support.server import free_port
 from support.supervisor import Command, running
@@ -93,6 +95,23 @@ def test_a_database_that_is_not_there_holds_up_no_other(urls):
         waiting = ask(here, "select queue from rota.jobs")
 
     assert waiting == "forward:3"
+
+
+def test_jobs_arrive_though_it_takes_long_to_connect(urls, monkeypatch):
+    """As where the first of several hosts is dead: it is tried for ten seconds each time."""
+    monkeypatch.setattr("rota.forwarding.RECEIVE_TIMEOUT", 0.5)
+
+    async def connect(conninfo: str, name: str, seconds: float) -> psycopg.AsyncConnection[Any]:
+        await asyncio.sleep(0.7 if name == "rota receiver" else 0)
+        return await connect_async(conninfo, name, seconds)
+
+    monkeypatch.setattr("rota.worker.connection.connect_async", connect)
+    with psycopg.connect(urls[0], autocommit=True) as here:
+        here.execute("select rota.enqueue_to(2, 'x')")
+        arrival = asyncio.to_thread(
+            wait_until, lambda: ask(here, "select count(*) from rota.jobs") == 0
+        )
+        asyncio.run(Forwarder(urls).run_until(arrival))
 
 
 def test_a_forwarder_ticks_where_no_worker_does(urls):

@@ -188,6 +188,16 @@ class Route:
                 self._halvings = MAX_JOBS.bit_length()  # one by one, it may be any of them
             raise ReceiverError from error
 
+    async def _reach(self) -> None:
+        """Connect to the other database, if it is not, while no job is locked.
+
+        Of several hosts the first may be dead, and is waited for.
+        """
+        try:
+            await self._target.call(_do_nothing)
+        except FAILURES as error:
+            raise ReceiverError from error
+
     async def _fail(
         self, error: BaseException, text: str, subject: object, at_most: float = inf
     ) -> None:
@@ -203,6 +213,10 @@ class Route:
             logger.warning(text, subject, f"{reason}{place}{f' ({hint})' if hint else ''}")
         self._halvings = min(self._halvings + 1, 20)
         await self._retry.wait(cause, at_most)
+
+
+async def _do_nothing(client: AsyncClient) -> None:
+    pass
 
 
 def _endings(count: int, received: list[ReceivedJob]) -> list[dict[str, object]]:
@@ -268,6 +282,7 @@ class Carrier(Route):
 
     async def _carry(self) -> bool:
         """Carry a batch; return whether there may be more."""
+        await self._reach()
         max_jobs, max_bytes = self._batch
 
         async def take_send_and_end(client: AsyncClient) -> list[ForwardJob]:
