@@ -612,6 +612,26 @@ def test_a_database_that_is_away_keeps_no_run_from_its_end(make, monkeypatch, ca
     assert waiting(url) == 0
 
 
+def test_a_worker_reads_the_list_of_its_databases_from_a_pipe(make, monkeypatch):
+    """As of `--databases <(...)`, which can be read only once."""
+    registry = Registry()
+    registry.add("x", lambda job: None)
+    monkeypatch.setitem(sys.modules, "shop", SimpleNamespace(registry=registry))
+    monkeypatch.setattr("rota.cli.worker.set_up_log", lambda *_: None)
+    urls = [make(f"many{number}") for number in (36, 37)]
+    for number, url in zip((36, 37), urls, strict=True):
+        enqueue(url, number, 2)
+    reader, writer = os.pipe()
+    os.write(writer, "\n".join(urls).encode())
+    os.close(writer)
+
+    code = main(["worker", "shop", "--drain", "--databases", f"/dev/fd/{reader}"])
+
+    os.close(reader)
+    assert code == 0
+    assert [waiting(url) for url in urls] == [0, 0]
+
+
 def rota(*words: str, stdin: int | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rota", *words]
     return subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False)

@@ -275,10 +275,11 @@ SETTLED: LiteralString = """
 
 def make_front(arguments: argparse.Namespace) -> int:
     """Make a front of many databases, or bring it up to date; tell what is left to do."""
-    databases = _shards(conninfos(arguments))
+    databases = conninfos(arguments)
+    shards = _shards(databases)
     roles = [_role(word) for word in arguments.role or []]
     passwords = _passwords(arguments.passwords)
-    statements = _front_statements(arguments, databases)
+    statements = _front_statements(databases, shards, arguments.time_limit)
     with connect(named(arguments.front), "rota front") as front:
         if arguments.dry_run:
             print(script_text(front, "front.sql", {}), *statements, sep="\n")
@@ -369,14 +370,16 @@ def _shards(databases: list[str]) -> list[dict[str, Any]]:
     return shards
 
 
-def _front_statements(arguments: argparse.Namespace, shards: list[dict[str, Any]]) -> list[str]:
+def _front_statements(
+    databases: list[str], shards: list[dict[str, Any]], time_limit: str | None
+) -> list[str]:
     moves: list[str] = []
-    for database in conninfos(arguments):
+    for database in databases:
         with connect(database, "rota front") as connection:
             # Before that the database which the queue leaves carries on what its keys get.
             moves += [statement for (statement,) in connection.execute(SETTLED).fetchall()]
-    with connect(conninfos(arguments)[0], "rota front") as connection:
-        given = {"time_limit": arguments.time_limit} if arguments.time_limit else {}
+    with connect(databases[0], "rota front") as connection:
+        given: dict[str, Any] = {"time_limit": time_limit} if time_limit else {}
         return Client(connection).front_statements(shards, **given) + moves
 
 

@@ -82,13 +82,13 @@ def work(arguments: argparse.Namespace) -> int:
         raise
     # A dictConfig() there disables the loggers that it does not name, if not told otherwise.
     logger.disabled = False
-    workers = _workers(arguments, registry)
+    databases = conninfos(arguments) or [conninfo(arguments)]
+    workers = _workers(arguments, registry, databases)
     beside: list[AbstractAsyncContextManager[None]] = []
     if health is not None:
         beside.append(serve_health(*health, workers))
         if (metrics := _metrics()) is not None:
             metrics.instrument(registry, workers)
-    databases = _databases(arguments)
     if len(databases) > 1 and not (arguments.drain or arguments.once or arguments.no_forward):
         shared = [worker.idle_connections for worker in workers[: len(databases)]]
         forwarder = Forwarder(databases, poll_interval=arguments.poll_interval, shared=shared)
@@ -118,7 +118,9 @@ def work(arguments: argparse.Namespace) -> int:
     return MAKES_ROOM if is_child and makes_room else 0
 
 
-def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:
+def _workers(
+    arguments: argparse.Namespace, registry: Registry, databases: Sequence[str]
+) -> list[Worker]:
     """Return a worker for the queues that share places, and one for each that has its own."""
     places: dict[str, int] = {}
     shared: list[str] = []
@@ -134,7 +136,8 @@ def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:
             places[queue] = int(number)
         else:
             raise UsageError(f"--queue is NAME or NAME=PLACES, got {word!r}")
-    databases = _databases(arguments)
+    if len(set(databases)) < len(databases):
+        raise UsageError("a database is named twice")
     if arguments.listen_url and len(databases) > 1:
         raise UsageError("--listen-url is of one database, and does not go with several")
     groups = [([queue], number) for queue, number in places.items()]
@@ -170,14 +173,6 @@ def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:
         except ValueError as error:
             raise UsageError(str(error)) from None
     return workers
-
-
-def _databases(arguments: argparse.Namespace) -> list[str]:
-    """Return the one database, or those of --database and --databases."""
-    several = conninfos(arguments)
-    if len(set(several)) < len(several):
-        raise UsageError("a database is named twice")
-    return several or [conninfo(arguments)]
 
 
 def _health(arguments: argparse.Namespace) -> tuple[str, int] | None:
