@@ -754,6 +754,19 @@ def test_an_act_reaches_all_first_and_leaves_out_those_that_are_away(make, froze
     assert waiting(url) == 0
 
 
+def test_schedules_from_a_pipe_go_to_all_databases(make, capsys):
+    urls = [make(name) for name in ("many38", "many39")]
+    reader, writer = os.pipe()
+    os.write(writer, b"0 2 * * * clean_up\n")
+    os.close(writer)
+
+    code = main(["schedule", "import", f"/dev/fd/{reader}", *named(*urls)])
+
+    os.close(reader)
+    assert code == 0
+    assert capsys.readouterr().out.count("1 created, 0 changed, 0 unchanged") == 2
+
+
 def test_the_doctor_tells_of_a_number_that_two_databases_have(make, capsys):
     urls = [make(name) for name in ("many27", "many28", "many29")]
     for url, number in zip(urls, (7, 8, 7), strict=True):

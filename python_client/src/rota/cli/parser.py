@@ -709,7 +709,8 @@ def _add_schedule_commands(commands: Any) -> None:
     what = "add or change all schedules in a file, or none"
     add = _add(own, "import", schedules.import_file, what, json=True)
     _teach(add, IMPORT)
-    add.add_argument("file", help="lines as in a crontab; - is standard input")
+    what = "lines as in a crontab; - is standard input"
+    add.add_argument("file", type=schedules.Source, help=what)
     _flag(add, "--dry-run", "show the effect, change nothing")
     _add_zone(add, "zone of lines before the first TZ=")
     what = "apply the schedules declared in the code of handlers"

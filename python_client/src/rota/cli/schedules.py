@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import cached_property
 from inspect import signature
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import psycopg
@@ -410,9 +410,30 @@ Changes = dict[str, tuple[str, str]]
 Row = tuple[dict[str, Any], Changes]
 
 
+class Source:
+    """A file, or with - standard input, which is read once, for however many databases."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self.name = "stdin" if file == "-" else file
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """What it says."""
+        file = self._file
+        try:
+            text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        except OSError as error:
+            raise CommandError(f"cannot read {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise CommandError(f"cannot read {file}: it is not UTF-8 text") from None
+        # Not splitlines(), which ends a line at characters that JSON and comments may hold.
+        return text.removeprefix("\ufeff").split("\n")
+
+
 def import_file(arguments: argparse.Namespace) -> None:
     """Put in, or change, what each line of a file says."""
-    crontab = read_crontab(_lines(arguments.file), arguments.time_zone or "UTC")
+    crontab = read_crontab(arguments.file.lines, arguments.time_zone or "UTC")
     entries = crontab.entries
     with changing(arguments) as connection:
         rows = _put_all(connection, crontab)
@@ -425,23 +446,6 @@ def import_file(arguments: argparse.Namespace) -> None:
     _print_rows([rows[entry.name] for entry in entries])
     counts = Counter(row["outcome"] for row, _ in rows.values())
     _print_counts(counts, ("created", "changed", "unchanged"), arguments)
-
-
-def _lines(file: str) -> list[str]:
-    try:
-        text = _whole(sys.stdin) if file == "-" else Path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"cannot read {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise CommandError(f"cannot read {file}: it is not UTF-8 text") from None
-    # Not splitlines(), which ends a line at characters that JSON and comments may hold.
-    return text.removeprefix("\ufeff").split("\n")
-
-
-@lru_cache(maxsize=1)
-def _whole(stream: TextIO) -> str:
-    """Return what a stream has to say, which is for each of several databases."""
-    return stream.read()
 
 
 def _put_all(connection: Connection[Any], crontab: Crontab) -> dict[str, Row]:
@@ -554,11 +558,10 @@ def _print_counts(
 
 def _refusal(arguments: argparse.Namespace, problems: dict[int, str]) -> CommandError:
     """Print the problems by line, but for one alone, and return what ends the command."""
-    source = "stdin" if arguments.file == "-" else arguments.file
     return _all_of(
         arguments,
         [
-            f"{source}:{line}: {problem}" if line else f"--tz: {problem}"
+            f"{arguments.file.name}:{line}: {problem}" if line else f"--tz: {problem}"
             for line, problem in sorted(problems.items())
         ],
         "lines",
