@@ -301,9 +301,8 @@ def errors(arguments: argparse.Namespace) -> None:
             (
                 f"{row['failures']} x",
                 f"{': '.join(filter(None, (row['error_type'], row['message'])))}"
-                f" ({row['job_type']} in {_in_queues(row['queues'])}, {row['jobs']}"
-                f" job{'s' * (row['jobs'] != 1)}, last"
-                f" {short(row['last_failed_at'])}, such as job {row['last_job_id']}"
+                f" ({row['job_type']} in {_in_queues(row['queues'])}, {_jobs(row['jobs'])},"
+                f" last {short(row['last_failed_at'])}, such as job {row['last_job_id']}"
                 # Folded, a KeyError does not even tell the key.
                 f"{': ' + row['last_message'] if QUOTE in row['message'] else ''})",
                 None,
@@ -650,8 +649,7 @@ def _told(last: dict[str, Any], steps: list[dict[str, Any]]) -> str:
     """Return who did what to which jobs, and what of them it changed."""
     text = f"{last['act']} by {last['actor'] or last['role']}"
     if last["jobs"] is not None:
-        count = sum(row["jobs"] for row in [last, *steps])
-        text += f", {count} job{'' if count == 1 else 's'}"
+        text += f", {_jobs(sum(row['jobs'] for row in [last, *steps]))}"
     which = json.dumps(last["filter"], ensure_ascii=False) if last["filter"] else ""
     which = which or " ".join(map(str, last["job_ids"] or []))
     set_to = {name: value for name, value in (last["after"] or {}).items() if value is not None}
