@@ -30,6 +30,7 @@ from rota.cli.output import NAMES
 from rota.cli.parser import make_parser
 from rota.testing import EmbeddedPostgres, assert_enqueued
 from support.clock import Clock
+from support.mutation import mutate
 from support.odd_rows import MOMENTS, add_odd_and_good
 from support.waiting import wait_until
 
@@ -264,6 +265,39 @@ def test_top_is_shown_until_q_is_pressed(dsn: str, db: psycopg.Connection[Any]) 
         assert process.wait(10) == 0
     os.close(theirs)
     os.close(ours)
+
+
+def test_what_watches_a_database_says_that_it_hangs(
+    dsn: str,
+    db: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`rota top` would go on to show what was, and a monitor learn nothing."""
+    monkeypatch.setattr("rota.cli.database.PATIENCE", 0.5)
+    program = "import sys; from rota.cli import database, main; database.PATIENCE = 0.5;"
+    program += "main(['top', '--every', '0.05', '-d', sys.argv[1]])"
+    hang = "perform pg_sleep(60) where current_setting('application_name') = 'rota cli';"
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", program, dsn],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+    ) as process:
+        seen = b""
+        while b"attempts a minute" not in seen:
+            seen += os.read(ours, 4096)
+        mutate(db, "now", "begin", f"begin {hang}")
+        while b"the database is lost: no answer within 0.5 seconds" not in seen:
+            seen += os.read(ours, 4096)
+        os.write(ours, b"q")
+        process.wait(10)
+    os.close(theirs)
+    os.close(ours)
+
+    assert main(["doctor", "--check", "-d", dsn]) == 3
+    assert capsys.readouterr().err == "rota: no answer within 0.5 seconds\n"
 
 
 def test_top_fits_the_terminal_with_the_worst_first(dsn: str, client: Client) -> None:

@@ -143,6 +143,8 @@ def _log(report: TickReport, broken_before: list[str]) -> list[str]:
 
 CRITICAL = 2
 MAX_ROWS = 20
+PATIENCE = 20.0
+"""Seconds after which what is asked again and again takes a database that hangs for lost."""
 OLD_COUNT = timedelta(seconds=3)
 CLEAR = "\x1b[H\x1b[J"
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
@@ -395,6 +397,7 @@ def top(arguments: argparse.Namespace) -> None:
 
 def _go_on(arguments: argparse.Namespace) -> None:
     """Show it until q is pressed, also while the database comes and goes."""
+    arguments.patience = PATIENCE
     with _keys() as pressed:
         has_shown = is_over = False
 
@@ -574,6 +577,8 @@ def _keys() -> Iterator[Any]:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Say what is wrong, the worst first; the exit code says how bad it is."""
+    if arguments.check:  # of a monitor, which would learn nothing
+        arguments.patience = PATIENCE
     with connected(arguments) as connection:
         found = Client(connection).doctor()
     wrong = [row for row in found if row.severity != "ok"]

@@ -106,6 +106,11 @@ class BoundedConnection(psycopg.Connection[Any]):
         timer.start()
         try:
             return super().wait(*arguments, **named)
+        except psycopg.OperationalError:
+            if timer.finished.is_set():
+                text = f"no answer within {self.patience:g} seconds"
+                raise psycopg.OperationalError(text) from None
+            raise
         finally:
             timer.cancel()
 
