@@ -69,37 +69,24 @@ begin
             is not true then 'needs a kind: fixed, linear, exponential, quadratic or list'
         when (backoff ->> 'kind' = 'list') <> (backoff ? 'delay_seconds')
             then 'needs delay_seconds for the kind list, and only for it'
-        else coalesce(
-            (select p.problem from jsonb_each(_check_backoff.backoff) as e
-                cross join lateral rota._backoff_problem(e.key, e.value) as p (problem)
-                where p.problem is not null limit 1),
-            case when rota._bounded(backoff -> 'cap_seconds', 31536000, 0, 31536000)
-                < rota._bounded(backoff -> 'base_seconds', 0, 0, 31536000)
+        else coalesce((
+            select coalesce('needs ' || e.key || ' to be ' || k.what,
+                format('has an unknown key %L', rota._cut(e.key, 80)))
+            from jsonb_each(_check_backoff.backoff) as e
+            left join (values
+                ('{kind}'::text[], '', '$'::jsonpath),
+                ('{base_seconds,cap_seconds}', '0.001 to 31536000 (a year)',
+                    'strict $ ? (@.type() == "number" && @ >= 0.001 && @ <= 31536000)'),
+                ('{jitter}', '0 to 0.9',
+                    'strict $ ? (@.type() == "number" && @ >= 0 && @ <= 0.9)'),
+                ('{delay_seconds}', 'a list of 1 to 100 numbers, 0.001 to 31536000',
+                    'strict $ ? (@.type() == "array" && @.size() >= 1 && @.size() <= 100 && '
+                    '!exists (@[*] ? (@.type() <> "number" || @ < 0.001 || @ > 31536000)))')
+            ) as k (keys, what, good) on e.key = any(k.keys)
+            where jsonb_path_exists(e.value, k.good) is not true limit 1
+        ), case
+            when (backoff ->> 'cap_seconds')::numeric < (backoff ->> 'base_seconds')::numeric
                 then 'has a cap_seconds below its base_seconds' end)
     end;
     if v_problem is not null then perform rota._refuse(argument, v_problem); end if;
-end $$;
-
-create or replace function rota._backoff_problem(key text, value jsonb)
-    returns text language plpgsql immutable as $$
-begin
-    return case
-        when key = 'kind' then null
-        when key = 'delay_seconds' and (jsonb_typeof(value) <> 'array'
-            or jsonb_array_length(value) not between 1 and 100)
-            then 'needs delay_seconds to be a list of 1 to 100 numbers'
-        when key = 'delay_seconds' then (
-            select p.problem from jsonb_array_elements(_backoff_problem.value) as e (value)
-            cross join lateral rota._backoff_problem('base_seconds', e.value) as p (problem)
-            where p.problem is not null limit 1
-        )
-        when key not in ('base_seconds', 'cap_seconds', 'jitter')
-            then format('has an unknown key %L', rota._cut(key, 80))
-        when jsonb_typeof(value) <> 'number' then format('needs %s to be a number', key)
-        when key = 'jitter' then
-            case when value::numeric not between 0 and 0.9
-                then 'needs jitter to be 0 to 0.9' end
-        when value::numeric not between 0.001 and 31536000
-            then 'needs its seconds to be 0.001 to 31536000 (a year)'
-    end;
 end $$;
