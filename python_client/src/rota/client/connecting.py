@@ -97,6 +97,7 @@ class BoundedConnection(psycopg.Connection[Any]):
     """Is broken by a call that has no answer within *patience* seconds, however it hangs."""
 
     patience = inf
+    _is_too_late = False
 
     def wait(self, *arguments: Any, **named: Any) -> Any:
         """Wait for an answer."""
@@ -107,7 +108,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         try:
             return super().wait(*arguments, **named)
         except psycopg.OperationalError:
-            if timer.finished.is_set():
+            if self._is_too_late:
                 text = f"no answer within {self.patience:g} seconds"
                 raise psycopg.OperationalError(text) from None
             raise
@@ -115,6 +116,7 @@ class BoundedConnection(psycopg.Connection[Any]):
             timer.cancel()
 
     def _break(self) -> None:
+        self._is_too_late = True
         with suppress(OSError, psycopg.Error), socket.socket(
             fileno=os.dup(self.pgconn.socket)
         ) as own:  # fmt: skip
