@@ -144,6 +144,31 @@ def test_a_handler_ends_as_soon_as_an_operator_cancels_or_takes_its_job(
     )
 
 
+def test_a_handler_is_told_of_a_cancel_after_the_notifier_has_lost_its_connection(
+    client: Client, db: Db, status: Status, background: Background
+) -> None:
+    """It has come back while all places are taken, so the worker waits for no job."""
+    has_begun = threading.Event()
+
+    async def wait(job: AsyncJob) -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    registry = Registry()
+    registry.add("t", wait)
+    background(registry, concurrency=1)
+    wait_for_idle(db, 1)
+    job_id = client.enqueue("t", lease=ALWAYS).job_id
+    wait_until(has_begun.is_set, "the start")
+    db.execute(f"select pg_terminate_backend(pid, 5000) from ({LISTENERS}) as l")
+    back = f"{LISTENERS} and state = 'idle' and query like '%stop_waiting%'"
+    wait_until(lambda: value(db, back) is not None, "another session of the notifier")
+
+    client.cancel_job(job_id)
+
+    wait_until(lambda: status(job_id) == "cancelled", "the cancelled job to end")
+
+
 @pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
 def test_one_that_has_no_slot_of_its_own_listens_to_the_shared_one(
     db: Db, background: Background, connect: Callable[[], Db], queues: list[str]

@@ -490,6 +490,12 @@ WORKER = (
         ),
     ),
     mutant(
+        "deaf-after-an-outage",
+        "A worker whose places are all taken hears of no cancel once its notifier was away.",
+        "client/test_woken_workers.py",
+        client("worker/notifier", "self._channels &= {RUNNING}", "self._channels = set()"),
+    ),
+    mutant(
         "lent-past-its-block",
         "A task that goes on after a transaction writes in that of the next job.",
         "client/test_transaction.py",

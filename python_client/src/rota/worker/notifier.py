@@ -175,7 +175,7 @@ class Notifier:
         """Return whether a message of another connection arrives; no lock is held yet."""
         channel = sql.Identifier(self._probe)
         self._is_probed.clear()
-        self._channels = set()
+        self._channels &= {RUNNING}
         async with time_limit(ANSWER_TIMEOUT):
             await session.execute(sql.SQL("listen {}").format(channel))
         await self._other.call(
@@ -184,6 +184,8 @@ class Notifier:
         await receive(session, self._receive, self._is_probed, PROBE_TIMEOUT)
         async with time_limit(ANSWER_TIMEOUT):
             await session.execute(sql.SQL("unlisten {}").format(channel))
+            if self._channels:  # after an outage, which its jobs may have outlived
+                await session.execute(sql.SQL("listen {}").format(sql.Identifier(RUNNING)))
         return self._is_probed.is_set()
 
     async def _serve(self, session: AsyncConnection[Any]) -> None:
