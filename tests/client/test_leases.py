@@ -62,6 +62,34 @@ def _heartbeat(beat: Callable[[], list[JobHeartbeat]]) -> Heartbeat:
     return Heartbeat(connection, lambda job: None, Watch())
 
 
+def test_a_job_whose_claim_took_as_long_as_its_lease_keeps_its_attempts(
+    client: Client, db: psycopg.Connection[Any], background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The network stood still, and now the database begins to count the lease."""
+    claim = AsyncClient.claim_jobs
+    calls: list[float] = []
+
+    async def late(*arguments: Any, **named: Any) -> Any:
+        calls.append(time.monotonic())
+        if len(calls) == 1:
+            await asyncio.sleep(1.2)
+        return await claim(*arguments, **named)
+
+    monkeypatch.setattr(AsyncClient, "claim_jobs", late)
+    registry = Registry()
+    registry.add("a", lambda job: None)
+    job_id = client.enqueue("a", lease=timedelta(seconds=1), max_attempts=1).job_id
+
+    background(registry)
+
+    ended = (
+        "select status, attempts from rota.job_runs where id = %s and finished_at > created_at"
+    )
+    row = wait_until(lambda: db.execute(ended, (job_id,)).fetchone(), "the end")
+    assert row == ("succeeded", 1)
+
+
 def test_a_claim_that_was_long_under_way_makes_no_lease_longer(
     client: Client, drain: Drain, monkeypatch: pytest.MonkeyPatch
 ) -> None:

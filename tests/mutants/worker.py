@@ -57,6 +57,12 @@ WORKER = (
         ),
     ),
     mutant(
+        "claim-as-old-as-its-lease",
+        "A job whose claim took as long as its lease loses the attempt.",
+        "client/test_leases.py",
+        client("worker/executor", "self._completer.give_back(late)\n        ", ""),
+    ),
+    mutant(
         "loss-not-told",
         "A handler goes on with a job that is somebody else's by now.",
         "client/test_leases.py client/test_worker.py",

@@ -147,7 +147,10 @@ class Executor:
         self.heartbeat.add(jobs)
         for job in jobs:
             log_job("claimed", job)
-        self._start(jobs)
+        # The claim may have waited as long on its way, and the database counts from its end.
+        late = [job for job in jobs if job.is_lost]
+        self._completer.give_back(late)
+        self._start(job for job in jobs if job not in late)
         self._share.places.tell()
         if jobs and self._held:
             loop = asyncio.get_running_loop()
