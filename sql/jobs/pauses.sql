@@ -161,27 +161,17 @@ begin
     ) as q;
 end $$;
 
-/* Whether nothing at all is to be claimed from a queue. */
-create or replace function rota._is_paused(queue text, due timestamptz)
-    returns boolean language plpgsql stable as $$
-begin
-    return exists (
-        select from rota.pauses as p
-        where p.pause_name in ('all', 'queue ' || _is_paused.queue)
-          and (p.until is null or p.until > _is_paused.due)
-    );
-end $$;
-
-/* Whether no job of a type is to be claimed from a queue. */
-create or replace function rota._is_type_paused(
-    job_type text, queue text, due timestamptz
+/* Whether nothing at all is to be claimed from a queue, or no job of a type if one is given. */
+create or replace function rota._is_paused(
+    queue text, due timestamptz, job_type text default null
 ) returns boolean language plpgsql stable as $$
 begin
     return exists (
         select from rota.pauses as p
-        where p.pause_name in (rota._pause_name(null, _is_type_paused.job_type),
-                rota._pause_name(_is_type_paused.queue, _is_type_paused.job_type))
-          and (p.until is null or p.until > _is_type_paused.due)
+        where p.pause_name in ('all', 'queue ' || _is_paused.queue,
+                'type ' || _is_paused.job_type,
+                concat('type ', _is_paused.job_type, ' of ', _is_paused.queue))
+          and (p.until is null or p.until > _is_paused.due)
     );
 end $$;
 

@@ -25,7 +25,7 @@ begin
     if current_setting('transaction_isolation') <> 'read committed' then return; end if;
     for v_budget in select b.* from rota._held_budgets() as b order by b.queue loop
         v_due := rota._first_retries(v_budget.queue, 1);
-        continue when v_due = '{}' or rota._is_paused(v_budget.queue, rota.now())
+        continue when v_due = '{}'
           or c_leaves and rota.now() - interval '3 seconds' < greatest(v_budget.filled_at,
             (select j.run_at from rota.jobs as j where j.id = any(v_due)));
         begin
@@ -154,9 +154,9 @@ begin
     end loop;
 end $$;
 
-/* The first retries of a queue that are held and due, the oldest first.  Those of a type that
- * is paused could not begin: let in, they would wait for the end of the pause, and then all
- * begin at once.  What a breaker lets through to try is taken from them, too. */
+/* The first retries of a queue that are held and due, the oldest first.  Those of a queue
+ * or type that is paused could not begin: let in, they would wait for the end of the pause, and
+ * then all begin at once.  What a breaker lets through to try is taken from them, too. */
 create or replace function rota._first_retries(queue text, max_jobs integer)
     returns bigint[] language plpgsql stable as $$
 begin
@@ -165,7 +165,7 @@ begin
         from (
             select h.job_type, h.lane
             from rota._held_lanes('retries ' || _first_retries.queue, _first_retries.queue) as h
-            where not rota._is_type_paused(h.job_type, _first_retries.queue, rota.now())
+            where not rota._is_paused(_first_retries.queue, rota.now(), h.job_type)
             -- More of them would only be more to sort.
             order by h.first_place limit 100
         ) as k

@@ -445,8 +445,7 @@ create or replace function rota._untaken_jobs(queues text[])
         select from rota._workers as w
         where w.is_live and t.queue = any(w.queues)
           and (w.job_types is null or t.job_type = any(w.job_types))
-    ) and not rota._is_paused(t.queue, rota.now())
-      and not rota._is_type_paused(t.job_type, t.queue, rota.now())
+    ) and not rota._is_paused(t.queue, rota.now(), t.job_type)
     order by t.due_since limit 20;
 $$;
 
@@ -571,8 +570,6 @@ begin
     cross join lateral unnest(rota._first_retries(b.queue, 1)) as f (id)
     join rota.jobs as j on j.id = f.id cross join lateral rota._budget_state(b) as s
     where j.run_at < c_now - interval '10 seconds' and q.retry_budget is not null
-      -- Then they wait for the end of the pause, and no tick spends the budget.
-      and not rota._is_paused(b.queue, c_now)
     order by j.run_at limit 1000;
 
     -- What is paused is told above, and what no worker or forwarder takes of the type.
@@ -594,14 +591,14 @@ begin
             ) as t
             where t.due_since < c_now - interval '5 minutes'
               and t.queue !~ '^forward:[0-9]+$'
-              and not rota._is_type_paused(t.job_type, t.queue, c_now) and exists (
+              and not rota._is_paused(t.queue, c_now, t.job_type) and exists (
                 select from live as l
                 where t.queue = any(l.queues)
                   and (l.job_types is null or t.job_type = any(l.job_types))
             )
             order by t.queue, t.due_since, t.id
         ) as o
-        where not rota._is_paused(o.queue, c_now) order by o.due_since
+        order by o.due_since
     )
     select 'warning', format('queue %s is late: job %s, the oldest of the first in line, has '
             'been due for %s. The first reason: %s', o.queue, o.id, rota._ago(o.due_since),

@@ -220,7 +220,7 @@ begin
             ) as a
             where (k.lane > c_lane) is not true
               and (c_lane is not null or k.job_type = job.job_type
-                or not rota._is_type_paused(k.job_type, job.queue, rota.now()))
+                or not rota._is_paused(job.queue, rota.now(), k.job_type))
             limit _held_before.max_jobs
         ) as b
     );

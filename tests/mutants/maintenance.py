@@ -413,8 +413,8 @@ MAINTENANCE = (
         "sql/maintenance/test_budgets.py",
         sql(
             "maintenance/budgets",
-            "or rota._is_paused(v_budget.queue, rota.now())",
-            "or false",
+            "_is_paused(_first_retries.queue, rota.now(), h.job_type)",
+            "_is_paused(null, rota.now(), h.job_type)",
         ),
     ),
     mutant(
@@ -423,7 +423,7 @@ MAINTENANCE = (
         "sql/maintenance/test_budgets.py",
         sql(
             "maintenance/budgets",
-            "not rota._is_type_paused(h.job_type, _first_retries.queue, rota.now())",
+            "not rota._is_paused(_first_retries.queue, rota.now(), h.job_type)",
             "true",
         ),
     ),
@@ -2445,7 +2445,7 @@ MAINTENANCE = (
         "sql/maintenance/test_budgets.py",
         sql(
             "operations/explain",
-            "or not rota._is_type_paused(k.job_type, job.queue, rota.now())",
+            "or not rota._is_paused(job.queue, rota.now(), k.job_type)",
             "or true",
         ),
     ),

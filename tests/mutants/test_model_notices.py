@@ -55,7 +55,7 @@ MUTANTS: dict[str, list[Mutation]] = {
     "a cancel that nobody minds": [("_fail_running", CANCELLED, "if false then")],
     "a delay beyond its cap": [("_backoff", "v_cap / (1 + v_jitter)", "v_cap")],
     "a queue whose pause is not looked for": [
-        ("_is_paused", "p.pause_name in ('all', 'queue ' || _is_paused.queue)", "false"),
+        ("_is_paused", "('all', 'queue ' || _is_paused.queue,", "("),
     ],
     "a job before its time": [
         (

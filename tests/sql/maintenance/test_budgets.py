@@ -332,6 +332,16 @@ def test_while_the_queue_is_paused_no_token_is_spent(db, clock):
     assert let_in(db) == [job_id]
 
 
+def test_while_the_queue_is_paused_retries_ask_for_no_tick(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    budget(db)
+    fail(db, 1)
+    value(db, "pause_queue", queue="default")
+    settle(db)
+
+    assert not scalar(db, "select rota._has_maintenance()")
+
+
 @pytest.mark.parametrize("queue", [None, "default"])
 def test_while_their_type_is_paused_retries_spend_nothing(db, clock, queue):
     clock.set("2026-01-01 00:00+00")
