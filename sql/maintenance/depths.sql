@@ -8,7 +8,8 @@
  * complete round.  A job that moves meanwhile may be counted twice or not at all; the number
  * is good to what changed while the round took.  A round begins 30 seconds after the one
  * before, or at its end.  While nothing ticks no round ends: if the last one is five minutes
- * old, job_counts() counts up to 40,000 pages itself, in about half a second.
+ * old, job_counts() counts up to 40,000 pages itself, in about half a second, and before the
+ * first one any number, since there is nothing else to tell.
  */
 
 create or replace function rota.job_counts()
