@@ -18,7 +18,8 @@ create or replace function rota.act_on_jobs(
     act text, filter jsonb, arguments jsonb default '{}', max_jobs integer default 1000,
     after_id bigint default 0, dry_run boolean default false
 ) returns table (
-        matched integer, changed integer, conflicts jsonb, samples jsonb, next_after_id bigint
+        matched integer, changed integer, conflicts jsonb, samples jsonb, next_after_id bigint,
+        dependants integer
     ) language plpgsql security definer set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
     set plan_cache_mode = force_custom_plan as $$
@@ -69,6 +70,11 @@ begin
             select s.conflicts
             from rota._sort_out(act, v_ids[:max_jobs], v_arguments, null) as s
         );
+        dependants := case when act = 'retry' then (
+            select count(*)::integer
+            from rota._cancelled_dependants(v_ids[:max_jobs], 1000) as d
+            where d.job_id <> all(v_ids)
+        ) else 0 end;
         return next;
         return;
     end if;
@@ -91,6 +97,11 @@ begin
         end loop;
     end;
     changed := cardinality(v_done);
+    dependants := case
+        when act <> 'retry' then 0
+        when v_arguments @> '{"with_dependants": true}' then rota._retry_dependants(v_done)
+        else (select count(*)::integer from rota._cancelled_dependants(v_done, 1000))
+    end;
     if changed > 0 then
         perform rota._audit(act, case when act = 'erase'
                 -- Not of whom.
@@ -105,8 +116,9 @@ comment on function rota.act_on_jobs is
     'Retry, cancel, discard, reschedule, set_priority, move, purge or erase the jobs that '
     'match a filter and come after an id, up to max_jobs of them; with dry_run only count them '
     'and report the conflicts of the first max_jobs, without a lock; returns how many matched '
-    'and how many were changed, which were not and why, the first ten, and the id to continue '
-    'after, null at the end; raises 22023.';
+    'and how many were changed, which were not and why, the first ten, the id to continue '
+    'after, null at the end, and of a retry how many others were cancelled because of these, '
+    'at most 1000, which stay so unless with_dependants is true; raises 22023.';
 
 /* Of each act the arguments that it takes, the statuses that jobs may have, and those that are
  * looked for without a word of the caller, where these are not the same. */
@@ -114,7 +126,7 @@ create or replace function rota._acts()
     returns table (act text, takes text[], statuses text[], by_default text[])
     language sql immutable as $$
     select a.act, a.takes::text[], a.statuses::text[], a.by_default::text[]
-    from (values ('retry', '{payload,merge,max_attempts,force,keep_run_at}',
+    from (values ('retry', '{payload,merge,max_attempts,force,keep_run_at,with_dependants}',
             '{failed,dead,queued,blocked,cancelled,succeeded,running}', '{failed,dead}'),
         ('cancel', '{reason}', '{blocked,queued,failed,running}', null),
         ('discard', '{}', '{dead}', null),
@@ -151,7 +163,8 @@ begin
     from (values ('payload', 'object', 'must be a JSON object'),
         ('merge', 'object', 'must be an object, whose values replace those of the payload'),
         ('force', 'boolean', 'must be true or false'),
-        ('keep_run_at', 'boolean', 'must be true or false')) as k (name, type, problem)
+        ('keep_run_at', 'boolean', 'must be true or false'),
+        ('with_dependants', 'boolean', 'must be true or false')) as k (name, type, problem)
     where jsonb_typeof(_check_act.arguments -> k.name) <> k.type limit 1;
     perform rota._check_size('arguments.' || g.key, g.value, '')
     from jsonb_each(_check_act.arguments) as g where g.key in ('payload', 'merge');

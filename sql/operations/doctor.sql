@@ -709,12 +709,13 @@ create or replace function rota._examine_dead_jobs()
             when g.jobs = 1 then rota._retry_statement(g.job_id)
             else rota._retry_all(jsonb_build_object('queue', g.queue, 'job_type', g.job_type,
                 'status', 'dead', 'is_discarded', false, 'error_type', g.error_type,
-                'error', g.message, 'newer_than', '1 hour'), '{}', g.jobs,
+                'error', g.message, 'newer_than', '1 hour'), g.arguments, g.jobs,
                 exists (select from rota.finished_jobs_dead as f offset 4999)) end
     from (
         select d.queue, d.job_type, d.error_type, rota.fold_error(d.last_error) as message,
             case when count(*) = 1 then min(d.last_error) end as only_error,
             count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id,
+            rota._retry_arguments(array_agg(d.id)) as arguments,
             sum(count(*)) over () as examined,
             row_number() over (order by count(*) desc, max(d.finished_at) desc) as place
         from (
@@ -754,8 +755,8 @@ create or replace function rota._examine_dead_jobs()
             case when e.jobs = 5000 then 'at least 5000' else e.jobs::text end, e.not_begun,
             rota._ago(e.last_at), e.job_id),
         rota._retry_all(jsonb_build_object('queue', t.queue, 'job_type', t.job_type,
-            'status', 'cancelled', 'error_type', 'expired', 'newer_than', '1 hour'), '{}',
-            e.jobs, exists (select from rota.finished_jobs_done as f offset 4999))
+            'status', 'cancelled', 'error_type', 'expired', 'newer_than', '1 hour'),
+            e.arguments, e.jobs, exists (select from rota.finished_jobs_done as f offset 4999))
     from (
         select s.queue, s.job_type from rota.job_stats as s
         where s.step = 'minute' and s.starts_at > rota.now() - interval '1 hour'
@@ -765,7 +766,8 @@ create or replace function rota._examine_dead_jobs()
     ) as t
     cross join lateral (
         select count(*) as jobs, count(*) filter (where n.attempts = 0) as not_begun,
-            max(n.finished_at) as last_at, max(n.id) as job_id
+            max(n.finished_at) as last_at, max(n.id) as job_id,
+            rota._retry_arguments(array_agg(n.id)) as arguments
         from (
             select f.id, f.job_type, f.error_type, f.attempts, f.finished_at
             from rota.finished_jobs_done as f
@@ -775,6 +777,13 @@ create or replace function rota._examine_dead_jobs()
         where n.job_type = t.job_type and n.error_type = 'expired'
     ) as e
     where e.jobs > 0 order by e.jobs desc);
+$$;
+
+/* How to retry ended jobs: with those that were cancelled because of them, if there are any. */
+create or replace function rota._retry_arguments(ended_ids bigint[])
+    returns jsonb language sql stable as $$
+    select case when exists (select from rota._cancelled_dependants(ended_ids, 1000))
+        then '{"with_dependants": true}' else '{}' end::jsonb;
 $$;
 
 /* The statement that retries all jobs of a filter: one call, if that acts on all of them, in a

@@ -421,19 +421,13 @@ create or replace function rota.retry_with_dependants(
     job_id bigint, force boolean default false
 ) returns integer language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    v_dependants text[];
+    v_dependants integer;
 begin
     perform rota.retry_job(job_id, force);
-    v_dependants := array(
-        select format('%s %s one', d.parent_id, d.job_id)
-        from rota._cancelled_dependants(retry_with_dependants.job_id, 1000) as d
-    );
-    -- Each by its id: a job that succeeds before maintenance comes takes its edges along.
-    perform rota._add_checks('retry', array[s.subject])
-    from unnest(v_dependants || format('%s 0', job_id)) as s (subject);
+    v_dependants := rota._retry_dependants(array[job_id]);
     perform rota._audit('retry_with_dependants', null, array[job_id], null,
-        jsonb_build_object('dependants', cardinality(v_dependants)));
-    return 1 + cardinality(v_dependants);
+        jsonb_build_object('dependants', v_dependants));
+    return 1 + v_dependants;
 end $$;
 
 comment on function rota.retry_with_dependants is
@@ -442,26 +436,54 @@ comment on function rota.retry_with_dependants is
     '1000 others; those whose idempotency_key is taken stay cancelled; raises RT001, RT007, '
     'RT008, RT016, 22023.';
 
-/* The jobs that were cancelled because of this one, and because of those, up to so many. */
-create or replace function rota._cancelled_dependants(ended_id bigint, max_jobs integer)
+/* Have the jobs restored that were cancelled because of these, and return how many these are,
+ * 1000 at most; all come back. */
+create or replace function rota._retry_dependants(job_ids bigint[])
+    returns integer language plpgsql as $$
+declare
+    v_dependants constant text[] := array(
+        select format('%s %s one', d.parent_id, d.job_id)
+        from rota._cancelled_dependants(job_ids, 1000) as d
+    );
+begin
+    -- Each by its id: a job that succeeds before maintenance comes takes its edges along.
+    perform rota._add_checks('retry', array[s.subject])
+    from unnest(v_dependants || array(
+        select format('%s 0', i.id) from unnest(_retry_dependants.job_ids) as i (id)
+        where exists (select from rota.dependencies as d where d.parent_id = i.id)
+    )) as s (subject);
+    return cardinality(v_dependants);
+end $$;
+
+/* The jobs that were cancelled because of these, and because of those, up to so many, found
+ * among twice as many dependants: a job may have a million that wait for it. */
+create or replace function rota._cancelled_dependants(ended_ids bigint[], max_jobs integer)
     returns table (parent_id bigint, job_id bigint) language plpgsql stable
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 begin
     return query
-    with recursive cancelled (parent_id, id) as (
-        select null::bigint, _cancelled_dependants.ended_id
+    with recursive dependants (parent_id, id, is_cancelled) as (
+        select null::bigint, e.id, true from unnest(_cancelled_dependants.ended_ids) as e (id)
         union
-        select c.id, f.id from cancelled as c
-        join rota.dependencies as d on d.parent_id = c.id
+        select c.id, d.job_id, exists (
+            select from rota.finished_jobs as f
+            where f.id = d.job_id and f.status = 'cancelled'
+              and f.cancel_reason = any(rota._parent_reasons(c.id))
+        )
+        from dependants as c
+        -- Not pulled up, so that the planner cannot read all edges for a join.
         cross join lateral (
-            select i.id from rota.finished_jobs as i
-            where i.id = d.job_id and i.status = 'cancelled'
-              and i.cancel_reason = any(rota._parent_reasons(c.id)) limit 1
-        ) as f
+            select e.job_id from rota.dependencies as e where e.parent_id = c.id offset 0
+        ) as d
+        where c.is_cancelled
     )
     -- The recursion goes on only as far as it is asked.
-    select c.parent_id, c.id from cancelled as c
-    offset 1 limit _cancelled_dependants.max_jobs;
+    select s.parent_id, s.id
+    from (
+        select c.parent_id, c.id, c.is_cancelled from dependants as c
+        limit cardinality(_cancelled_dependants.ended_ids) + 2 * _cancelled_dependants.max_jobs
+    ) as s
+    where s.is_cancelled and s.parent_id is not null limit _cancelled_dependants.max_jobs;
 end $$;
 
 /* Delete up to max_rows edges of jobs that neither live nor are kept, and return how many.  A

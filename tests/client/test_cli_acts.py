@@ -68,8 +68,46 @@ def test_retry_with_dependants_tells_how_many_come_back(run: Run, client: Client
     assert told == f"job {job_id} is to run again, and 2 jobs cancelled because of it\n"
     client.tick()
     assert run("retry", str(job_id), "--with-dependants") == f"job {job_id} is to run again\n"
-    for more in (["--all"], [str(job_id), "--set", "a=1"], [str(job_id), "7"]):
-        assert "--with-dependants" in run("retry", "--with-dependants", *more, code=2)
+
+
+def test_a_retry_of_many_tells_of_what_was_cancelled_because_of_them(
+    run: Run, client: Client, db: Db
+) -> None:
+    dead = [die(client) for _ in range(2)]
+    children = [client.enqueue("after", depends_on=[job_id]).job_id for job_id in dead]
+    client.enqueue("later", depends_on=[children[0]])
+    for _ in range(2):
+        client.tick()
+    group = ["retry", "--type", "charge"]
+    stay = "; 3 jobs cancelled because of them stay so (--with-dependants restores these, too)"
+    come = "; 3 jobs cancelled because of them come back, too"
+
+    assert f"2 jobs would be changed{stay}, such as" in run(*group, "--dry-run")
+    assert json.loads(run(*group, "--dry-run", "--json"))["dependants"] == 3
+    assert f"retry 2 jobs{stay}: confirm it" in run(*group, code=2)
+    assert f"retry 2 jobs{come}: confirm it" in run(*group, "--with-dependants", code=2)
+    assert run(*group, "--yes") == f"2 jobs put back to run now{stay}\n"
+    client.tick()
+    assert statuses(db, children) == ["cancelled"] * 2
+    ids = [str(job_id) for job_id in dead]
+    told = run("retry", *ids, "--with-dependants", "--set", "a=1")
+    assert told == f"2 jobs put back to run now{come}\n"
+    client.tick()
+    assert statuses(db, children) == ["blocked"] * 2
+
+
+def test_a_job_is_changed_and_retried_with_its_dependants(
+    run: Run, client: Client, db: Db
+) -> None:
+    job_id = die(client)
+    child = client.enqueue("after", depends_on=[job_id]).job_id
+    client.tick()
+
+    told = run("retry", str(job_id), "--with-dependants", "--set", "cents=1")
+
+    assert told == f"job {job_id} is queued, and 1 job cancelled because of it\n"
+    client.tick()
+    assert statuses(db, [child]) == ["blocked"]
 
 
 def test_retry_of_a_group_counts_asks_and_edits(run: Run, client: Client, db: Db) -> None:

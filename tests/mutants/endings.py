@@ -203,8 +203,8 @@ begin
         "sql/waiting/test_dependencies.py",
         sql(
             "waiting/dependencies",
-            "i.cancel_reason = any(rota._parent_reasons(c.id))",
-            "i.cancel_reason like format('parent %s %%', c.id)",
+            "f.cancel_reason = any(rota._parent_reasons(c.id))",
+            "f.cancel_reason like format('parent %s %%', c.id)",
         ),
     ),
     mutant(

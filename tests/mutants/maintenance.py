@@ -1703,6 +1703,27 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "dependants-of-many-stay-cancelled",
+        "What was cancelled with many dead jobs stays so when doctor's remedy retries these.",
+        "sql/operations/test_doctor.py",
+        sql(
+            "operations/doctor",
+            """then '{"with_dependants": true}' else""",
+            "then '{}' else",
+        ),
+    ),
+    mutant(
+        "retry-walks-all-dependants",
+        "A retry of many walks all of the million jobs that wait for one of them.",
+        "sql/operations/test_acts.py",
+        sql(
+            "waiting/dependencies",
+            "limit cardinality(_cancelled_dependants.ended_ids) + 2 *"
+            " _cancelled_dependants.max_jobs",
+            "limit 1000000",
+        ),
+    ),
+    mutant(
         "retries-earned-by-a-wrong-clock",
         "What ended while the clock was ahead lets retries through their budget for days.",
         "sql/maintenance/test_budgets.py",

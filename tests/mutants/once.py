@@ -1394,8 +1394,8 @@ array(
         "races/test_waiting.py",
         sql(
             "waiting/dependencies",
-            "unnest(v_dependants || format(",
-            "unnest(array[]::text[] || format(",
+            "unnest(v_dependants || array(",
+            "unnest(array[]::text[] || array(",
         ),
     ),
     mutant(

@@ -288,7 +288,9 @@ class JobResult:
 class ActReport:
     """What one call of `act_on_jobs` did; *next_after_id* is None after the last job.
 
-    A conflict has the ``job_id`` and the ``reason`` why nothing was done to it.
+    A conflict has the ``job_id`` and the ``reason`` why nothing was done to it.  *dependants*
+    are how many jobs were cancelled because of those that a retry is of, at most 1000: they
+    stay so, unless its arguments have ``with_dependants``.
     """
 
     matched: int
@@ -296,6 +298,7 @@ class ActReport:
     conflicts: list[dict[str, Any]]
     samples: list[dict[str, Any]]
     next_after_id: int | None
+    dependants: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -754,6 +754,55 @@ def test_a_dependant_that_was_erased_does_not_come_back_with_its_parent(db):
     assert (run(db, erased).status, run(db, kept).status) == ("cancelled", "blocked")
 
 
+def test_a_retry_of_many_restores_what_was_cancelled_because_of_them(db):
+    parents = [dead(db) for _ in range(2)]
+    children = [enqueue(db, depends_on=[job_id]) for job_id in parents]
+    grandchild = enqueue(db, depends_on=children[:1])
+    by_hand = enqueue(db, depends_on=parents[:1])
+    value(db, "cancel_job", job_id=by_hand)
+    settle(db)
+    assert {run(db, job_id).status for job_id in (*children, grandchild)} == {"cancelled"}
+
+    assert act(db, "retry", {"ids": parents}, dry_run=True).dependants == 3
+    assert act(db, "retry", {"ids": parents}).dependants == 3
+    settle(db)
+    assert {run(db, job_id).status for job_id in (*children, grandchild)} == {"cancelled"}
+    told = act(db, "retry", {"ids": parents}, {"with_dependants": True})
+    assert (told.changed, told.dependants) == (2, 3)
+    settle(db)
+
+    assert {run(db, job_id).status for job_id in (*children, grandchild)} == {"blocked"}
+    assert run(db, by_hand).status == "cancelled"
+    assert act(db, "cancel", {"ids": parents}).dependants == 0
+
+
+def test_what_is_retried_itself_is_no_dependant_of_the_others(db):
+    parent = dead(db)
+    child, other = (enqueue(db, depends_on=[parent]) for _ in range(2))
+    settle(db)
+
+    for dry_run in (True, False):
+        assert act(db, "retry", {"ids": [parent, child]}, dry_run=dry_run).dependants == 1
+    assert [run(db, job_id).status for job_id in (child, other)] == ["blocked", "cancelled"]
+
+
+def test_no_retry_of_many_walks_all_who_wait_for_one(db):
+    """A million jobs may wait for one that died, and none of them is cancelled."""
+    parent = dead(db)
+    jobs = [{"job_type": "x", "depends_on": [parent], "if_parent_dead": "wait"}] * 6000
+    call(db, "enqueue_many", jobs=Jsonb(jobs))
+    read = "select sum(pg_stat_get_xact_tuples_returned(indexrelid)) from pg_index"
+    read += " where indrelid = 'rota.dependencies'::regclass"
+
+    with db.transaction():
+        before = scalar(db, read)
+        told = act(db, "retry", {"ids": [parent]})
+        after = scalar(db, read)
+
+    assert (told.changed, told.dependants) == (1, 0)
+    assert after - before <= 2100
+
+
 def test_a_run_that_was_erased_does_not_go_on(db):
     stages = [{"stage": "pay", "job_type": "a"}, {"stage": "ship", "job_type": "b"}]
     value(db, "define_pipeline", pipeline="order", stages=Jsonb(stages))
@@ -865,6 +914,7 @@ BAD = {
         {"arguments": {"payload": {}, "merge": {}}},
     ],
     "arguments.keep_run_at": [{"arguments": {"keep_run_at": bad}} for bad in ("yes", None)],
+    "arguments.with_dependants": [{"arguments": {"with_dependants": bad}} for bad in (1, None)],
     "arguments.force": [{"arguments": {"force": bad}} for bad in ("yes", None)],
     "arguments.merge": [{"arguments": {"merge": [1]}}],
     "arguments.payload": [

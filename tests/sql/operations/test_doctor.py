@@ -1044,6 +1044,26 @@ def test_jobs_that_all_expired_because_nobody_was_there(db, clock):
     assert {job.job_id for job in claim(db, max_jobs=9)} == set(ids)
 
 
+@pytest.mark.parametrize("how", ["dead", "expired"])
+def test_the_remedy_of_many_restores_what_was_cancelled_because_of_them(db, clock, how):
+    parents = [enqueue(db, max_attempts=1, expires_after="10 minutes") for _ in range(2)]
+    child = enqueue(db, "y", queue="next", depends_on=parents[:1])
+    if how == "dead":
+        end_all(db, "default", "down")
+    clock.advance("20 minutes")
+    settle(db)
+    clock.advance("2 minutes")
+    settle(db)
+    assert run(db, child).status == "cancelled"
+
+    cure(db)
+    settle(db)
+
+    assert [run(db, job_id).status for job_id in (*parents, child)] == ["queued"] * 2 + [
+        "blocked"
+    ]
+
+
 @pytest.mark.parametrize("how", ["succeeded", "long ago"])
 def test_jobs_that_expire_beside_others_may_be_meant(db, clock, how):
     enqueue(db, expires_after="10 minutes")

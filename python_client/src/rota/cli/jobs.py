@@ -390,27 +390,28 @@ def act(arguments: argparse.Namespace) -> int:
     chosen = chosen_filter(arguments)
     if len(ids) == 1 and not chosen and not arguments.dry_run and what in ("retry", "cancel"):
         return _single(arguments, ids[0])
-    if getattr(arguments, "with_dependants", False):
-        raise UsageError("--with-dependants is for one job, named by its id")
     if not ids and not chosen:
         raise UsageError("name the jobs: ids, a filter such as --queue mail, or --all")
     given = _arguments(arguments)
     wanted = chosen | ({"ids": ids} if ids else {})
     with connected(arguments) as connection:
         calls = partial(_calls, connection, what, wanted, given, arguments.limit)
-        found, samples, conflicts, at_most = _count(calls(dry_run=True), arguments.limit)
+        counted, at_most = _count(calls(dry_run=True), arguments.limit)
+        more = _tell_dependants(counted.dependants, given)
         if arguments.dry_run:
-            return _tell_count(arguments, found, samples, conflicts, at_most)
+            return _tell_count(arguments, counted, at_most, more)
+        found = counted.matched
         # Who names jobs by their ids has counted them.
         if found and not arguments.yes and (chosen or what in ("purge", "erase")):
             verb = "set the priority of" if what == "set_priority" else what
-            confirm(f"{verb} {_jobs(found)}")
-        changed, conflicts = 0, []
+            confirm(f"{verb} {_jobs(found)}{more}")
+        changed, dependants, conflicts = 0, 0, list[dict[str, Any]]()
         done = "put back, due as before" if "keep_run_at" in given else DONE[what]
         done = done.format(to=getattr(arguments, "to", None))
         try:
             for report in calls():
                 changed += report.changed
+                dependants += report.dependants
                 conflicts += report.conflicts
                 _tell_progress(
                     changed + len(conflicts), found, is_last=report.next_after_id is None
@@ -422,12 +423,14 @@ def act(arguments: argparse.Namespace) -> int:
             if isinstance(error, UnknownOutcomeError):
                 raise UnknownOutcomeError(error.error, before) from error
             raise CommandError(f"{one_line(error)}{before}") from error
-        first = [sample["job_id"] for sample in samples]
+        first = [sample["job_id"] for sample in counted.samples]
         unasked = _unasked(connection, first) if what == "retry" and changed and first else ""
     if arguments.json:
-        print_json({"act": what, "matched": found, "changed": changed, "conflicts": conflicts})
+        said = {"act": what, "matched": found, "changed": changed, "conflicts": conflicts}
+        print_json(said | ({"dependants": dependants} if what == "retry" else {}))
     else:
-        print(f"{_jobs(changed)} {done}{unasked}" if changed else "no job was changed")
+        more = _tell_dependants(dependants, given) + unasked
+        print(f"{_jobs(changed)} {done}{more}" if changed else "no job was changed")
         _tell_conflicts(conflicts)
     return 1 if conflicts else 0
 
@@ -436,16 +439,15 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
     arguments.job_id = job_id  # for hints, and to look who has locked it
     changes = _arguments(arguments)
     dependants = 0
-    if getattr(arguments, "with_dependants", False) and changes.keys() - {"force"}:
-        raise UsageError("--with-dependants runs the job unchanged: retry it first")
     with connected(arguments) as connection, acting(connection) as client:
         if arguments.act == "cancel":
             status = client.cancel_job(job_id, reason=arguments.reason)
-        elif changes.keys() - {"force"}:
+        elif changes.keys() - {"force", "with_dependants"}:
             report = client.act_on_jobs("retry", {"ids": [job_id]}, changes)
             if report.conflicts:
                 raise CommandError(f"job {job_id}: {report.conflicts[0]['reason']}")
             status = "queued"
+            dependants = report.dependants if arguments.with_dependants else 0
         elif arguments.with_dependants:
             dependants = client.retry_with_dependants(job_id, force=arguments.force) - 1
             status = "to run again"
@@ -475,7 +477,9 @@ def _unasked(connection: psycopg.Connection[Any], job_ids: list[int]) -> str:
     return f"; {whose} may be live in another database: none was asked"
 
 
-GIVEN = ("max_attempts", "force", "keep_run_at", "reason", "run_at", "delay")
+GIVEN = (
+    *("max_attempts", "force", "keep_run_at", "with_dependants", "reason", "run_at", "delay"),
+)
 """The options that are called as in the arguments of act_on_jobs()."""
 
 
@@ -529,10 +533,10 @@ def _calls(
         yield report
 
 
-def _count(
-    reports: Iterator[ActReport], limit: int | None
-) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]], str]:
-    found, samples, conflicts = 0, list[dict[str, Any]](), list[dict[str, Any]]()
+def _count(reports: Iterator[ActReport], limit: int | None) -> tuple[ActReport, str]:
+    """Return the sum of what calls have counted, and whether that is a limit."""
+    found, dependants = 0, 0
+    samples, conflicts = list[dict[str, Any]](), list[dict[str, Any]]()
     is_first, at_most = True, ""
     for report in reports:
         found += report.matched
@@ -546,7 +550,26 @@ def _count(
             at_most = "at most "  # of a call that counts, the others are not looked at
         samples += report.samples[: 10 - len(samples)]
         conflicts += report.conflicts
-    return found if limit is None else min(found, limit), samples, conflicts, at_most
+        dependants += report.dependants
+    total = ActReport(
+        matched=found if limit is None else min(found, limit),
+        changed=0,
+        conflicts=conflicts,
+        samples=samples,
+        next_after_id=None,
+        dependants=dependants,
+    )
+    return total, at_most
+
+
+def _tell_dependants(number: int, given: dict[str, Any]) -> str:
+    """Return what becomes of the jobs that were cancelled because of those of a retry."""
+    if not number:
+        return ""
+    becomes = "stay so (--with-dependants restores these, too)"
+    if "with_dependants" in given:
+        becomes = "come back, too"
+    return f"; {_jobs(number)} cancelled because of them {becomes}"
 
 
 def _jobs(number: int) -> str:
@@ -554,21 +577,20 @@ def _jobs(number: int) -> str:
 
 
 def _tell_count(
-    arguments: argparse.Namespace,
-    found: int,
-    samples: list[dict[str, Any]],
-    conflicts: list[dict[str, Any]],
-    at_most: str,
+    arguments: argparse.Namespace, counted: ActReport, at_most: str, more: str
 ) -> int:
+    conflicts = counted.conflicts
     if arguments.json:
-        said = {"act": arguments.act, "matched": found, "samples": samples}
-        print_json(said | {"conflicts": conflicts, "has_all_conflicts": not at_most})
+        said = {"act": arguments.act, "matched": counted.matched, "samples": counted.samples}
+        said |= {"conflicts": conflicts, "has_all_conflicts": not at_most}
+        is_retry = arguments.act == "retry"
+        print_json(said | ({"dependants": counted.dependants} if is_retry else {}))
         return 0
     # Of an id that is missing there is no job that was counted.
     refused = {conflict["job_id"] for conflict in conflicts if not conflict.get("is_missing")}
-    samples = [sample for sample in samples if sample["job_id"] not in refused]
+    samples = [sample for sample in counted.samples if sample["job_id"] not in refused]
     such_as = ", such as" if samples else ""
-    print(f"{at_most}{_jobs(found - len(refused))} would be changed{such_as}")
+    print(f"{at_most}{_jobs(counted.matched - len(refused))} would be changed{more}{such_as}")
     if samples:
         names = ("job_id", "status", "queue", "job_type", "last_error")
         print_list([{name: sample[name] for name in names} for sample in samples])

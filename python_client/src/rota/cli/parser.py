@@ -350,7 +350,7 @@ def _add_acts(commands: Any) -> None:
     _flag(add, "--force", what)
     what = "jobs that were planned for later wait for their time, as after a mistaken cancel"
     _flag(add, "--keep-run-at", what)
-    what = "for one job: also restore the jobs that were cancelled because of it"
+    what = "also restore the jobs that were cancelled because of these"
     _flag(add, "--with-dependants", what)
     what = "change this value of the payload, to JSON or a text; may be repeated"
     _option(add, "--set", "NAME=VALUE", what, action="append")

@@ -455,6 +455,7 @@ class Progress:
     matched: int = 0
     changed: int = 0
     failed: int = 0
+    dependants: int = 0
     after_id: int | None = 0
     conflicts: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -466,6 +467,7 @@ class Progress:
         self.matched += row["matched"]
         self.changed += row["changed"]
         self.failed += len(row["conflicts"])
+        self.dependants += row["dependants"]
         self.conflicts = (self.conflicts + row["conflicts"])[:MAX_TOLD]
         self.samples = (self.samples + row["samples"])[:SAMPLES]
         self.after_id = row["next_after_id"]
@@ -478,6 +480,7 @@ BULK: dict[str, tuple[Field, ...]] = {
         Field("max_attempts", "number"),
         Field("force", "flag"),
         Field("keep_run_at", "flag"),
+        Field("with_dependants", "flag"),
     ),
     "cancel": (Field("reason"),),
     "discard": (),
