@@ -64,8 +64,11 @@ def test_retry_with_dependants_tells_how_many_come_back(run: Run, client: Client
     client.enqueue("after", depends_on=[job_id])
     client.tick()
 
+    stay = "; 2 jobs cancelled because of it stay so (--with-dependants restores these, too)"
+    assert run("retry", str(job_id)) == f"job {job_id} is queued{stay}\n"
     told = run("retry", str(job_id), "--with-dependants")
-    assert told == f"job {job_id} is to run again, and 2 jobs cancelled because of it\n"
+    come = "; 2 jobs cancelled because of it come back, too"
+    assert told == f"job {job_id} is to run again{come}\n"
     client.tick()
     assert run("retry", str(job_id), "--with-dependants") == f"job {job_id} is to run again\n"
 
@@ -105,7 +108,8 @@ def test_a_job_is_changed_and_retried_with_its_dependants(
 
     told = run("retry", str(job_id), "--with-dependants", "--set", "cents=1")
 
-    assert told == f"job {job_id} is queued, and 1 job cancelled because of it\n"
+    come = "; 1 job cancelled because of it comes back, too"
+    assert told == f"job {job_id} is queued{come}\n"
     client.tick()
     assert statuses(db, [child]) == ["blocked"]
 

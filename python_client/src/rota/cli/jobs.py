@@ -438,7 +438,7 @@ def act(arguments: argparse.Namespace) -> int:
 def _single(arguments: argparse.Namespace, job_id: int) -> int:
     arguments.job_id = job_id  # for hints, and to look who has locked it
     changes = _arguments(arguments)
-    dependants = 0
+    dependants, more = 0, ""
     with connected(arguments) as connection, acting(connection) as client:
         if arguments.act == "cancel":
             status = client.cancel_job(job_id, reason=arguments.reason)
@@ -446,20 +446,26 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
             report = client.act_on_jobs("retry", {"ids": [job_id]}, changes)
             if report.conflicts:
                 raise CommandError(f"job {job_id}: {report.conflicts[0]['reason']}")
-            status = "queued"
-            dependants = report.dependants if arguments.with_dependants else 0
+            status, dependants = "queued", report.dependants
         elif arguments.with_dependants:
             dependants = client.retry_with_dependants(job_id, force=arguments.force) - 1
             status = "to run again"
         else:
             status = client.retry_job(job_id, force=arguments.force)
-        unasked = _unasked(connection, [job_id]) if arguments.act == "retry" else ""
-    more = f", and {_jobs(dependants)} cancelled because of it" if dependants else ""
+            if not _is_front(connection, job_id):
+                report = client.act_on_jobs("retry", {"ids": [job_id]}, dry_run=True)
+                dependants = report.dependants
+        if arguments.act == "retry":
+            more = _tell_dependants(dependants, changes, "it") + _unasked(connection, [job_id])
     if status == "running":
         more = ": its worker is told now, or by its next heartbeat"
     said = {"job_id": job_id, "status": status, "dependants": dependants}
-    tell(arguments, said, f"job {job_id} is {status}{more}{unasked}")
+    tell(arguments, said, f"job {job_id} is {status}{more}")
     return 0
+
+
+def _is_front(connection: psycopg.Connection[Any], job_id: int) -> bool:
+    return _views(connection, job_id) != sql.Identifier("rota")
 
 
 def _unasked(connection: psycopg.Connection[Any], job_ids: list[int]) -> str:
@@ -470,8 +476,10 @@ def _unasked(connection: psycopg.Connection[Any], job_ids: list[int]) -> str:
           and rota.database_number() is not null
         limit 1
         """
-    is_front = _views(connection, job_ids[0]) != sql.Identifier("rota")
-    if is_front or connection.execute(query, [job_ids]).fetchone() is None:
+    if (
+        _is_front(connection, job_ids[0])
+        or connection.execute(query, [job_ids]).fetchone() is None
+    ):
         return ""
     whose = "its key" if len(job_ids) == 1 else "their keys"
     return f"; {whose} may be live in another database: none was asked"
@@ -562,14 +570,14 @@ def _count(reports: Iterator[ActReport], limit: int | None) -> tuple[ActReport, 
     return total, at_most
 
 
-def _tell_dependants(number: int, given: dict[str, Any]) -> str:
+def _tell_dependants(number: int, given: dict[str, Any], whom: str = "them") -> str:
     """Return what becomes of the jobs that were cancelled because of those of a retry."""
     if not number:
         return ""
-    becomes = "stay so (--with-dependants restores these, too)"
+    becomes = f"stay{'s' if number == 1 else ''} so (--with-dependants restores these, too)"
     if "with_dependants" in given:
-        becomes = "come back, too"
-    return f"; {_jobs(number)} cancelled because of them {becomes}"
+        becomes = f"come{'s' if number == 1 else ''} back, too"
+    return f"; {_jobs(number)} cancelled because of {whom} {becomes}"
 
 
 def _jobs(number: int) -> str:
