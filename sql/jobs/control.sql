@@ -49,8 +49,9 @@ comment on function rota.retry_job is
     'loses the lease); raises RT001, RT007 if its idempotency_key is taken, RT008 if it is '
     'running, RT016 if its queue, or a job that it waits for, moves, 22023 if it was erased.';
 
-/* A live job, back to the head of its lane; its worker has lost the lease. */
-create or replace function rota._requeue(job_id bigint)
+/* A live job, back to the head of its lane, unless it keeps a time that it was planned for; its
+ * worker has lost the lease. */
+create or replace function rota._requeue(job_id bigint, keeps_run_at boolean default false)
     returns text language plpgsql as $$
 declare
     v_held_limits text[]; v_status text;
@@ -61,7 +62,9 @@ begin
     perform rota._begin_rerun(array[job_id], keeps_run_at => true);
     update rota.jobs as j
     set status = case when j.status = 'blocked' then 'blocked' else 'queued' end,
-        held_limits = null, run_at = least(j.run_at, rota.now()),
+        held_limits = null,
+        run_at = case when keeps_run_at and j.status <> 'failed' then j.run_at
+            else least(j.run_at, rota.now()) end,
         expires_at = case when j.expires_at > rota.now() then j.expires_at end,
         attempts = least(j.attempts, j.max_attempts - 1),
         lease_token = j.lease_token + (j.status = 'running')::integer, locked_by = null,
@@ -80,7 +83,9 @@ end $$;
  * any other waits behind the head.  It waits again for those parents that have not succeeded,
  * and whatever becomes of them: an operator wants it to run.  In a pipeline it is the next time
  * in its stage, which needs a token of its own.  If it has expired it does so no more. */
-create or replace function rota._restore_jobs(job_ids bigint[])
+create or replace function rota._restore_jobs(
+    job_ids bigint[], keeps_run_at boolean default false
+)
     returns bigint[] language plpgsql as $$
 declare
     c_counted_until constant timestamptz := rota._counted_until();
@@ -108,6 +113,7 @@ begin
         where e.pipeline is null and e.finished_at > c_counted_until
     )
     select jsonb_agg(to_jsonb(e) - '{result,run_at}'::text[] || jsonb_build_object(
+            'run_at', case when keeps_run_at and e.run_at > rota.now() then e.run_at end,
             'expires_at', case when e.expires_at > rota.now() then e.expires_at end,
             'lease_token', case when e.pipeline is null then e.lease_token
                 else least(e.lease_token, 9223372036854775806) + 1 end,

@@ -64,17 +64,19 @@ begin
         from rota.job_runs as r where r.id = any(v_ids[:10])
     );
     conflicts := rota._missing_jobs(act, v_filter, after_id);
+    dependants := case when act in ('retry', 'cancel') then (
+        -- One may wait for several of these.
+        select count(distinct d.job_id)::integer
+        from rota._dependants(v_ids[:max_jobs],
+            case act when 'retry' then 'cancelled' else 'blocked' end, 1000) as d
+        where d.job_id <> all(v_ids)
+    ) else 0 end;
     if dry_run then
         changed := 0;
         conflicts := conflicts || (
             select s.conflicts
             from rota._sort_out(act, v_ids[:max_jobs], v_arguments, null) as s
         );
-        dependants := case when act = 'retry' then (
-            select count(*)::integer
-            from rota._cancelled_dependants(v_ids[:max_jobs], 1000) as d
-            where d.job_id <> all(v_ids)
-        ) else 0 end;
         return next;
         return;
     end if;
@@ -97,11 +99,9 @@ begin
         end loop;
     end;
     changed := cardinality(v_done);
-    dependants := case
-        when act <> 'retry' then 0
-        when v_arguments @> '{"with_dependants": true}' then rota._retry_dependants(v_done)
-        else (select count(*)::integer from rota._cancelled_dependants(v_done, 1000))
-    end;
+    if v_arguments @> '{"with_dependants": true}' then
+        dependants := rota._retry_dependants(v_done);
+    end if;
     if changed > 0 then
         perform rota._audit(act, case when act = 'erase'
                 -- Not of whom.
@@ -117,8 +117,9 @@ comment on function rota.act_on_jobs is
     'match a filter and come after an id, up to max_jobs of them; with dry_run only count them '
     'and report the conflicts of the first max_jobs, without a lock; returns how many matched '
     'and how many were changed, which were not and why, the first ten, the id to continue '
-    'after, null at the end, and of a retry how many others were cancelled because of these, '
-    'at most 1000, which stay so unless with_dependants is true; raises 22023.';
+    'after, null at the end, and up to 1000 dependants: of a retry the others that were '
+    'cancelled because of these, and stay so unless with_dependants is true, of a cancel those '
+    'that are cancelled with these; raises 22023.';
 
 /* Of each act the arguments that it takes, the statuses that jobs may have, and those that are
  * looked for without a word of the caller, where these are not the same. */
@@ -405,7 +406,8 @@ create or replace function rota._act(
     out conflicts jsonb, out before jsonb
 ) language plpgsql set lock_timeout = '50ms' as $$
 declare
-    v_payload jsonb; v_planned jsonb;
+    c_keeps_run_at constant boolean := arguments @> '{"keep_run_at": true}';
+    v_payload jsonb;
 begin
     select s.done, s.conflicts, s.before into done, conflicts, before
     from rota._sort_out(act, job_ids, arguments, filter) as s;
@@ -417,20 +419,9 @@ begin
             if v_payload is not null then
                 before := jsonb_set(before, '{0,payload}', v_payload);
             end if;
-            if arguments @> '{"keep_run_at": true}' then
-                v_planned := (
-                    select jsonb_object_agg(r.id, r.run_at) from rota._runs as r
-                    where r.id = any(done) and r.status <> 'failed' and r.run_at > rota.now()
-                );
-            end if;
-            perform rota._requeue(j.id) from rota.jobs as j where j.id = any(done);
-            perform rota._restore_jobs(done);
-            if v_planned is not null then
-                update rota.jobs as j
-                set run_at = (v_planned ->> j.id::text)::timestamptz
-                where j.id = any(done) and v_planned ? j.id::text;
-                perform rota._enter_lanes(done);
-            end if;
+            perform rota._requeue(j.id, c_keeps_run_at)
+            from rota.jobs as j where j.id = any(done);
+            perform rota._restore_jobs(done, c_keeps_run_at);
         when 'cancel' then perform rota._cancel_jobs(done, arguments ->> 'reason');
         when 'discard' then
             update rota.finished_jobs_dead as f

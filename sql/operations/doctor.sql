@@ -782,7 +782,7 @@ $$;
 /* How to retry ended jobs: with those that were cancelled because of them, if there are any. */
 create or replace function rota._retry_arguments(ended_ids bigint[])
     returns jsonb language sql stable as $$
-    select case when exists (select from rota._cancelled_dependants(ended_ids, 1000))
+    select case when exists (select from rota._dependants(ended_ids, 'cancelled', 1000))
         then '{"with_dependants": true}' else '{}' end::jsonb;
 $$;
 

@@ -405,7 +405,8 @@ begin
           and f.cancel_reason = any(rota._parent_reasons(c_id))
         for update nowait;
         if found then
-            perform rota._restore_jobs(array[c_at]);
+            -- It has not run: a time that it was planned for is still to come.
+            perform rota._restore_jobs(array[c_at], keeps_run_at => true);
             -- At once: its own end takes its edges along.
             perform rota._check_retry(format('%s 0', c_at));
         end if;
@@ -443,7 +444,7 @@ create or replace function rota._retry_dependants(job_ids bigint[])
 declare
     v_dependants constant text[] := array(
         select format('%s %s one', d.parent_id, d.job_id)
-        from rota._cancelled_dependants(job_ids, 1000) as d
+        from rota._dependants(job_ids, 'cancelled', 1000) as d
     );
 begin
     -- Each by its id: a job that succeeds before maintenance comes takes its edges along.
@@ -455,35 +456,42 @@ begin
     return cardinality(v_dependants);
 end $$;
 
-/* The jobs that were cancelled because of these, and because of those, up to so many, found
- * among twice as many dependants: a job may have a million that wait for it. */
-create or replace function rota._cancelled_dependants(ended_ids bigint[], max_jobs integer)
+/* The jobs that were cancelled because of these, and because of those; or those blocked ones
+ * that are to be cancelled if these are.  So many at most, and found among twice as many
+ * dependants: a job may have a million. */
+create or replace function rota._dependants(job_ids bigint[], status text, max_jobs integer)
     returns table (parent_id bigint, job_id bigint) language plpgsql stable
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 begin
     return query
-    with recursive dependants (parent_id, id, is_cancelled) as (
-        select null::bigint, e.id, true from unnest(_cancelled_dependants.ended_ids) as e (id)
+    with recursive dependants (parent_id, id, is_one) as (
+        select null::bigint, i.id, true from unnest(_dependants.job_ids) as i (id)
         union
-        select c.id, d.job_id, exists (
-            select from rota.finished_jobs as f
-            where f.id = d.job_id and f.status = 'cancelled'
-              and f.cancel_reason = any(rota._parent_reasons(c.id))
-        )
-        from dependants as c
+        select p.id, d.job_id, case _dependants.status
+            when 'cancelled' then exists (
+                select from rota.finished_jobs as f
+                where f.id = d.job_id and f.status = 'cancelled'
+                  and f.cancel_reason = any(rota._parent_reasons(p.id))
+            )
+            else exists (
+                select from rota.jobs as j
+                where j.id = d.job_id and j.status = 'blocked'
+                  and coalesce(j.if_parent_dead, 'cancel') = 'cancel'
+            ) end
+        from dependants as p
         -- Not pulled up, so that the planner cannot read all edges for a join.
         cross join lateral (
-            select e.job_id from rota.dependencies as e where e.parent_id = c.id offset 0
+            select e.job_id from rota.dependencies as e where e.parent_id = p.id offset 0
         ) as d
-        where c.is_cancelled
+        where p.is_one
     )
     -- The recursion goes on only as far as it is asked.
     select s.parent_id, s.id
     from (
-        select c.parent_id, c.id, c.is_cancelled from dependants as c
-        limit cardinality(_cancelled_dependants.ended_ids) + 2 * _cancelled_dependants.max_jobs
+        select p.parent_id, p.id, p.is_one from dependants as p
+        limit cardinality(_dependants.job_ids) + 2 * _dependants.max_jobs
     ) as s
-    where s.is_cancelled and s.parent_id is not null limit _cancelled_dependants.max_jobs;
+    where s.is_one and s.parent_id is not null limit _dependants.max_jobs;
 end $$;
 
 /* Delete up to max_rows edges of jobs that neither live nor are kept, and return how many.  A

@@ -99,6 +99,23 @@ def test_a_retry_of_many_tells_of_what_was_cancelled_because_of_them(
     assert statuses(db, children) == ["blocked"] * 2
 
 
+def test_a_cancel_tells_of_what_is_cancelled_with_it(run: Run, client: Client) -> None:
+    first, second, running = (client.enqueue("charge").job_id for _ in range(3))
+    for parents in ([first], [second], [second, running]):
+        client.enqueue("after", depends_on=parents)
+    more = "; 3 jobs that wait for them are cancelled with them"
+    cancel = ["cancel", "--type", "charge"]
+
+    assert f"3 jobs would be changed{more}, such as" in run(*cancel, "--dry-run")
+    assert f"cancel 3 jobs{more}: confirm it" in run(*cancel, code=2)
+    one = "; 1 job that waits for it is cancelled with it"
+    assert run("cancel", str(first)) == f"job {first} is cancelled{one}\n"
+    told = run(*cancel, "--yes")
+    assert told.endswith(
+        "asked to stop if running; 2 jobs that wait for them are cancelled with them\n"
+    )
+
+
 def test_a_job_is_changed_and_retried_with_its_dependants(
     run: Run, client: Client, db: Db
 ) -> None:
@@ -153,7 +170,10 @@ def test_several_ids_and_conflicts(run: Run, partly: Run, client: Client, db: Db
     assert "not found" in told
     assert statuses(db, ids) == ["queued"] * 2
     found = json.loads(run("cancel", *map(str, ids), "--reason", "wrong", "--json"))
-    assert found == {"act": "cancel", "matched": 2, "changed": 2, "conflicts": []}
+    assert found == {"act": "cancel", "matched": 2, "changed": 2} | {
+        "conflicts": [],
+        "dependants": 0,
+    }
 
 
 def test_a_dry_run_promises_no_more_than_it_has_looked_at(

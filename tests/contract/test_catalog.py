@@ -100,7 +100,6 @@ UNGUARDED = {
     "_hold_probes": "takes waiting rows that it has just locked",
     "_hold_retries": "takes failed jobs that wait, whose rows the caller has locked",
     "_count_running": "changes what the job counts for, and nothing that the worker relies on",
-    "_act": "changes rows that it has just locked in a status that the act is for",
     "_edit_jobs": "takes rows that the caller has locked, none of which run",
     "_cancel_jobs": "takes rows that the caller has locked, and asks those that run",
 }

@@ -203,8 +203,8 @@ begin
         "sql/waiting/test_dependencies.py",
         sql(
             "waiting/dependencies",
-            "f.cancel_reason = any(rota._parent_reasons(c.id))",
-            "f.cancel_reason like format('parent %s %%', c.id)",
+            "f.cancel_reason = any(rota._parent_reasons(p.id))",
+            "f.cancel_reason like format('parent %s %%', p.id)",
         ),
     ),
     mutant(

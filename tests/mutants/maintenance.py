@@ -1718,8 +1718,7 @@ MAINTENANCE = (
         "sql/operations/test_acts.py",
         sql(
             "waiting/dependencies",
-            "limit cardinality(_cancelled_dependants.ended_ids) + 2 *"
-            " _cancelled_dependants.max_jobs",
+            "limit cardinality(_dependants.job_ids) + 2 * _dependants.max_jobs",
             "limit 1000000",
         ),
     ),
@@ -1922,13 +1921,13 @@ MAINTENANCE = (
         "act-forgets-what-waits",
         "A cancel that is taken back twice runs at once what was planned for later.",
         "sql/operations/test_acts.py",
-        sql("operations/acts", "r.status <> 'failed' and", "r.finished_at is not null and"),
+        sql("jobs/control", "keeps_run_at and j.status <> 'failed'", "false"),
     ),
     mutant(
         "act-keeps-a-backoff",
         "A retry of what failed waits for its backoff all the same.",
         "sql/operations/test_acts.py",
-        sql("operations/acts", "r.status <> 'failed' and", ""),
+        sql("jobs/control", "keeps_run_at and j.status <> 'failed'", "keeps_run_at"),
     ),
     mutant(
         "act-without-force",

@@ -153,7 +153,13 @@ PAGE = (
         "page-undo-runs-at-once",
         "An undo of a cancel runs at once what was planned for later.",
         "web/test_acts.py",
-        client("web/undo", '{"keep_run_at": true}', "{}"),
+        client("web/undo", '"keep_run_at": true, ', ""),
+    ),
+    mutant(
+        "page-undo-leaves-dependants",
+        "An undo of a cancel leaves what was cancelled because of it.",
+        "web/test_acts.py",
+        client("web/undo", ', "with_dependants": true', ""),
     ),
     mutant(
         "page-undoes-each-of-all",

@@ -206,7 +206,7 @@ def test_an_undo_that_cannot_read_the_audit_leaves_nothing_out(
     assert status_of(db_of_page, job_id)[1] == 0
 
 
-def test_an_undo_says_that_dependants_stay_cancelled(
+def test_an_undo_restores_what_was_cancelled_because_of_it(
     http: httpx.Client, db_of_page: Db
 ) -> None:
     parent = enqueue(db_of_page, "parent", delay="1 day")
@@ -215,10 +215,9 @@ def test_an_undo_says_that_dependants_stay_cancelled(
     db_of_page.execute("select * from rota.tick()")
     (path,) = re.findall(r'href="(/undo[^"]*)"', answer.text)
 
-    assert "stay cancelled: retry them, too, and they wait" in http.get(path).text
+    assert "come back with the next tick, and wait" in http.get(path).text
     undone(http, answer)
-    assert status_of(db_of_page, child)[0] == "cancelled"
-    act(http, f"/act/retry_job?job_id={child}")
+    db_of_page.execute("select * from rota.tick()")
     assert status_of(db_of_page, child)[0] == "blocked"
 
 

@@ -288,9 +288,10 @@ class JobResult:
 class ActReport:
     """What one call of `act_on_jobs` did; *next_after_id* is None after the last job.
 
-    A conflict has the ``job_id`` and the ``reason`` why nothing was done to it.  *dependants*
-    are how many jobs were cancelled because of those that a retry is of, at most 1000: they
-    stay so, unless its arguments have ``with_dependants``.
+    A conflict has the ``job_id`` and the ``reason`` why nothing was done to it.  Up to 1000
+    *dependants* are counted: of a retry the others that were cancelled because of these, and
+    stay so unless its arguments have ``with_dependants``; of a cancel those that are cancelled
+    with these.
     """
 
     matched: int

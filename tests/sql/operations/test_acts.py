@@ -773,7 +773,38 @@ def test_a_retry_of_many_restores_what_was_cancelled_because_of_them(db):
 
     assert {run(db, job_id).status for job_id in (*children, grandchild)} == {"blocked"}
     assert run(db, by_hand).status == "cancelled"
-    assert act(db, "cancel", {"ids": parents}).dependants == 0
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_cancel_tells_how_many_are_cancelled_with_these(db, dry_run):
+    parents = [running(db).job_id, enqueue(db)]
+    child = enqueue(db, depends_on=parents)
+    enqueue(db, depends_on=[child])
+    for option in ("wait", "run"):
+        enqueue(db, depends_on=parents, if_parent_dead=option)
+    mine = enqueue(db, depends_on=parents)
+
+    told = act(db, "cancel", {"ids": [*parents, mine]}, dry_run=dry_run)
+
+    assert (told.matched, told.dependants) == (3, 2)
+    assert act(db, "discard", {"all": True}, dry_run=True).dependants == 0
+
+
+def test_a_dependant_comes_back_for_the_time_that_it_was_planned_for(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    parent = enqueue(db)
+    child = enqueue(db, depends_on=[parent], delay="2 hours")
+    planned = run(db, child).run_at
+    act(db, "cancel", {"ids": [parent]})
+    settle(db)
+
+    act(db, "retry", {"ids": [parent]}, {"with_dependants": True})
+    settle(db)
+    value(db, "finish_job", **owner(claim(db)[0]))
+    settle(db)
+
+    assert (run(db, child).status, run(db, child).run_at) == ("queued", planned)
+    assert claim(db) == []
 
 
 def test_what_is_retried_itself_is_no_dependant_of_the_others(db):

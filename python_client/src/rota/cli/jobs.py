@@ -397,7 +397,7 @@ def act(arguments: argparse.Namespace) -> int:
     with connected(arguments) as connection:
         calls = partial(_calls, connection, what, wanted, given, arguments.limit)
         counted, at_most = _count(calls(dry_run=True), arguments.limit)
-        more = _tell_dependants(counted.dependants, given)
+        more = _tell_dependants(what, counted.dependants, given)
         if arguments.dry_run:
             return _tell_count(arguments, counted, at_most, more)
         found = counted.matched
@@ -427,9 +427,9 @@ def act(arguments: argparse.Namespace) -> int:
         unasked = _unasked(connection, first) if what == "retry" and changed and first else ""
     if arguments.json:
         said = {"act": what, "matched": found, "changed": changed, "conflicts": conflicts}
-        print_json(said | ({"dependants": dependants} if what == "retry" else {}))
+        print_json(said | {"dependants": dependants})
     else:
-        more = _tell_dependants(dependants, given) + unasked
+        more = _tell_dependants(what, dependants, given) + unasked
         print(f"{_jobs(changed)} {done}{more}" if changed else "no job was changed")
         _tell_conflicts(conflicts)
     return 1 if conflicts else 0
@@ -440,25 +440,26 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
     changes = _arguments(arguments)
     dependants, more = 0, ""
     with connected(arguments) as connection, acting(connection) as client:
+        if not _is_front(connection, job_id):
+            report = client.act_on_jobs(arguments.act, {"ids": [job_id]}, dry_run=True)
+            dependants = report.dependants
         if arguments.act == "cancel":
             status = client.cancel_job(job_id, reason=arguments.reason)
         elif changes.keys() - {"force", "with_dependants"}:
             report = client.act_on_jobs("retry", {"ids": [job_id]}, changes)
             if report.conflicts:
                 raise CommandError(f"job {job_id}: {report.conflicts[0]['reason']}")
-            status, dependants = "queued", report.dependants
+            status = "queued"
         elif arguments.with_dependants:
             dependants = client.retry_with_dependants(job_id, force=arguments.force) - 1
             status = "to run again"
         else:
             status = client.retry_job(job_id, force=arguments.force)
-            if not _is_front(connection, job_id):
-                report = client.act_on_jobs("retry", {"ids": [job_id]}, dry_run=True)
-                dependants = report.dependants
+        more = _tell_dependants(arguments.act, dependants, changes, "it")
         if arguments.act == "retry":
-            more = _tell_dependants(dependants, changes, "it") + _unasked(connection, [job_id])
+            more += _unasked(connection, [job_id])
     if status == "running":
-        more = ": its worker is told now, or by its next heartbeat"
+        more = f": its worker is told now, or by its next heartbeat{more}"
     said = {"job_id": job_id, "status": status, "dependants": dependants}
     tell(arguments, said, f"job {job_id} is {status}{more}")
     return 0
@@ -570,10 +571,13 @@ def _count(reports: Iterator[ActReport], limit: int | None) -> tuple[ActReport, 
     return total, at_most
 
 
-def _tell_dependants(number: int, given: dict[str, Any], whom: str = "them") -> str:
-    """Return what becomes of the jobs that were cancelled because of those of a retry."""
+def _tell_dependants(act: str, number: int, given: dict[str, Any], whom: str = "them") -> str:
+    """Return what becomes of the jobs that wait for those of an act, or were cancelled so."""
     if not number:
         return ""
+    if act == "cancel":
+        what = "1 job that waits" if number == 1 else f"{number} jobs that wait"
+        return f"; {what} for {whom} {'is' if number == 1 else 'are'} cancelled with {whom}"
     becomes = f"stay{'s' if number == 1 else ''} so (--with-dependants restores these, too)"
     if "with_dependants" in given:
         becomes = f"come{'s' if number == 1 else ''} back, too"
@@ -591,8 +595,7 @@ def _tell_count(
     if arguments.json:
         said = {"act": arguments.act, "matched": counted.matched, "samples": counted.samples}
         said |= {"conflicts": conflicts, "has_all_conflicts": not at_most}
-        is_retry = arguments.act == "retry"
-        print_json(said | ({"dependants": counted.dependants} if is_retry else {}))
+        print_json(said | {"dependants": counted.dependants})
         return 0
     # Of an id that is missing there is no job that was counted.
     refused = {conflict["job_id"] for conflict in conflicts if not conflict.get("is_missing")}

@@ -84,7 +84,8 @@ def _of_jobs(row: Row, before: Mapping[str, Any]) -> list[Statement]:
     if act == "cancel":
         # One that others have retried since may have succeeded.
         call |= {"act": "retry", "filter": json.dumps({"ids": ids, "status": "cancelled"})}
-        return [("act_on_jobs", {**call, "arguments": '{"keep_run_at": true}'})]
+        how = '{"keep_run_at": true, "with_dependants": true}'
+        return [("act_on_jobs", {**call, "arguments": how})]
     if act not in OF_JOBS:
         return []
     found: list[Statement] = []
