@@ -211,6 +211,13 @@ create or replace function rota._examine_drift()
                 end
                 when d.kind in ('view', 'function', 'procedure')
                     then 'was changed: run the install again, which repairs it'
+                when d.kind in ('table', 'column') then 'was changed: ' || (
+                    select string_agg(format('%s is %s, and should be %s', c.part,
+                        rota._one_line(coalesce(nullif(c.actual, ''), 'nothing')),
+                        rota._one_line(coalesce(nullif(c.expected, ''), 'nothing'))),
+                        '; ' order by c.part)
+                    from rota._changed_parts(d.expected, d.actual) as c
+                )
                 else format('was changed: it is %s, and should be %s',
                     rota._one_line(d.actual), rota._one_line(d.expected))
             end),
@@ -263,6 +270,23 @@ create or replace function rota._examine_drift()
     where r.rights <= 20 or not f.is_replayed;
 $$;
 
+/* What differs in the definitions of a table or column; of its options those that do. */
+create or replace function rota._changed_parts(expected text, actual text)
+    returns table (part text, expected text, actual text) language sql immutable as $$
+    select coalesce(e.key, a.key),
+        case e.key when 'options' then rota._without(e.value, a.value) else e.value end,
+        case a.key when 'options' then rota._without(a.value, e.value) else a.value end
+    from jsonb_each_text(_changed_parts.expected::jsonb) as e
+    full join jsonb_each_text(_changed_parts.actual::jsonb) as a on a.key = e.key
+    where e.value is distinct from a.value;
+$$;
+
+create or replace function rota._without(options text, others text)
+    returns text language sql immutable as $$
+    select coalesce(string_agg(o, ', '), '') from unnest(string_to_array(options, ', ')) as o
+    where o <> all(string_to_array(others, ', '));
+$$;
+
 /* The statement that makes an object again what it was; null where the install does that. */
 create or replace function rota._mending(kind text, name text, expected text, actual text)
     returns text language plpgsql immutable as $$
@@ -310,28 +334,27 @@ begin
         when kind in ('view', 'function', 'procedure') then null
         when actual is null then c_make
         when kind in ('table', 'column') then (
-            -- Of each part of its definition that differs, the type first.
-            select string_agg('alter table ' || case coalesce(e.key, a.key)
+            -- Of each part, the type first.
+            select string_agg('alter table ' || case c.part
                     when 'part of'
-                    then regexp_replace(e.value, ' ', format(' attach partition %s ', c_table))
+                    then regexp_replace(c.expected, ' ',
+                        format(' attach partition %s ', c_table))
                     when 'logged' then c_table || ' set logged'
                     when 'row security' then format('%s %s row level security', c_table,
-                        case e.value when 'true' then 'enable' else 'disable' end)
+                        case c.expected when 'true' then 'enable' else 'disable' end)
                     when 'options' then format('%s %s', c_table, concat_ws(', ',
-                        'reset (' || regexp_replace(nullif(a.value, ''), '=[^,]*', '', 'g')
+                        'reset (' || regexp_replace(nullif(c.actual, ''), '=[^,]*', '', 'g')
                             || ')',
-                        'set (' || nullif(e.value, '') || ')'))
+                        'set (' || nullif(c.expected, '') || ')'))
                     when 'not null' then format('%s alter %s %s not null', c_table, c_part,
-                        case e.value when 'true' then 'set' else 'drop' end)
+                        case c.expected when 'true' then 'set' else 'drop' end)
                     when 'default' then format('%s alter %s %s', c_table, c_part,
-                        coalesce('set default ' || e.value, 'drop default'))
+                        coalesce('set default ' || c.expected, 'drop default'))
                     else format('%s alter %s type %s', c_table, c_part, concat_ws(' ',
-                        expected::jsonb ->> 'type',
-                        'collate ' || quote_ident(expected::jsonb ->> 'collation')))
-                end || ';', ' ' order by e.key <> 'type')
-            from jsonb_each_text(expected::jsonb) as e
-            full join jsonb_each_text(actual::jsonb) as a on a.key = e.key
-            where e.value is distinct from a.value
+                        _mending.expected::jsonb ->> 'type',
+                        'collate ' || quote_ident(_mending.expected::jsonb ->> 'collation')))
+                end || ';', ' ' order by c.part <> 'type')
+            from rota._changed_parts(_mending.expected, _mending.actual) as c
         )
         else c_drop || ' ' || c_make
     end;

@@ -54,19 +54,23 @@ HARMS = [
     (
         "alter table rota.jobs alter column created_at drop default",
         "critical",
-        "column jobs.created_at was changed",
+        "column jobs.created_at was changed: default is nothing, and should be rota.now()",
     ),
     (
         "alter table rota.jobs alter column progress_message set not null",
         "critical",
         "column jobs.progress_message was changed",
     ),
-    ("alter table rota.workers set unlogged", "critical", "table workers was changed"),
+    (
+        "alter table rota.workers set unlogged",
+        "critical",
+        "table workers was changed: logged is false, and should be true",
+    ),
     (
         "alter table rota.jobs reset (fillfactor); alter table rota.jobs"
         " set (autovacuum_enabled = off)",
         "critical",
-        "table jobs was changed",
+        "table jobs was changed: options is autovacuum_enabled=off, and should be fillf",
     ),
     (
         "alter table rota.effects disable row level security",
@@ -142,12 +146,12 @@ HARMS = [
     (
         "alter table rota.finished_jobs detach partition rota.finished_jobs_dead",
         "critical",
-        "table finished_jobs_dead was changed: it is",
+        "table finished_jobs_dead was changed: part of is nothing, and should be rota.",
     ),
     (
         "alter table rota.job_errors detach partition rota.job_errors_default",
         "critical",
-        "table job_errors_default was changed: it is",
+        "table job_errors_default was changed: part of is nothing, and should be rota.",
     ),
     # Names of others, of which some begin as one of ours.
     (
