@@ -64,7 +64,7 @@ begin
         from rota.job_runs as r where r.id = any(v_ids[:10])
     );
     conflicts := rota._missing_jobs(act, v_filter, after_id);
-    dependants := case when act in ('retry', 'cancel') then (
+    dependants := case when act in ('retry', 'cancel', 'erase') then (
         -- One may wait for several of these.
         select count(distinct d.job_id)::integer
         from rota._dependants(v_ids[:max_jobs],
@@ -118,8 +118,8 @@ comment on function rota.act_on_jobs is
     'and report the conflicts of the first max_jobs, without a lock; returns how many matched '
     'and how many were changed, which were not and why, the first ten, the id to continue '
     'after, null at the end, and up to 1000 dependants: of a retry the others that were '
-    'cancelled because of these, and stay so unless with_dependants is true, of a cancel those '
-    'that are cancelled with these; raises 22023.';
+    'cancelled because of these, and stay so unless with_dependants is true, of a cancel or '
+    'erase those that are cancelled with these; raises 22023.';
 
 /* Of each act the arguments that it takes, the statuses that jobs may have, and those that are
  * looked for without a word of the caller, where these are not the same. */

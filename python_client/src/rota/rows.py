@@ -290,8 +290,8 @@ class ActReport:
 
     A conflict has the ``job_id`` and the ``reason`` why nothing was done to it.  Up to 1000
     *dependants* are counted: of a retry the others that were cancelled because of these, and
-    stay so unless its arguments have ``with_dependants``; of a cancel those that are cancelled
-    with these.
+    stay so unless its arguments have ``with_dependants``; of a cancel or erase those that are
+    cancelled with these.
     """
 
     matched: int

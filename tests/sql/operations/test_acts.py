@@ -775,8 +775,9 @@ def test_a_retry_of_many_restores_what_was_cancelled_because_of_them(db):
     assert run(db, by_hand).status == "cancelled"
 
 
+@pytest.mark.parametrize("what", ["cancel", "erase"])
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_a_cancel_tells_how_many_are_cancelled_with_these(db, dry_run):
+def test_an_act_tells_how_many_are_cancelled_with_these(db, dry_run, what):
     parents = [running(db).job_id, enqueue(db)]
     child = enqueue(db, depends_on=parents)
     enqueue(db, depends_on=[child])
@@ -784,7 +785,7 @@ def test_a_cancel_tells_how_many_are_cancelled_with_these(db, dry_run):
         enqueue(db, depends_on=parents, if_parent_dead=option)
     mine = enqueue(db, depends_on=parents)
 
-    told = act(db, "cancel", {"ids": [*parents, mine]}, dry_run=dry_run)
+    told = act(db, what, {"ids": [*parents, mine]}, dry_run=dry_run)
 
     assert (told.matched, told.dependants) == (3, 2)
     assert act(db, "discard", {"all": True}, dry_run=True).dependants == 0

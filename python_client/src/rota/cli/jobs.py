@@ -575,7 +575,7 @@ def _tell_dependants(act: str, number: int, given: dict[str, Any], whom: str = "
     """Return what becomes of the jobs that wait for those of an act, or were cancelled so."""
     if not number:
         return ""
-    if act == "cancel":
+    if act != "retry":
         what = "1 job that waits" if number == 1 else f"{number} jobs that wait"
         return f"; {what} for {whom} {'is' if number == 1 else 'are'} cancelled with {whom}"
     becomes = f"stay{'s' if number == 1 else ''} so (--with-dependants restores these, too)"
