@@ -99,6 +99,17 @@ def test_a_retry_of_many_tells_of_what_was_cancelled_because_of_them(
     assert statuses(db, children) == ["blocked"] * 2
 
 
+def test_no_more_dependants_are_told_than_are_counted(run: Run, client: Client) -> None:
+    parent = client.enqueue("charge").job_id
+    client.enqueue_many([{"job_type": "after", "depends_on": [parent]}] * 1001)
+    more = "; at least 1000 jobs that wait for it are cancelled with it"
+
+    assert run("cancel", str(parent), "--dry-run").startswith(
+        "1 job would be changed; at least"
+    )
+    assert run("cancel", str(parent)) == f"job {parent} is cancelled{more}\n"
+
+
 def test_a_cancel_tells_of_what_is_cancelled_with_it(run: Run, client: Client) -> None:
     first, second, running = (client.enqueue("charge").job_id for _ in range(3))
     for parents in ([first], [second], [second, running]):

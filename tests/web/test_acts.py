@@ -221,6 +221,15 @@ def test_an_undo_restores_what_was_cancelled_because_of_it(
     assert status_of(db_of_page, child)[0] == "blocked"
 
 
+def test_a_cancel_of_all_says_what_it_takes_along(http: httpx.Client, db_of_page: Db) -> None:
+    parents = [enqueue(db_of_page, "leading", delay="1 day") for _ in range(2)]
+    enqueue(db_of_page, "following", depends_on=parents)
+
+    form = http.get("/all/cancel?type=leading").text
+
+    assert "Jobs that wait for these and are cancelled with them: 1<" in form
+
+
 def test_what_a_job_had_before_is_given_back(http: httpx.Client, db_of_page: Db) -> None:
     job_id = enqueue(db_of_page, "given_back", delay="1 day", priority=4)
     had = "select queue, priority, run_at from rota.jobs where id = %s"

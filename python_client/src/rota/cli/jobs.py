@@ -397,7 +397,8 @@ def act(arguments: argparse.Namespace) -> int:
     with connected(arguments) as connection:
         calls = partial(_calls, connection, what, wanted, given, arguments.limit)
         counted, at_most = _count(calls(dry_run=True), arguments.limit)
-        more = _tell_dependants(what, counted.dependants, given)
+        is_cut = bool(at_most) or counted.dependants >= AT_ONCE
+        more = _tell_dependants(what, counted.dependants, given, at_least=is_cut)
         if arguments.dry_run:
             return _tell_count(arguments, counted, at_most, more)
         found = counted.matched
@@ -405,13 +406,15 @@ def act(arguments: argparse.Namespace) -> int:
         if found and not arguments.yes and (chosen or what in ("purge", "erase")):
             verb = "set the priority of" if what == "set_priority" else what
             confirm(f"{verb} {_jobs(found)}{more}")
-        changed, dependants, conflicts = 0, 0, list[dict[str, Any]]()
+        changed, dependants, is_cut = 0, 0, False
+        conflicts: list[dict[str, Any]] = []
         done = "put back, due as before" if "keep_run_at" in given else DONE[what]
         done = done.format(to=getattr(arguments, "to", None))
         try:
             for report in calls():
                 changed += report.changed
                 dependants += report.dependants
+                is_cut |= report.dependants >= AT_ONCE
                 conflicts += report.conflicts
                 _tell_progress(
                     changed + len(conflicts), found, is_last=report.next_after_id is None
@@ -429,7 +432,7 @@ def act(arguments: argparse.Namespace) -> int:
         said = {"act": what, "matched": found, "changed": changed, "conflicts": conflicts}
         print_json(said | {"dependants": dependants})
     else:
-        more = _tell_dependants(what, dependants, given) + unasked
+        more = _tell_dependants(what, dependants, given, at_least=is_cut) + unasked
         print(f"{_jobs(changed)} {done}{more}" if changed else "no job was changed")
         _tell_conflicts(conflicts)
     return 1 if conflicts else 0
@@ -455,7 +458,8 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
             status = "to run again"
         else:
             status = client.retry_job(job_id, force=arguments.force)
-        more = _tell_dependants(arguments.act, dependants, changes, "it")
+        is_cut = dependants >= AT_ONCE
+        more = _tell_dependants(arguments.act, dependants, changes, "it", at_least=is_cut)
         if arguments.act == "retry":
             more += _unasked(connection, [job_id])
     if status == "running":
@@ -571,17 +575,21 @@ def _count(reports: Iterator[ActReport], limit: int | None) -> tuple[ActReport, 
     return total, at_most
 
 
-def _tell_dependants(act: str, number: int, given: dict[str, Any], whom: str = "them") -> str:
+def _tell_dependants(
+    act: str, number: int, given: dict[str, Any], whom: str = "them", *, at_least: bool = False
+) -> str:
     """Return what becomes of the jobs that wait for those of an act, or were cancelled so."""
     if not number:
         return ""
+    so_many = f"{'at least ' if at_least else ''}{_jobs(number)}"
+    is_one = number == 1
     if act != "retry":
-        what = "1 job that waits" if number == 1 else f"{number} jobs that wait"
-        return f"; {what} for {whom} {'is' if number == 1 else 'are'} cancelled with {whom}"
-    becomes = f"stay{'s' if number == 1 else ''} so (--with-dependants restores these, too)"
+        is_are, wait = ("is", "waits") if is_one else ("are", "wait")
+        return f"; {so_many} that {wait} for {whom} {is_are} cancelled with {whom}"
+    becomes = f"stay{'s' if is_one else ''} so (--with-dependants restores these, too)"
     if "with_dependants" in given:
-        becomes = f"come{'s' if number == 1 else ''} back, too"
-    return f"; {_jobs(number)} cancelled because of {whom} {becomes}"
+        becomes = f"come{'s' if is_one else ''} back, too"
+    return f"; {so_many} cancelled because of {whom} {becomes}"
 
 
 def _jobs(number: int) -> str:
