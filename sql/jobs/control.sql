@@ -291,14 +291,15 @@ comment on function rota.reschedule_job is
     'job, RT003 if it has ended, RT008 if it is running, 22023.';
 
 /* Give live jobs, which the caller has locked, another time, priority or queue, of those that
- * are given, and the places that go with it. */
+ * are given, and the places that go with it; the time is up to the spread later, by chance. */
 create or replace function rota._change_jobs(
     job_ids bigint[], run_at timestamptz default null, priority integer default null,
-    queue text default null
+    queue text default null, spread interval default null
 ) returns void language plpgsql as $$
 begin
     update rota.jobs as j
-    set run_at = coalesce(_change_jobs.run_at, j.run_at),
+    set run_at = coalesce(
+            _change_jobs.run_at + random() * coalesce(_change_jobs.spread, '0'), j.run_at),
         priority = coalesce(_change_jobs.priority, j.priority),
         queue = coalesce(_change_jobs.queue, j.queue), updated_at = rota.now(),
         -- Of a running job, which may get another priority, it was in another lane.

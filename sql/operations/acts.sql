@@ -127,11 +127,12 @@ create or replace function rota._acts()
     returns table (act text, takes text[], statuses text[], by_default text[])
     language sql immutable as $$
     select a.act, a.takes::text[], a.statuses::text[], a.by_default::text[]
-    from (values ('retry', '{payload,merge,max_attempts,force,keep_run_at,with_dependants}',
+    from (values ('retry',
+            '{payload,merge,max_attempts,force,keep_run_at,spread,with_dependants}',
             '{failed,dead,queued,blocked,cancelled,succeeded,running}', '{failed,dead}'),
         ('cancel', '{reason}', '{blocked,queued,failed,running}', null),
         ('discard', '{}', '{dead}', null),
-        ('reschedule', '{run_at,delay}', '{blocked,queued,failed}', null),
+        ('reschedule', '{run_at,delay,spread}', '{blocked,queued,failed}', null),
         ('set_priority', '{priority}', '{blocked,queued,failed,running}', null),
         ('move', '{queue}', '{blocked,queued,failed}', null),
         ('purge', '{}', '{succeeded,cancelled,dead}', '{succeeded,cancelled}'),
@@ -171,8 +172,13 @@ begin
     from jsonb_each(_check_act.arguments) as g where g.key in ('payload', 'merge');
     perform rota._check_reads('arguments.' || k.name, _check_act.arguments -> k.name, k.must_be)
     from (values ('max_attempts', 'a whole number'), ('priority', 'a whole number'),
-        ('run_at', 'a time'), ('delay', 'a length of time')) as k (name, must_be)
+        ('run_at', 'a time'), ('delay', 'a length of time'), ('spread', 'a length of time'))
+        as k (name, must_be)
     where _check_act.arguments ? k.name;
+    if arguments ? 'spread' then
+        perform rota._check_interval('arguments.spread', (arguments ->> 'spread')::interval,
+            '0', '100 years');
+    end if;
     if arguments ? 'max_attempts' then
         perform rota._check_number('arguments.max_attempts',
             (arguments ->> 'max_attempts')::integer, 1, 2147483647);
@@ -194,9 +200,12 @@ begin
                 (arguments ->> 'run_at')::timestamptz);
         end if;
         -- The same moment for all jobs of all calls that give one, and for each call its own.
-        arguments := jsonb_build_object('run_at', coalesce(
+        arguments := arguments - 'delay' || jsonb_build_object('run_at', coalesce(
             (arguments ->> 'run_at')::timestamptz,
             rota.now() + rota._exact((arguments ->> 'delay')::interval)));
+        perform rota._check_run_at('arguments.spread', (arguments ->> 'run_at')::timestamptz
+            + (arguments ->> 'spread')::interval)
+        where _check_act.arguments ? 'spread';
     end if;
     return arguments;
 end $$;
@@ -422,13 +431,20 @@ begin
             perform rota._requeue(j.id, c_keeps_run_at)
             from rota.jobs as j where j.id = any(done);
             perform rota._restore_jobs(done, c_keeps_run_at);
+            if arguments ? 'spread' then
+                perform rota._change_jobs(array(
+                        select j.id from rota.jobs as j
+                        where j.id = any(done) and j.run_at <= rota.now()
+                    ), rota.now(), spread => (arguments ->> 'spread')::interval);
+            end if;
         when 'cancel' then perform rota._cancel_jobs(done, arguments ->> 'reason');
         when 'discard' then
             update rota.finished_jobs_dead as f
             set discarded_at = rota.now() where f.id = any(done);
         when 'reschedule', 'set_priority', 'move' then
             perform rota._change_jobs(done, (arguments ->> 'run_at')::timestamptz,
-                (arguments ->> 'priority')::integer, arguments ->> 'queue');
+                (arguments ->> 'priority')::integer, arguments ->> 'queue',
+                (arguments ->> 'spread')::interval);
         when 'purge' then
             -- What was not counted yet still will be (maintenance/statistics.sql).
             insert into rota.restored_ends (queue, job_type, status, waited, ran, finished_at,

@@ -99,6 +99,17 @@ def test_a_retry_of_many_tells_of_what_was_cancelled_because_of_them(
     assert statuses(db, children) == ["blocked"] * 2
 
 
+def test_many_jobs_are_retried_over_a_time(run: Run, client: Client, db: Db) -> None:
+    ids = [die(client) for _ in range(3)]
+
+    told = run("retry", "--type", "charge", "--spread", "1 hour", "--yes")
+
+    assert told == "3 jobs put back to run now, spread over 1 hour\n"
+    assert statuses(db, ids) == ["queued"] * 3
+    moved = run("reschedule", "--all", "--delay", "1 day", "--spread", "1 hour", "--yes")
+    assert moved == "3 jobs moved to another time, spread over 1 hour\n"
+
+
 def test_no_more_dependants_are_told_than_are_counted(run: Run, client: Client) -> None:
     parent = client.enqueue("charge").job_id
     client.enqueue_many([{"job_type": "after", "depends_on": [parent]}] * 1001)

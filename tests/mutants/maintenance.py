@@ -1924,6 +1924,12 @@ MAINTENANCE = (
         sql("jobs/control", "keeps_run_at and j.status <> 'failed'", "false"),
     ),
     mutant(
+        "spread-all-at-once",
+        "Jobs that are to be spread over a time are due in the same moment.",
+        "sql/operations/test_acts.py",
+        sql("jobs/control", "random() * coalesce(", "0 * coalesce("),
+    ),
+    mutant(
         "act-keeps-a-backoff",
         "A retry of what failed waits for its backoff all the same.",
         "sql/operations/test_acts.py",

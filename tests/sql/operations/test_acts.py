@@ -439,6 +439,29 @@ def test_a_retry_keeps_the_time_that_is_still_to_come(db, clock):
     assert [job.job_id for job in claim(db, max_jobs=5)] == [later]
 
 
+@pytest.mark.parametrize("what", ["retry", "reschedule"])
+def test_many_jobs_are_spread_over_a_time(db, clock, what):
+    clock.set("2026-01-01 00:00+00")
+    begin = clock.now() + (timedelta() if what == "retry" else HOUR)
+    ids = [dead(db) if what == "retry" else enqueue(db) for _ in range(40)]
+    later = enqueue(db, delay="1 day")
+    planned = run(db, later).run_at
+    arguments = {"spread": "10 minutes"}
+    if what == "retry":
+        act(db, what, {"ids": [later]}, arguments | {"keep_run_at": True})
+        assert run(db, later).run_at == planned
+
+    told = act(db, what, {"ids": ids}, arguments | ({"delay": "1 h"} if begin.hour else {}))
+
+    assert told.changed == 40
+    found = [run(db, job_id).run_at for job_id in ids]
+    assert begin <= min(found) < begin + timedelta(minutes=3)
+    assert begin + timedelta(minutes=7) < max(found) <= begin + timedelta(minutes=10)
+    clock.set(begin + timedelta(minutes=5))
+    settle(db)
+    assert 5 < len(claim(db, max_jobs=50)) < 35
+
+
 def test_a_retry_of_what_failed_keeps_no_time(db):
     job = running(db)
     one(db, "fail_job", **owner(job), error="e", retry_in="1 hour")
@@ -946,6 +969,10 @@ BAD = {
         {"arguments": {"payload": {}, "merge": {}}},
     ],
     "arguments.keep_run_at": [{"arguments": {"keep_run_at": bad}} for bad in ("yes", None)],
+    "arguments.spread": [
+        {"arguments": {"spread": bad}}
+        for bad in ("soon", "-1 s", "101 years", None, {"days": 1})
+    ],
     "arguments.with_dependants": [{"arguments": {"with_dependants": bad}} for bad in (1, None)],
     "arguments.force": [{"arguments": {"force": bad}} for bad in ("yes", None)],
     "arguments.merge": [{"arguments": {"merge": [1]}}],

@@ -410,6 +410,7 @@ def act(arguments: argparse.Namespace) -> int:
         conflicts: list[dict[str, Any]] = []
         done = "put back, due as before" if "keep_run_at" in given else DONE[what]
         done = done.format(to=getattr(arguments, "to", None))
+        done += f", spread over {given['spread']}" if "spread" in given else ""
         try:
             for report in calls():
                 changed += report.changed
@@ -491,7 +492,8 @@ def _unasked(connection: psycopg.Connection[Any], job_ids: list[int]) -> str:
 
 
 GIVEN = (
-    *("max_attempts", "force", "keep_run_at", "with_dependants", "reason", "run_at", "delay"),
+    *("max_attempts", "force", "keep_run_at", "spread", "with_dependants", "reason"),
+    *("run_at", "delay"),
 )
 """The options that are called as in the arguments of act_on_jobs()."""
 

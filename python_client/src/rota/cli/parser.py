@@ -344,12 +344,18 @@ def _add_enqueue(commands: Any) -> None:
     _option(add, "--expires-after", "INTERVAL", "no attempt begins later than this")
 
 
+def _add_spread(add: argparse.ArgumentParser) -> None:
+    what = "not all at once, but each at some time in so long, such as '10 minutes'"
+    _option(add, "--spread", "INTERVAL", what)
+
+
 def _add_acts(commands: Any) -> None:
     add = _add_act(commands, "retry", "retry", "run failed and dead jobs again now")
     what = "also running jobs: their workers lose them; a filter needs --status running"
     _flag(add, "--force", what)
     what = "jobs that were planned for later wait for their time, as after a mistaken cancel"
     _flag(add, "--keep-run-at", what)
+    _add_spread(add)
     what = "also restore the jobs that were cancelled because of these"
     _flag(add, "--with-dependants", what)
     what = "change this value of the payload, to JSON or a text; may be repeated"
@@ -366,6 +372,7 @@ def _add_acts(commands: Any) -> None:
     how = add.add_mutually_exclusive_group(required=True)
     _option(how, "--run-at", "TIME", "such as '2026-03-01 02:00 Europe/Paris'")
     _option(how, "--delay", "INTERVAL", "from now, such as '10 minutes'")
+    _add_spread(add)
     add = _add_act(commands, "priority", "set_priority", "give jobs another priority")
     _option(add, "--to", "N", "lower runs first", type=whole(-32768, 32767), required=True)
     add = _add_act(commands, "move", "move", "move waiting jobs to another queue")
