@@ -68,6 +68,7 @@ EXAMPLES = {
     "retry": """\
   rota retry 4711 4712
   rota retry --type charge_card --error 'card 7 declined' --set currency=EUR
+  rota retry --type charge_card --with-dependants --spread '10 minutes'
   rota retry --status cancelled --newer-than '1 hour' --keep-run-at --dry-run""",
     "cancel": "  rota cancel --type send_mail --payload '{\"user_id\": 7}' --reason 'gone'",
     "discard": "  rota discard --type send_mail --error 'mailbox full'",
