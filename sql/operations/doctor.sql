@@ -779,11 +779,14 @@ create or replace function rota._examine_dead_jobs()
     where e.jobs > 0 order by e.jobs desc);
 $$;
 
-/* How to retry ended jobs: with those that were cancelled because of them, if there are any. */
+/* How to retry ended jobs: many not all at once, which what they call may not bear; and with
+ * those that were cancelled because of them, if there are any. */
 create or replace function rota._retry_arguments(ended_ids bigint[])
     returns jsonb language sql stable as $$
-    select case when exists (select from rota._dependants(ended_ids, 'cancelled', 1000))
-        then '{"with_dependants": true}' else '{}' end::jsonb;
+    select jsonb_strip_nulls(jsonb_build_object(
+        'spread', case when cardinality(ended_ids) >= 1000 then '10 minutes' end,
+        'with_dependants', nullif(
+            exists (select from rota._dependants(ended_ids, 'cancelled', 1000)), false)));
 $$;
 
 /* The statement that retries all jobs of a filter: one call, if that acts on all of them, in a

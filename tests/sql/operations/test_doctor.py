@@ -620,7 +620,7 @@ def test_the_remedy_of_dead_jobs_is_of_that_group_and_stops_at_none(db, how_many
     assert row.finding == "dead_jobs"
     assert row.evidence.startswith("at least ") == bool(others)  # no more are looked at
     assert row.remedy.startswith("select") == (how_many < 1000 and not others)
-    assert ("commit" in row.remedy) == (how_many > 1000)
+    assert ("commit" in row.remedy) == ("spread" in row.remedy) == (how_many > 1000)
     assert row.evidence.isprintable()
     assert row.remedy.isprintable()
     db.execute(row.remedy)
