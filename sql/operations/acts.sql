@@ -435,6 +435,9 @@ begin
                 perform rota._change_jobs(array(
                         select j.id from rota.jobs as j
                         where j.id = any(done) and j.run_at <= rota.now()
+                          -- One that would expire meanwhile begins at once.
+                          and (j.expires_at
+                            <= rota.now() + (arguments ->> 'spread')::interval) is not true
                     ), rota.now(), spread => (arguments ->> 'spread')::interval);
             end if;
         when 'cancel' then perform rota._cancel_jobs(done, arguments ->> 'reason');

@@ -462,6 +462,15 @@ def test_many_jobs_are_spread_over_a_time(db, clock, what):
     assert 5 < len(claim(db, max_jobs=50)) < 35
 
 
+def test_a_retry_that_is_spread_carries_no_job_past_its_expiry(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    ids = [dead(db, expires_after="5 minutes") for _ in range(20)]
+
+    act(db, "retry", {"ids": ids}, {"spread": "10 minutes"})
+
+    assert len(claim(db, max_jobs=20)) == 20
+
+
 def test_a_retry_of_what_failed_keeps_no_time(db):
     job = running(db)
     one(db, "fail_job", **owner(job), error="e", retry_in="1 hour")
