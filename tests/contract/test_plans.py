@@ -500,6 +500,11 @@ def test_how_far_a_queue_has_moved_is_told_without_its_history(own: Session) -> 
     """The command asks each second, and a queue may have had millions of jobs."""
     own.prepare(KEPT_LONG)
     own.prepare("select rota.set_database_number(5), rota.begin_queue_move('q1', 6)")
+    own.prepare(
+        "insert into rota.dependencies (job_id, parent_id)"
+        " select rota.enqueue('x', queue => 'q2'), f.id from rota.finished_jobs as f"
+        " where f.queue = 'q1'"
+    )
 
     (status,) = own.call("select state from rota.queue_move_status('q1')")
 
