@@ -14,6 +14,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from rota import Client
 from rota.cli import main
@@ -71,6 +73,23 @@ def test_retry_with_dependants_tells_how_many_come_back(run: Run, client: Client
     assert told == f"job {job_id} is to run again{come}\n"
     client.tick()
     assert run("retry", str(job_id), "--with-dependants") == f"job {job_id} is to run again\n"
+
+
+def test_who_may_only_cancel_single_jobs_cancels_one(
+    dsn: str, db: Db, run: Run, client: Client
+) -> None:
+    role = f"canceller_{db.info.dbname}"
+    job_id = client.enqueue("charge").job_id
+    name = sql.Identifier(role)
+    db.execute(sql.SQL("create role {} login password 'w'").format(name))
+    try:
+        for statement in client.grant_statements("observer", role):
+            db.execute(statement.encode())
+        db.execute(sql.SQL("grant execute on function rota.cancel_job to {}").format(name))
+        url = make_conninfo(dsn, user=role, password="w")
+        assert run("cancel", str(job_id), "-d", url) == f"job {job_id} is cancelled\n"
+    finally:
+        db.execute(sql.SQL("drop owned by {0}; drop role {0}").format(name))
 
 
 def test_a_retry_of_many_tells_of_what_was_cancelled_because_of_them(
