@@ -300,6 +300,20 @@ def test_what_watches_a_database_says_that_it_hangs(
     assert capsys.readouterr().err == "rota: no answer within 0.5 seconds\n"
 
 
+def test_a_tick_of_cron_does_not_wait_for_ever(
+    dsn: str,
+    db: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("rota.cli.database.LONGEST_TICK", 0.5)
+    hang = "perform pg_sleep(60) where current_setting('application_name') = 'rota cli';"
+    mutate(db, "now", "begin", f"begin {hang}")
+    assert main(["tick", "-d", dsn]) == 1
+    lost = "outcome unknown, the answer was lost: no answer within 0.5 seconds"
+    assert lost in capsys.readouterr().err
+
+
 def test_top_fits_the_terminal_with_the_worst_first(dsn: str, client: Client) -> None:
     client.enqueue("a", queue="worst")
     client.enqueue_many([{"job_type": "a", "queue": f"queue-{n:02}"} for n in range(15)])

@@ -97,6 +97,7 @@ def tick(arguments: argparse.Namespace) -> None:
         set_up_log()
         run_ticker(conninfo(arguments), arguments.every)
         return
+    arguments.patience = LONGEST_TICK
     with connected(arguments) as connection, answered(connection):
         report = asdict(Client(connection).tick())
     (print_json if arguments.json else print_record)(report)
@@ -145,6 +146,8 @@ CRITICAL = 2
 MAX_ROWS = 20
 PATIENCE = 20.0
 """Seconds after which what is asked again and again takes a database that hangs for lost."""
+LONGEST_TICK = 60.0
+"""Seconds; where cron starts one each minute, those that hang would else be ever more."""
 OLD_COUNT = timedelta(seconds=3)
 CLEAR = "\x1b[H\x1b[J"
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
