@@ -62,6 +62,10 @@ select 'upkeep' in (select tablename from pg_tables where schemaname = 'rota') a
 \ir upgrades/from_0_1_0/set_aside.sql
 \endif
 select to_regnamespace('rota') is null as fresh \gset
+\if :{?allow_downgrade}
+\else
+\set allow_downgrade off
+\endif
 
 -- tables/: what is stored.  Made once, and changed by upgrades/ only.
 \if :fresh
@@ -88,6 +92,9 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir tables/audit.sql
 \else
 \ir upgrades/all.sql
+\if :allow_downgrade
+\ir upgrades/drop_code.sql
+\endif
 \ir base/clock.sql
 \ir base/configured.sql
 \endif
@@ -95,10 +102,6 @@ select to_regnamespace('rota') is null as fresh \gset
 
 -- base/: what every other folder uses.
 \ir base/version.sql
-\if :{?allow_downgrade}
-\else
-\set allow_downgrade off
-\endif
 \if :allow_downgrade
 \else
 \ir upgrades/refuse_downgrade.sql
@@ -195,6 +198,10 @@ do $$ begin perform rota._drop_leftovers(); end $$;
 \ir access/front.sql
 \ir access/grants.sql
 \ir access/visible_rows.sql
+\if :fresh
+\else
+\ir upgrades/give_grants.sql
+\endif
 \if :is_first
 \ir upgrades/from_0_1_0/carry_over.sql
 \endif

@@ -11,7 +11,9 @@
  * The file ends with its own row for upgrade_log.  A fresh install creates the tables as they
  * are now and writes the rows of all steps.  An object that differs from the manifest before
  * the steps still counts as different after them (operations/drift.sql): a step that repairs
- * it deletes its row of the manifest.  There are no steps yet.
+ * it deletes its row of the manifest.  A function that changes its arguments or its result is
+ * dropped by a step; who was granted it is granted the new one (give_grants.sql).  There are no
+ * steps yet.
  *
  * Before them the check below makes sure that the schema found is rota's and the installer's.
  * refuse_downgrade.sql refuses files older than the installed version, since only they know
@@ -56,6 +58,25 @@ begin
         drop schema if exists rota_0_1_0 cascade;
     end if;
     perform set_config('rota.installed_version', rota.version(), true);
+    -- Of our own roles the install knows the grants.
+    perform set_config('rota.grants', jsonb_agg(to_jsonb(g))::text, true)
+    from (
+        select o.name, a.privilege_type as privilege, a.grantee::regrole as grantee,
+            a.is_grantable
+        from (
+            select p.proname, p.proacl, p.proowner from pg_proc as p
+            where p.pronamespace = 'rota'::regnamespace
+            union all
+            select c.relname, c.relacl, c.relowner from pg_class as c
+            where c.relnamespace = 'rota'::regnamespace and c.relkind = 'v'
+        ) as o (name, acl, owner)
+        cross join lateral aclexplode(o.acl) as a
+        where a.grantee not in (0, o.owner) and a.grantee <> all(array(
+            select to_regrole('rota_' || n.access)::oid
+            from unnest('{producer,worker,operator,observer}'::text[]) as n (access)
+            where to_regrole('rota_' || n.access) is not null
+        ))
+    ) as g;
     perform rota._note_drift();
 end $$;
 

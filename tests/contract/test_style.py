@@ -14,6 +14,8 @@ MANIFESTS = [SQL / "install.sql", SQL / "uninstall.sql", SQL / "front.sql"]
 # be missing, and doctor() goes through a list of functions.
 DYNAMIC = [
     "all.sql",
+    "drop_code.sql",
+    "give_grants.sql",
     "encoding.sql",
     "visible_rows.sql",
     "ids.sql",

@@ -239,6 +239,24 @@ MAINTENANCE = (
         sql("install", "\\ir upgrades/refuse_downgrade.sql\n", ""),
     ),
     mutant(
+        "downgrade-over-what-changed",
+        "Nobody can go back from a version in which a function has another result.",
+        "releases/test_general.py",
+        sql("install", "\\ir upgrades/drop_code.sql\n", ""),
+    ),
+    mutant(
+        "downgrade-takes-views-of-others",
+        "A downgrade drops the views that others have built on rota.",
+        "releases/test_general.py",
+        sql("upgrades/drop_code", "'drop routine %s'", "'drop routine %s cascade'"),
+    ),
+    mutant(
+        "grants-lost-with-arguments",
+        "An upgrade takes a function that has one argument more from those who call it.",
+        "releases/test_general.py",
+        sql("install", "\\ir upgrades/give_grants.sql\n", ""),
+    ),
+    mutant(
         "leftovers-of-others",
         "An upgrade drops what others have put into the schema.",
         "releases/test_general.py",

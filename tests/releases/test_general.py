@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +85,117 @@ def test_grants_by_hand_survive_an_upgrade_and_those_of_the_roles_are_made_anew(
     finally:
         psql(dsn, "-c", "drop owned by rota_installer cascade")
         admin.execute("drop role upgraded_app")
+
+
+CHANGED = """
+create view rota.of_newer as select rota.of_newer();
+do $$ begin
+    execute format('create or replace view rota.ticker_health as select t.*, 1 as more '
+        'from (%s) as t', rtrim(pg_get_viewdef('rota.ticker_health'::regclass), ';'));
+end $$;
+drop function rota.set_priority(bigint, integer);
+create function rota.set_priority(id bigint, priority integer, reason text default null)
+    returns text language sql as $$ select 'newer' $$;
+drop function rota.cancel_job(bigint, text);
+create function rota.cancel_job(job_id bigint, reason text, out status text, out at timestamptz)
+    language sql as $$ select 'newer', now() $$;
+drop function rota._one_line(text);
+create function rota._one_line(words text) returns text[] language sql
+    as $$ select '{}'::text[] $$;
+"""
+USED = (
+    "function rota.set_priority",
+    "function rota.cancel_job",
+    "table rota.ticker_health",
+    "function rota.enqueue",
+)
+
+
+@pytest.fixture
+def app(admin: psycopg.Connection[Any]) -> Iterator[str]:
+    """A role of the application's own, which no install knows."""
+    admin.execute("create role changed_app")
+    yield "changed_app"
+    admin.execute("drop role changed_app")
+
+
+def grant(dsn: str, app: str) -> None:
+    with psycopg.connect(dsn) as db:
+        db.execute(f"grant usage on schema rota to {app}".encode())
+        for used in USED:
+            right = "execute" if used.startswith("function") else "select"
+            db.execute(f"grant {right} on {used} to {app}".encode())
+
+
+def usable(dsn: str, app: str) -> list[str]:
+    query = """
+        select 'function rota.' || p.proname from pg_proc as p
+        where p.pronamespace = 'rota'::regnamespace
+          and has_function_privilege(%(app)s, p.oid, 'execute')
+        union all
+        select 'table rota.' || c.relname from pg_class as c
+        where c.relnamespace = 'rota'::regnamespace and c.relkind = 'v'
+          and has_table_privilege(%(app)s, c.oid, 'select')
+        order by 1
+        """
+    with psycopg.connect(dsn) as db:
+        return [what for (what,) in db.execute(query, {"app": app}).fetchall()]
+
+
+@pytest.mark.slow
+def test_a_downgrade_goes_over_functions_and_views_of_another_shape(
+    app: str, make: Make, other: Path, psql: Any, sql_dir: Path
+) -> None:
+    dsn, plain = make(other), make(sql_dir / "install.sql")
+    with psycopg.connect(dsn) as db:
+        db.execute(CHANGED.encode())
+        db.execute("select rota._keep_manifest()")
+    grant(dsn, app)
+
+    psql(dsn, "-v", "allow_downgrade=1", "-f", sql_dir / "install.sql")
+
+    objects = "select kind, name, definition from rota._objects() order by 1, 2, 3"
+    with psycopg.connect(dsn) as db, psycopg.connect(plain) as fresh:
+        assert db.execute(objects).fetchall() == fresh.execute(objects).fetchall()
+        assert db.execute("select * from rota._differences()").fetchall() == []
+    assert usable(dsn, app) == sorted(USED)
+
+
+@pytest.mark.slow
+def test_a_downgrade_leaves_views_of_others(
+    make: Make, other: Path, psql: Any, sql_dir: Path
+) -> None:
+    dsn = make(other)
+    psql(
+        dsn,
+        "-c",
+        "create schema mine create view runs as select id, rota.now() from rota.job_runs",
+    )
+    psql(dsn, "-c", "select rota.enqueue('kept')")
+
+    psql(dsn, "-v", "allow_downgrade=1", "-f", sql_dir / "install.sql")
+
+    assert "of_newer" not in functions(dsn)
+    with psycopg.connect(dsn) as db:
+        assert db.execute("select count(*) from mine.runs").fetchone() == (1,)
+
+
+@pytest.mark.slow
+def test_grants_by_hand_pass_to_a_function_with_more_arguments(
+    app: str, make: Make, other: Path, psql: Any, sql_dir: Path
+) -> None:
+    dsn = make(sql_dir / "install.sql")
+    grant(dsn, app)
+    old, new = (
+        "priority integer)\n    returns void",
+        "priority integer, more text default null)",
+    )
+    control = other.parent / "jobs/control.sql"
+    assert control.read_text().count(f"set_priority(job_id bigint, {old}") == 1
+    control.write_text(control.read_text().replace(old, f"{new}\n    returns void"))
+    step = other.parent / "upgrades/all.sql"
+    step.write_text(step.read_text() + "drop function rota.set_priority(bigint, integer);\n")
+
+    psql(dsn, "-f", other)
+
+    assert usable(dsn, app) == sorted(USED)

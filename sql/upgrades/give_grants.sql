@@ -1,0 +1,31 @@
+/*
+ * upgrades/give_grants.sql -- what roles were granted on functions and views, also where these
+ * are new: `create or replace` keeps the grants, but not where a function has other arguments.
+ */
+
+do $$
+declare
+    v_grant text;
+begin
+    for v_grant in
+        select format('grant %s on %s to %s%s', k.privilege, o.object, k.grantee,
+            case when k.is_grantable then ' with grant option' end)
+        from jsonb_to_recordset(nullif(current_setting('rota.grants', true), '')::jsonb)
+            as k (name text, privilege text, grantee regrole, is_grantable boolean)
+        cross join lateral (
+            select 'routine ' || p.oid::regprocedure, p.proacl from pg_proc as p
+            where p.pronamespace = 'rota'::regnamespace and p.proname = k.name
+              and k.privilege = 'EXECUTE' and rota._is_written_here(p.xmin)
+            union all
+            select format('rota.%I', c.relname), c.relacl from pg_class as c
+            where c.relnamespace = 'rota'::regnamespace and c.relname = k.name
+              and c.relkind = 'v' and k.privilege <> 'EXECUTE'
+        ) as o (object, acl)
+        where not exists (
+            select from aclexplode(o.acl) as a
+            where a.grantee = k.grantee::oid and a.privilege_type = k.privilege
+        )
+    loop
+        execute v_grant;
+    end loop;
+end $$;
