@@ -6,7 +6,8 @@ The settings are those of faults/of_settings.py; the server of the tests gets th
 Those that do not mind each other share a run, and if it fails each has one of its own.  A name
 is that of a setting, and then it is alone, or of a locale (support/locales.py), as "icu tr".
 "pooler" is neither: it runs the tests through two sessions of pgbouncer, without those that
-need sessions of their own.  Ends with one line for each run, and with a failure if one failed.
+need sessions of their own.  Nor is "columns": it runs them over the tables of a newer version.
+Ends with one line for each run, and with a failure if one failed.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
@@ -40,6 +41,7 @@ ROOMS = ["sql", "races", "fuzz", "model", "client", "contract", "security", "fau
 POOLER = "pooler"
 # A race knows its sessions by their process, and stops one in a transaction while others go on.
 POOLED = [room for room in ROOMS if room != "races"]
+COLUMNS = "columns"
 # What sorts texts, or shows them.
 LOCAL = ["sql", "races", "client", "contract", "security", "web"]
 Result = tuple[str, bool, str]
@@ -51,6 +53,10 @@ def run(names: Sequence[str], arguments: list[str]) -> Result:
         print("\n--- pgbouncer in transaction mode", flush=True)
         chosen = ["-m", "not own_session and not long", *(arguments or POOLED)]
         return POOLER, *run_pytest({**os.environ, "ROTA_TEST_POOLER": "1"}, chosen)
+    if names == (COLUMNS,):
+        print("\n--- tables with more columns", flush=True)
+        environment = {**os.environ, "ROTA_TEST_COLUMNS": "1"}
+        return COLUMNS, *run_pytest(environment, arguments or ROOMS)
     if names[0] in LOCALES:
         print(f"\n--- databases of {names[0]}", flush=True)
         environment = {**os.environ, "ROTA_TEST_LOCALE": names[0]}
@@ -63,9 +69,9 @@ def run(names: Sequence[str], arguments: list[str]) -> Result:
 
 def main(arguments: list[str]) -> int:
     """Run the tests so often, and tell how it went."""
-    names, extra = read(arguments, __doc__, "NAME", [*SETTINGS, *LOCALES, POOLER])
+    names, extra = read(arguments, __doc__, "NAME", [*SETTINGS, *LOCALES, POOLER, COLUMNS])
     results: list[Result] = []
-    alone = [(name,) for name in (*LOCALES, POOLER)]
+    alone = [(name,) for name in (*LOCALES, POOLER, COLUMNS)]
     for bundle in [(name,) for name in names] or (*BUNDLES, *alone):
         results.append(run(bundle, extra))
         if not results[-1][1] and len(bundle) > 1:

@@ -273,12 +273,18 @@ begin
         group by 1, 2, 3, 4, 5, 6, 7
     )
     -- Of one bucket each, which is null where a job has not waited or run; _add_stats() adds.
-    select array_agg(row(b.step, b.starts_at, b.queue, b.job_type, b.outcome, b.total,
-        b.total_wait, b.longest_wait, array[b.wait_bucket], array[b.total], b.total_run,
-        b.longest_run, array[b.run_bucket], array[b.total],
-        b.total * (b.wait_bucket is not null)::integer,
-        b.total * (b.run_bucket is not null)::integer)::rota.job_stats)
-    into v_added from binned as b;
+    -- By names, since a newer version may have added columns.
+    select array_agg(jsonb_populate_record(null::rota.job_stats, to_jsonb(a)))
+    into v_added
+    from (
+        select b.step, b.starts_at, b.queue, b.job_type, b.outcome, b.total, b.total_wait,
+            b.longest_wait, array[b.wait_bucket] as wait_buckets, array[b.total] as wait_counts,
+            b.total_run, b.longest_run, array[b.run_bucket] as run_buckets,
+            array[b.total] as run_counts,
+            b.total * (b.wait_bucket is not null)::integer as waits,
+            b.total * (b.run_bucket is not null)::integer as runs
+        from binned as b
+    ) as a;
     if v_added is not null then perform rota._add_stats(v_added); end if;
     return coalesce(
         (select sum(a.total) from unnest(v_added) as a where a.step = 'minute'), 0)::bigint;

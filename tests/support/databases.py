@@ -4,8 +4,9 @@ So every test makes real commits and real races, and leaves nothing to the next 
 Set ROTA_PG_BINDIR to run on the PostgreSQL programs of another directory, ROTA_TEST_SETTINGS
 to give the server settings, one on a line, ROTA_TEST_POOLER to come through pgbouncer,
 ROTA_TEST_PAUSES to run on the functions as the races instrument them,
-ROTA_TEST_DATABASE_NUMBER to give the databases this number, and ROTA_TEST_LOCALE to give them
-a language and encoding of support/locales.py.
+ROTA_TEST_DATABASE_NUMBER to give the databases this number, ROTA_TEST_LOCALE to give them a
+language and encoding of support/locales.py, and ROTA_TEST_COLUMNS to run over the tables of a
+newer version, as after a downgrade: each has one column more.
 """
 
 from __future__ import annotations
@@ -124,6 +125,23 @@ def empty_database(
     return make
 
 
+COLUMNS = """
+do $$
+declare
+    v_table regclass;
+begin
+    for v_table in
+        select c.oid from pg_class as c
+        where c.relnamespace = 'rota'::regnamespace and c.relkind in ('r', 'p')
+          and not c.relispartition
+    loop
+        execute format('alter table %s add column of_newer text', v_table);
+    end loop;
+    perform rota._keep_manifest();
+end $$;
+"""
+
+
 @pytest.fixture(scope="session")
 def template(
     server: EmbeddedPostgres,
@@ -139,6 +157,9 @@ def template(
     if number := os.environ.get("ROTA_TEST_DATABASE_NUMBER"):
         with psycopg.connect(server.url(TEMPLATE)) as connection:
             connection.execute("select rota.set_database_number(%s)", (int(number),))
+    if os.environ.get("ROTA_TEST_COLUMNS"):
+        with psycopg.connect(server.url(TEMPLATE)) as connection:
+            connection.execute(COLUMNS)
     if os.environ.get("ROTA_TEST_PAUSES"):
         with psycopg.connect(server.url(TEMPLATE), autocommit=True) as connection:
             instrument(connection)

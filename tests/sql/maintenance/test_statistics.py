@@ -128,6 +128,16 @@ def test_no_attempt_takes_less_than_no_time_when_the_clock_is_set_back(db, clock
     assert counted == [(timedelta(),) * 4]
 
 
+def test_ends_are_counted_where_a_newer_version_has_added_a_column(db, clock):
+    db.execute("alter table rota.job_stats add column of_newer text")
+    clock.set(NOON)
+    end(db, "succeeded")
+    look(db, clock)
+    look(db, clock)
+
+    assert totals(db) == {"succeeded": 1}
+
+
 def test_nothing_is_counted_twice_however_often_one_ticks(db, clock):
     clock.set(NOON)
     for _ in range(5):
