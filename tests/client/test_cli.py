@@ -134,11 +134,26 @@ def test_lists_tell_the_year_of_what_is_far_away(run: Callable[..., str]) -> Non
         run("enqueue", "a", "--run-at", moment.isoformat())
     run("schedule", "add", "leap", "0 0 29 2 *", "a", "--starts-at", f"{far.year + 1}-01-01")
 
-    _, later, sooner = run("jobs").splitlines()
+    head, later, sooner = run("jobs").splitlines()
 
+    assert "  when UTC " in head
     assert re.search(r"  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d$", later)
     assert re.search(r"  \d\d-\d\d \d\d:\d\d:\d\d$", sooner)
     assert re.search(r"  20\d\d-02-29 00:00 \+0000 ", run("schedule", "list"))
+
+
+def test_times_are_told_with_the_zone_of_the_session(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for moment in ("2031-07-01 12:00+00", "2032-01-01 12:00+00"):
+        run("enqueue", "a", "--run-at", moment)
+    monkeypatch.setenv("PGTZ", "Europe/Warsaw")
+
+    head, winter, summer = run("jobs").splitlines()
+
+    assert "  when CET " in head
+    assert winter.endswith("  2032-01-01 13:00:00")
+    assert summer.endswith("  2031-07-01 14:00:00 CEST")
 
 
 def test_jobs_filters(run: Callable[..., str], client: Client) -> None:
@@ -1184,7 +1199,7 @@ def test_long_names_are_cut_before_the_numbers_beside_them(
     client.tick()  # which counts them
 
     lists = {
-        "jobs": r"id +status +queue +job_type +tries +when +error$",
+        "jobs": r"id +status +queue +job_type +tries +when UTC +error$",
         "status": r"queue +job_type +attempts +failed +died +wait p95 +run p95$",
         "top --once": r"job type +queue +a min +failed +wait p95 +run p95$",
         f"retry --type {job_type} --dry-run": r"job_id +status +queue +job_type +last_error$",
@@ -1742,7 +1757,7 @@ def test_audit_shows_whole_what_an_undo_needs(
     lines = run("audit").splitlines()
 
     assert max(map(len, lines)) <= 80
-    told = " ".join(line[16:] for line in lines)
+    told = " ".join(line[20:] for line in lines)
     assert told.startswith(f"cancel by {getpass.getuser()}, 2 jobs: {{")
     assert '"job_type": "send_mail"' in told
     assert f'-> {{"reason": "{reason}"}}' in told
@@ -1771,7 +1786,9 @@ def test_limits_tell_a_rate_and_when_they_leave_out_any(
 
     most, least = run("limits").splitlines()[1:]
 
-    assert re.match(r"type a  1/-      1 +2 in 1 h    \d\d-\d\d \d\d:\d\d:\d\d$", most), most
+    assert re.match(r"type a  1/-      1 +2 in 1 h    \d\d-\d\d \d\d:\d\d:\d\d UTC$", most), (
+        most
+    )
     assert re.match(r"type b  0/-      0 +5 in 50 ms *$", least), least
     few = run("limits", "--limit", "1").splitlines()
     assert [few[1].split()[:2], few[2:]] == [["type", "a"], ["there may be more: --limit"]]

@@ -529,7 +529,7 @@ def test_audit_tells_of_an_act_in_many_steps_once(
     *told, more = run("audit", "--limit", "3").splitlines()
     acts = [line for line in told if line[0] != " "]
     assert more == "there may be more: --limit"
-    assert [act[16:].partition(":")[0] for act in acts] == [
+    assert [act[20:].partition(":")[0] for act in acts] == [
         "cancel by ann, 1 job",
         "cancel by ann, 2001 jobs",
         "pause by ann",
@@ -546,7 +546,7 @@ def test_audit_tells_who_did_what(
     run("pause", "--all", "--yes")
 
     lines = run("audit").splitlines()
-    assert [lines[0][16:28], lines[-1][16:]] == [
+    assert [lines[0][20:32], lines[-1][20:]] == [
         "pause by ann",
         f"cancel by ann, 1 job: {job_id}",
     ]

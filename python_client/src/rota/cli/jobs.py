@@ -131,12 +131,18 @@ def jobs(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(rows)
         return
-    print_list([_shown(row) for row in rows])
+    zone = f"{_moment(rows[0]):%Z}" if rows else ""
+    print_list([_shown(row, zone) for row in rows])
     if len(rows) == arguments.limit:
         print(f"for more: --before {rows[-1]['id']}")
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _moment(row: dict[str, Any]) -> datetime:
+    moment: datetime = row["finished_at"] or row["run_at"]
+    return moment
+
+
+def _shown(row: dict[str, Any], zone: str) -> dict[str, Any]:
     error = ": ".join(filter(None, (row["error_type"], row["last_error"])))
     if row["status"] == "cancelled":
         error = row["cancel_reason"] or ""
@@ -146,7 +152,8 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
         "queue": row["queue"],
         "job_type": row["job_type"],
         "tries": f"{row['attempts']}/{row['max_attempts']}",
-        "when": short(row["finished_at"] or row["run_at"]),
+        # The other half of the year has another zone.
+        f"when {zone}": short(_moment(row)).removesuffix(f" {zone}"),
         "error": error if row["status"] != "succeeded" else "",
     }
 

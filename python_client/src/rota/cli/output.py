@@ -487,8 +487,8 @@ def columns(text: str) -> int:
 
 
 def short(moment: datetime | None) -> str:
-    """Return a time, in the zone that it has."""
-    return f"{day(moment)} {moment:%H:%M:%S}" if moment else ""
+    """Return a time, with the zone that it is in: that of the session."""
+    return f"{day(moment)} {moment:%H:%M:%S %Z}" if moment else ""
 
 
 def day(moment: datetime) -> str:
