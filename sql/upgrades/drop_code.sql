@@ -27,9 +27,11 @@ begin
         having count(*) > 0
         union all
         select format('drop routine %s', p.oid::regprocedure) from pg_proc as p
-        join rota.manifest as m on m.kind in ('function', 'procedure') and m.name
-            = format('%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid))
-        where p.pronamespace = 'rota'::regnamespace and m.definition is not null
+        where p.pronamespace = 'rota'::regnamespace and exists (
+            select from rota.manifest as m
+            where m.kind in ('function', 'procedure') and m.definition is not null
+              and split_part(m.name, '(', 1) = quote_ident(p.proname)
+        )
     loop
         begin
             execute v_drop;

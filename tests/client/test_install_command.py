@@ -137,6 +137,26 @@ def test_what_cannot_be_followed_is_an_error(
 
 
 @pytest.mark.slow
+def test_install_over_functions_of_another_shape_by_force(
+    dsn: str, db: psycopg.Connection[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    db.execute("drop function rota.retry_job")
+    db.execute(
+        "create function rota.retry_job(job_id bigint, force boolean, out status integer)"
+        " language sql as 'select 1'"
+    )
+    db.execute("reassign owned by rota_installer to current_user")
+
+    assert main(["install", "-d", dsn]) == 1
+    told = "cannot change return type of existing function (This drops the functions first: "
+    assert told + "rota install --force)" in capsys.readouterr().err
+
+    assert main(["install", "--force", "-d", dsn]) == 0
+    job_id = rota.Client(db).enqueue("a").job_id
+    assert rota.Client(db).retry_job(job_id) == "queued"
+
+
+@pytest.mark.slow
 def test_install_puts_no_older_functions_over_newer_ones(
     dsn: str, db: psycopg.Connection[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,6 +140,8 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
     except (psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedColumn) as error:
         maker = "rota front make" if "rota_front." in str(error) else "rota install"
         return complain(error, f"Bring the database up to date with: {maker}")
+    except psycopg.errors.InvalidFunctionDefinition as error:  # from another commit
+        return complain(error, "This drops the functions first: rota install --force")
     except psycopg.errors.LockNotAvailable as error:
         if hint := error.diag.message_hint:  # rota's own says more
             return complain(error, hint)
