@@ -156,7 +156,8 @@ create or replace function rota._is_written_here(row_xmin xid)
 $$;
 
 /* Drop the functions of the version before that this one has not: all that the manifest lists
- * and this transaction has not written.  What others have put into the schema stays. */
+ * and this transaction has not written.  What others have put into the schema stays, and so
+ * do the functions of a newer version's triggers, which a downgrade leaves on its tables. */
 create or replace function rota._drop_leftovers()
     returns void language plpgsql set quote_all_identifiers = off as $$
 declare
@@ -168,6 +169,7 @@ begin
           and m.name = format('%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid))
         where m.kind in ('function', 'procedure') and m.definition is not null
           and not rota._is_written_here(p.xmin)
+          and not exists (select from pg_trigger as t where t.tgfoid = p.oid)
     loop
         execute format('drop routine %s', v_function.function);
     end loop;

@@ -11,10 +11,12 @@
  * The file ends with its own row for upgrade_log.  A fresh install creates the tables as they
  * are now and writes the rows of all steps.  An object that differs from the manifest before
  * the steps still counts as different after them (operations/drift.sql): a step that repairs
- * it deletes its row of the manifest.  A new column may be null: after a downgrade the
- * functions of the version before write the rows.  A function that changes its arguments or its
- * result is dropped by a step; who was granted it is granted the new one (give_grants.sql).
- * There are no steps yet.
+ * it deletes its row of the manifest.
+ *
+ * After a downgrade the functions of the version before run over the new tables: a new column
+ * may be null, and the function of a new trigger calls none that is new.  A function that
+ * changes its arguments or its result is dropped by a step; who was granted it is granted the
+ * new one (give_grants.sql).  There are no steps yet.
  *
  * Before them the check below makes sure that the schema found is rota's and the installer's.
  * refuse_downgrade.sql refuses files older than the installed version, since only they know

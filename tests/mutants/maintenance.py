@@ -251,6 +251,16 @@ MAINTENANCE = (
         sql("upgrades/drop_code", "'drop routine %s'", "'drop routine %s cascade'"),
     ),
     mutant(
+        "downgrade-stopped-by-a-trigger",
+        "Nobody can go back from a version that has added a trigger.",
+        "releases/test_general.py",
+        sql(
+            "operations/drift",
+            "          and not exists (select from pg_trigger as t where t.tgfoid = p.oid)\n",
+            "",
+        ),
+    ),
+    mutant(
         "grants-lost-with-arguments",
         "An upgrade takes a function that has one argument more from those who call it.",
         "releases/test_general.py",

@@ -162,6 +162,30 @@ def test_a_downgrade_goes_over_functions_and_views_of_another_shape(
 
 
 @pytest.mark.slow
+def test_a_downgrade_leaves_a_trigger_of_the_newer_version(
+    make: Make, other: Path, psql: Any, sql_dir: Path
+) -> None:
+    dsn = make(other)
+    with psycopg.connect(dsn) as db:
+        db.execute(
+            "create function rota._newer() returns trigger language plpgsql"
+            " set search_path = pg_catalog, pg_temp as 'begin return new; end'"
+        )
+        db.execute(
+            "create trigger newer before insert on rota.jobs"
+            " for each row execute function rota._newer()"
+        )
+        db.execute("select rota._keep_manifest()")
+
+    psql(dsn, "-v", "allow_downgrade=1", "-f", sql_dir / "install.sql")
+
+    assert {"of_newer", "_newer"} & functions(dsn) == {"_newer"}
+    with psycopg.connect(dsn) as db:
+        db.execute("select rota.enqueue('a')")
+        assert db.execute("select * from rota._differences()").fetchall() == []
+
+
+@pytest.mark.slow
 def test_a_downgrade_leaves_views_of_others(
     make: Make, other: Path, psql: Any, sql_dir: Path
 ) -> None:
