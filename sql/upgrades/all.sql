@@ -14,9 +14,10 @@
  * it deletes its row of the manifest.
  *
  * After a downgrade the functions of the version before run over the new tables: a new column
- * may be null, and the function of a new trigger calls none that is new.  A function that
- * changes its arguments or its result is dropped by a step; who was granted it is granted the
- * new one (give_grants.sql).  There are no steps yet.
+ * may be null, the function of a new trigger calls none that is new, and a composite type never
+ * changes: what differs gets another name.  A function that changes its arguments or its result
+ * is dropped by a step; who was granted it is granted the new one (give_grants.sql).  There are
+ * no steps yet.
  *
  * Before them the check below makes sure that the schema found is rota's and the installer's.
  * refuse_downgrade.sql refuses files older than the installed version, since only they know
