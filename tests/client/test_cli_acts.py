@@ -236,6 +236,19 @@ def test_a_dry_run_promises_no_more_than_it_has_looked_at(
     assert partly(*asked, "--yes").startswith("1000 jobs cancelled")
 
 
+def test_a_move_to_a_queue_that_nobody_takes_says_so(run: Run, client: Client) -> None:
+    job_ids = [str(client.enqueue("charge").job_id) for _ in range(2)]
+    client.report_worker("w", "host", 1, "0.2.0", ["mail"])
+    untaken = "; no live worker takes queue mial"
+
+    assert f"2 jobs would be changed{untaken}, such as" in run(
+        "move", "--to", "mial", *job_ids, "--dry-run"
+    )
+    assert f"move 2 jobs{untaken}: confirm" in run("move", "--to", "mial", "--all", code=2)
+    assert run("move", "--to", "mial", *job_ids) == f"2 jobs moved to queue mial{untaken}\n"
+    assert run("move", "--to", "mail", *job_ids) == "2 jobs moved to queue mail\n"
+
+
 def test_a_locked_job_is_told_with_its_holder(
     partly: Run, client: Client, connect: Callable[..., Db]
 ) -> None:

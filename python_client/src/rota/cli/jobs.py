@@ -407,13 +407,14 @@ def act(arguments: argparse.Namespace) -> int:
         counted, at_most = _count(calls(dry_run=True), arguments.limit)
         is_cut = bool(at_most) or counted.dependants >= AT_ONCE
         more = _tell_dependants(what, counted.dependants, given, at_least=is_cut)
+        untaken = _untaken(connection, arguments.to) if what == "move" else ""
         if arguments.dry_run:
-            return _tell_count(arguments, counted, at_most, more)
+            return _tell_count(arguments, counted, at_most, more + untaken)
         found = counted.matched
         # Who names jobs by their ids has counted them.
         if found and not arguments.yes and (chosen or what in ("purge", "erase")):
             verb = "set the priority of" if what == "set_priority" else what
-            confirm(f"{verb} {_jobs(found)}{more}")
+            confirm(f"{verb} {_jobs(found)}{more}{untaken}")
         changed, dependants, is_cut = 0, 0, False
         conflicts: list[dict[str, Any]] = []
         done = "put back, due as before" if "keep_run_at" in given else DONE[what]
@@ -441,7 +442,7 @@ def act(arguments: argparse.Namespace) -> int:
         said = {"act": what, "matched": found, "changed": changed, "conflicts": conflicts}
         print_json(said | {"dependants": dependants})
     else:
-        more = _tell_dependants(what, dependants, given, at_least=is_cut) + unasked
+        more = _tell_dependants(what, dependants, given, at_least=is_cut) + unasked + untaken
         print(f"{_jobs(changed)} {done}{more}" if changed else "no job was changed")
         _tell_conflicts(conflicts)
     return 1 if conflicts else 0
@@ -499,6 +500,13 @@ def _unasked(connection: psycopg.Connection[Any], job_ids: list[int]) -> str:
         return ""
     whose = "its key" if len(job_ids) == 1 else "their keys"
     return f"; {whose} may be live in another database: none was asked"
+
+
+def _untaken(connection: psycopg.Connection[Any], queue: str) -> str:
+    """Say so if nobody takes the jobs of a queue, whose name may be mistyped."""
+    query = "select from rota.worker_health as w where w.is_live and %s = any(w.queues) limit 1"
+    is_taken = connection.execute(query, [queue]).fetchone() is not None
+    return "" if is_taken else f"; no live worker takes queue {queue}"
 
 
 GIVEN = (
