@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import psycopg
 import psycopg2
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rota import AsyncClient, Client, Job, Registry, Worker, install
+from rota.client.connecting import connect
 from rota.worker.connection import (
     Connection,
     ConnectionState,
@@ -265,6 +267,24 @@ def test_a_connection_is_closed_when_the_last_who_uses_it_has_closed_it(
 
     assert first == again
     wait_until(lambda: states() == [], "the end of the session")
+
+
+def test_a_host_that_is_switched_off_is_waited_for_once(dsn: str) -> None:
+    words: dict[str, Any] = dict(conninfo_to_dict(dsn))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        words |= {
+            "host": f"127.0.0.1,{words['host']}",
+            "port": f"{silent.getsockname()[1]},{words['port']}",
+            "target_session_attrs": "read-write",
+            "connect_timeout": 2,
+        }
+        for _ in range(2):
+            connect(make_conninfo("", **words)).close()
+
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 def test_waiting_ends_when_the_database_is_back(caplog: pytest.LogCaptureFixture) -> None:

@@ -34,6 +34,10 @@ _SOCKET = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+_PRIMARY = ("read-write", "primary")
+_PLACE = ("host", "hostaddr", "port")
+# The host and port to which a connection string has led last.
+_last: dict[str, tuple[str, str]] = {}
 _DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+://")
 _BARE_NAME = re.compile(r"[^=/:@]+")
 
@@ -81,6 +85,26 @@ def settings(conninfo: str, name: str) -> dict[str, Any]:
     return {**chosen, "autocommit": True, "prepare_threshold": None}
 
 
+def _primary_first(chosen: dict[str, Any], last: tuple[str, str] | None) -> dict[str, Any]:
+    """Let the one of several hosts that was the primary last be tried first.
+
+    One that is switched off would be waited for each time.
+    """
+    hosts = str(chosen.get("host") or "").split(",")
+    ports = str(chosen.get("port") or "5432").split(",")
+    if last is None or len(hosts) == 1 or chosen.get("target_session_attrs") not in _PRIMARY:
+        return chosen
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    places = list(zip(hosts, ports, strict=False))
+    order = sorted(range(len(places)), key=lambda number: places[number] != last)
+    found = {key: str(chosen[key]).split(",") for key in _PLACE if key in chosen}
+    return chosen | {
+        key: ",".join(each[number] for number in order)
+        for key, each in found.items()
+        if len(each) == len(order)
+    }
+
+
 def spelled_for(connection: Connection[Any] | AsyncConnection[Any], text: str) -> str:
     """Return a text with escapes for the characters that the database's encoding lacks."""
     encoding = connection.info.parameter_status("server_encoding")
@@ -125,7 +149,7 @@ class BoundedConnection(psycopg.Connection[Any]):
 
 def connect(conninfo: str, name: str = "rota", seconds: float = inf) -> BoundedConnection:
     """Open a connection in autocommit mode, fit for a pooler, within about so many seconds."""
-    chosen = settings(conninfo, name)
+    chosen = _primary_first(settings(conninfo, name), _last.get(conninfo))
     if seconds < inf:
         # For libpq 0 is without end, and the least are 2 seconds.
         allowed = int(chosen["connect_timeout"]) or inf
@@ -138,6 +162,7 @@ def connect(conninfo: str, name: str = "rota", seconds: float = inf) -> BoundedC
             raise
     except OSError as error:
         raise psycopg.OperationalError(str(error)) from None
+    _last[conninfo] = connection.info.host, str(connection.info.port)
     connection.add_notice_handler(_WarningLog().add)
     return connection
 
