@@ -170,6 +170,7 @@ begin
         when 'limits' then return rota._purge_limits(max_rows, not rota._leaves_to_others());
         when 'cron_runs' then return rota._purge_cron_runs(max_rows);
         when 'key_starts' then return rota._purge_key_starts(max_rows);
+        when 'workers' then v_deleted := rota._purge_grants();
         else null;
     end case;
     for v_rows in
@@ -225,6 +226,26 @@ begin
         return v_deleted + rota._purge_partitions('finished_jobs_done', max_rows - v_deleted);
     end if;
     return v_deleted;
+end $$;
+
+/* Delete the grants of roles that are gone: a dump has their numbers, which are those of other
+ * roles where it is restored. */
+create or replace function rota._purge_grants()
+    returns integer language plpgsql as $$
+declare
+    v_roles regrole[];
+begin
+    with gone as (
+        delete from rota.queue_grants as g
+        where not exists (select from pg_roles as r where r.oid = g.role) returning g.role
+    )
+    select array_agg(g.role) into v_roles from gone as g;
+    if v_roles is null then return 0; end if;
+    delete from rota.configured_names as c where c.role = any(v_roles);
+    -- Or the grants would seem to have been left out by a restore.
+    delete from rota.maintenance as m
+    where m.task = 'grants' and not exists (select from rota.queue_grants);
+    return cardinality(v_roles);
 end $$;
 
 /* Delete the oldest rows of a table whose time is before this and for which the condition

@@ -1,7 +1,8 @@
 /*
  * tables/configured.sql -- the names that have settings.
  *
- * See base/configured.sql.  A grant is never deleted, only revoked.
+ * See base/configured.sql.  A grant is only revoked; maintenance deletes those of a role that
+ * is gone, with their names.
  */
 
 create table rota.configured_names (

@@ -223,6 +223,16 @@ MAINTENANCE = (
         sql("maintenance/moves", "perform rota._notify_paused(queue);", ""),
     ),
     mutant(
+        "grants-of-roles-that-are-gone",
+        "A dump gives the grants of a role that was dropped to whichever role has its number.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "maintenance/retention",
+            "        when 'workers' then v_deleted := rota._purge_grants();\n",
+            "",
+        ),
+    ),
+    mutant(
         "retention-under-an-open-enqueue",
         "A parent is removed while the transaction of its child is open, which is cancelled.",
         "sql/maintenance/test_retention.py",

@@ -220,6 +220,30 @@ def test_a_right_that_is_taken_back_opens_no_other_queue(db, role, session):
     assert len(claim(worker, queues=["a"])) == 1
 
 
+def test_the_grants_of_a_role_that_is_gone_go_with_maintenance(db, admin, clock):
+    stays, goes = (f"{name}_{scalar(db, 'select current_database()')}" for name in "ab")
+    for name in (stays, goes):
+        admin.execute(sql.SQL("create role {}").format(sql.Identifier(name)))
+    try:
+        call(db, "grant_queue", role=stays, queue="mail")
+        call(db, "grant_queue", role=goes, queue="billing")
+        call(db, "grant_queue", role=goes, queue="web", access="producer")
+        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(goes)))
+        clock.advance("1 minute")
+        one(db, "tick")
+
+        assert rows(db, "select role::text, queue from rota.queue_grants") == [(stays, "mail")]
+        assert rows(db, "select role::text from rota.configured_names") == [(stays,)]
+    finally:
+        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(stays)))
+    clock.advance("1 minute")
+    one(db, "tick")
+
+    assert rows(db, "select role from rota.queue_grants") == []
+    told = "select evidence from rota.doctor() where evidence like '%grants%'"
+    assert rows(db, told) == []
+
+
 def test_a_star_is_all_queues(db, role, session):
     name = confined(db, role, "a", "*")
     enqueue(db, queue="b")
