@@ -70,6 +70,7 @@ ROOMS = [
     "sql",
     "races",
     "contract/test_plans.py",
+    "releases",
     "model/test_storms.py",
     "model/test_tickers.py",
 ]

@@ -10,6 +10,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from support.databases import pg_dump
+
 _numbers = count(1)
 
 
@@ -39,7 +41,8 @@ def dump(server: Any) -> Callable[[str], str]:
     """Return everything that a schema dump shows of a database, but its random tokens."""
 
     def run(dsn: str) -> str:
-        command = ["pg_dump", "--schema-only", server.url(conninfo_to_dict(dsn)["dbname"])]
+        url = server.url(conninfo_to_dict(dsn)["dbname"])
+        command = [pg_dump(url), "--schema-only", url]
         lines = subprocess.check_output(command, text=True).splitlines()
         return "\n".join(x for x in lines if not x.startswith(("\\restrict", "\\unrestrict")))
 

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from support.databases import pg_dump
 from support.waiting import wait_until
 
 from .conftest import HERE
@@ -95,8 +96,8 @@ def upgrade(psql: Any, dsn: str, sql_dir: Path) -> None:
 
 
 def dump(server: Any, dsn: str, *options: str) -> list[str]:
-    command = ["pg_dump", *options, server.url(conninfo_to_dict(dsn)["dbname"])]
-    lines = subprocess.check_output(command, text=True).splitlines()
+    url = server.url(conninfo_to_dict(dsn)["dbname"])
+    lines = subprocess.check_output([pg_dump(url), *options, url], text=True).splitlines()
     return [line for line in lines if not line.startswith(("\\restrict", "\\unrestrict"))]
 
 
@@ -393,6 +394,7 @@ def test_what_changes_during_the_upgrade_is_carried_too(
     """It is the same as if the upgrade had begun when all of it was over."""
     live(old)
     name = conninfo_to_dict(old)["dbname"]
+    program = pg_dump(server.url(name))
     with psycopg.connect(old) as holder:
         holder.execute("lock table rota.jobs in row exclusive mode")
         thread = threading.Thread(target=upgrade, args=(psql, old, sql_dir))
@@ -408,9 +410,7 @@ def test_what_changes_during_the_upgrade_is_carried_too(
             for statement in CHANGES.split(";\n"):
                 if statement.strip():
                     db.execute(statement.encode())
-        subprocess.run(
-            ["pg_dump", "-Fc", "-f", tmp_path / "dump", server.url(name)], check=True
-        )
+        subprocess.run([program, "-Fc", "-f", tmp_path / "dump", server.url(name)], check=True)
     thread.join()
     copy = make(None)
     subprocess.run(

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from support.databases import pg_dump
 from support.waiting import wait_until
 
 Make = Callable[[Path | None], str]
@@ -69,8 +70,9 @@ def tool(server: Any) -> Callable[..., subprocess.CompletedProcess[bytes]]:
 
     def run(name: str, dsn: str, *options: str | Path, stdin: bytes | None = None) -> Any:
         url = server.url(conninfo_to_dict(dsn)["dbname"])
+        program = pg_dump(url) if name == "pg_dump" else name
         return subprocess.run(
-            [name, "-d", url, *map(str, options)], input=stdin, capture_output=True
+            [program, "-d", url, *map(str, options)], input=stdin, capture_output=True
         )
 
     return run

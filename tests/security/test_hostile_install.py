@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from security import shadows
 from security.good_calls import CALLS, UNAVAILABLE, attempt, set_scene
+from support.databases import pg_dump
 
 Db = psycopg.Connection[Any]
 
@@ -49,7 +50,7 @@ def dumped(superuser: str) -> Callable[..., str]:
     """Return what a dump shows of the whole database, or of one schema."""
 
     def run(*options: str) -> str:
-        command = ["pg_dump", *options, superuser]
+        command = [pg_dump(superuser), *options, superuser]
         lines = subprocess.check_output(command, text=True).splitlines()
         return "\n".join(x for x in lines if not x.startswith(("\\restrict", "\\unrestrict")))
 

@@ -97,6 +97,15 @@ def psql() -> Psql:
     return run
 
 
+def pg_dump(dsn: str) -> str:
+    """Return the program that dumps a database; skip the test if it is older than its server."""
+    version = subprocess.check_output(["pg_dump", "--version"], text=True).split()[2]
+    with psycopg.connect(dsn) as connection:
+        if int(version.split(".")[0]) < connection.info.server_version // 10000:
+            pytest.skip(f"pg_dump {version} is older than the server")
+    return "pg_dump"
+
+
 @pytest.fixture(scope="session")
 def admin(server: EmbeddedPostgres) -> Iterator[psycopg.Connection[Any]]:
     """A superuser's connection outside of the databases under test."""

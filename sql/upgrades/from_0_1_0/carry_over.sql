@@ -30,10 +30,9 @@ set local jit = off;
 create function rota_0_1_0._begin_pass() returns xid language plpgsql as $$
 begin
     -- This transaction is open itself, and not in the list.
-    return (
-        select coalesce(min(x.xid), pg_snapshot_xmax(pg_current_snapshot()))::xid
-        from pg_snapshot_xip(pg_current_snapshot()) as x (xid)
-    );
+    return coalesce((
+        select x.xid from pg_snapshot_xip(pg_current_snapshot()) as x (xid) order by x.xid limit 1
+    ), pg_snapshot_xmax(pg_current_snapshot()))::xid;
 end $$;
 
 /* Whether a row was written since; of one that is frozen that is sometimes said wrongly. */
