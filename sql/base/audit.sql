@@ -10,9 +10,18 @@ create or replace function rota._audit(
     act text, filter jsonb, job_ids bigint[] default null, before jsonb default null,
     after jsonb default null
 ) returns void language plpgsql as $$
+declare
+    v_id bigint;
 begin
-    insert into rota.audit_log (act, filter, jobs, job_ids, before, after)
-    values (_audit.act, _audit.filter, cardinality(_audit.job_ids), _audit.job_ids,
+    -- It may be taken: a restore gives the log its rows, then settings theirs, and at last the
+    -- sequence its value.  No setting may be refused for that.
+    loop
+        v_id := nextval('rota.audit_log_id_seq');
+        exit when not exists (select from rota.audit_log as a where a.id = v_id);
+    end loop;
+    insert into rota.audit_log (id, act, filter, jobs, job_ids, before, after)
+    overriding system value
+    values (v_id, _audit.act, _audit.filter, cardinality(_audit.job_ids), _audit.job_ids,
         _audit.before, _audit.after);
 end $$;
 

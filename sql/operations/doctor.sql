@@ -1178,7 +1178,6 @@ create or replace function rota._examine_sequences()
         from rota.jobs_id_seq as q
         union all
         select q.sequencename, 1, coalesce(q.last_value, 0), case q.sequencename
-            when 'audit_log_id_seq' then (select max(a.id) from rota.audit_log as a)
             when 'pending_checks_id_seq' then (select max(c.id) from rota.pending_checks as c)
             when 'key_starts_id_seq' then (select max(k.id) from rota.key_starts as k)
             when 'lane_starts_id_seq' then (select max(l.id) from rota.lane_starts as l)

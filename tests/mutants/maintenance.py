@@ -1557,6 +1557,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "setting-refused-by-its-log",
+        "Schedules and limits of a dump are refused, since the log has come before them.",
+        "releases/test_restore.py",
+        sql(
+            "base/audit",
+            "exit when not exists (select from rota.audit_log as a where a.id = v_id);",
+            "exit;",
+        ),
+    ),
+    mutant(
         "catalog-by-the-session",
         "The doctor takes what a session writes otherwise for drift.",
         "sql/operations/test_drift.py",

@@ -311,6 +311,37 @@ def test_data_that_is_restored_over_an_install_leaves_maintenance_working(
     assert warnings == []
 
 
+@pytest.mark.parametrize("options", [[], ["--data-only"]])
+def test_settings_that_are_restored_over_an_install_are_all_there(
+    live: str, make: Make, tool: Any, sql_dir: Path, tmp_path: Path, options: list[str]
+) -> None:
+    """Each is audited while the log is full and its sequence has not been restored yet."""
+    tables = ("queues", "job_types", "limits", "pauses", "job_definitions", "retry_rules",
+              "breakers", "pipeline_stages", "configured_names")  # fmt: skip
+    rows = " union all ".join(
+        f"select '{table}', to_jsonb(t) - 'updated_at' from rota.{table} as t"
+        for table in tables
+    )
+    with psycopg.connect(live, autocommit=True) as db:
+        for statement in (
+            "select rota.set_type('book', time_limit => '1 hour')",
+            "select rota.set_retry_rule('Boom', 'book', fatal => true)",
+            "select rota.set_breaker('book', max_failures => 3)",
+            """select rota.define_pipeline('p', '[{"stage": "a"}]')""",
+        ):
+            db.execute(statement.encode())
+        settings = sorted(map(str, db.execute(rows.encode()).fetchall()))
+    assert tool("pg_dump", live, "-Fc", "-f", tmp_path / "rota.dump").returncode == 0
+    copy = make(sql_dir / "install.sql")
+    tool("pg_restore", copy, *options, tmp_path / "rota.dump")
+
+    with psycopg.connect(copy, autocommit=True) as db:
+        assert sorted(map(str, db.execute(rows.encode()).fetchall())) == settings
+        # An operator can act, too.
+        db.execute("select rota.resume_type('pdf')")
+        db.execute("select rota.pause_queue('mail')")
+
+
 def test_what_waits_for_transactions_goes_on_where_their_numbers_are_lower(
     live: str, make: Make, tool: Any, tmp_path: Path
 ) -> None:

@@ -1271,14 +1271,14 @@ def test_a_sequence_behind_its_rows(db, number):
     db.execute("select setval('rota.audit_log_id_seq', 1, false)")
     last = scalar(db, "select max(id) from rota.finished_jobs")
 
-    found = [row for row in call(db, "doctor") if row.finding == "sequences"]
+    (found,) = [row for row in call(db, "doctor") if row.finding == "sequences"]
 
-    assert [row.severity for row in found] == ["critical", "critical"]
-    assert "jobs_id_seq is behind" in found[0].evidence
-    for row in found:
-        db.execute(row.remedy)
+    assert found.severity == "critical"
+    assert "jobs_id_seq is behind" in found.evidence
+    db.execute(found.remedy)
     assert [row.severity for row in call(db, "doctor") if row.finding == "sequences"] == ["ok"]
     assert enqueue(db) == last + (1 if number is None else 1024)
+    # The log of acts goes past what is taken.
     value(db, "pause_queue", queue="default")
 
 
@@ -1306,7 +1306,6 @@ def test_the_sequences_of_slots_and_of_keys_behind_their_rows(db):
 
 def test_each_sequence_of_ids_is_compared_with_its_rows(db):
     two = {
-        "audit_log": "(act) select 'x'",
         "key_starts": "(ordering_key, first_id) select 'k', n",
         "lane_starts": "(call, start) select n, '{1}'",
         "limit_slots": "(limit_name) select 'type x'",
@@ -1319,7 +1318,8 @@ def test_each_sequence_of_ids_is_compared_with_its_rows(db):
         "select c.relname, pg_get_serial_sequence('rota.' || c.relname, a.attname)"
         " from pg_attribute as a join pg_class as c on c.oid = a.attrelid"
         " where c.relnamespace = 'rota'::regnamespace and a.attidentity <> ''"
-        " and c.relname <> 'jobs'",
+        # The log of acts goes past what is taken by itself.
+        " and c.relname not in ('jobs', 'audit_log')",
     )
     for table, sequence in ids:
         db.execute(f"insert into rota.{table} {two[table]} from generate_series(1, 2) as n")
