@@ -10,6 +10,9 @@
  * has granted by hand, to these or to other roles, is the owner's business, except rights of
  * public and rights to what is private.
  *
+ * Outside of the schema, only a foreign key to the live jobs is named, since it keeps them from
+ * their end.
+ *
  * An upgrade must not record a difference as if the install had made it.  So it notes what
  * differs before it begins, and keeps those rows of the manifest as they are.
  */
@@ -267,6 +270,17 @@ create or replace function rota._examine_drift()
         null
     where exists (select from rota.maintenance as m where m.task = 'grants')
       and not exists (select from rota.queue_grants)
+    union all
+    select 'critical', format('constraint %I of %s refers to rota.jobs, which a job leaves '
+            'when it ends, so %s', k.conname, k.conrelid::regclass, case k.confdeltype
+            when 'c' then 'its rows are deleted then'
+            else 'a job that it names cannot end, and runs again'
+        end),
+        format('alter table %s drop constraint %I;', k.conrelid::regclass, k.conname)
+    from pg_constraint as k
+    -- What is set to null or a default keeps nothing.
+    where k.confrelid = to_regclass('rota.jobs') and k.confdeltype in ('a', 'r', 'c')
+      and k.conparentid = 0
     union all
     select f.severity, f.evidence, f.remedy from found as f cross join replayed as r
     where r.rights <= 20 or not f.is_replayed;

@@ -1540,6 +1540,12 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "reference-that-keeps-nothing-named",
+        "The doctor asks to drop a foreign key that is set to null when its job ends.",
+        "sql/operations/test_drift.py",
+        sql("operations/drift", " and k.confdeltype in ('a', 'r', 'c')", ""),
+    ),
+    mutant(
         "missing-rights-one-by-one",
         "After a restore without rights the doctor tells of hundreds, and of nothing else.",
         "sql/operations/test_drift.py",

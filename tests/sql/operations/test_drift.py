@@ -197,6 +197,38 @@ def test_what_differs_is_named_and_mended(db, harms):
     assert rows(db, "select * from rota._objects() order by 1, 2") == before
 
 
+@pytest.mark.parametrize(
+    ("action", "effect"),
+    [
+        ("", "so a job that it names cannot end, and runs again"),
+        ("deferrable initially deferred", "so a job that it names cannot end, and runs again"),
+        ("on delete cascade", "so its rows are deleted then"),
+        ("on delete set null", None),
+    ],
+)
+def test_a_table_of_a_user_that_refers_to_jobs_is_named(db, action, effect):
+    """Jobs that end leave the table."""
+    db.execute(
+        f"""create table public."My orders" (job_id bigint references rota.jobs {action})"""
+    )
+    db.execute("insert into public.\"My orders\" select rota.enqueue('x')")
+
+    found = [row for row in doctor(db) if row.finding == "drift"]
+
+    if effect is not None:
+        (row,) = found
+        assert row.severity == "critical"
+        assert row.evidence == (
+            'constraint "My orders_job_id_fkey" of public."My orders" refers to rota.jobs, '
+            f"which a job leaves when it ends, {effect}"
+        )
+        db.execute(row.remedy)
+    assert [row for row in doctor(db) if row.finding == "drift"] == []
+    finish = "rota.finish_job(c.job_id, c.lease_token)"
+    assert scalar(db, f"select count({finish}) from rota.claim_jobs('w') as c") == 1
+    assert scalar(db, 'select count(*) from public."My orders"') == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "evidence"),
