@@ -5,7 +5,8 @@
  *
  * The pg_cron entry and its log go first, because they live outside the schema.  The roles
  * stay: they belong to the whole cluster, and another database may use them.  If other objects
- * use tables or functions of rota, they would go with them, so then nothing is done.
+ * use tables or functions of rota, they would go with them, so then nothing is done; nor if the
+ * schema has tables that the install did not make.
  */
 
 \set ON_ERROR_STOP on
@@ -21,6 +22,8 @@ do $$ begin
 end $$;
 
 do $$
+declare
+    v_others text; v_moves text;
 begin
     if exists (
         select from pg_extension as e join pg_namespace as n on n.nspname = 'cron'
@@ -44,6 +47,25 @@ begin
         raise exception using errcode = 'duplicate_schema',
             message = 'a schema rota exists, but rota is not installed in it',
             hint = 'Nothing was removed.';
+    end if;
+    if to_regclass('rota.manifest') is not null then
+        select string_agg(quote_ident(c.relname), ', ' order by c.relname),
+            string_agg(format('alter table rota.%I set schema public;', c.relname), ' ')
+        into v_others, v_moves from pg_class as c
+        where c.relnamespace = to_regnamespace('rota') and c.relkind in ('r', 'p', 'f', 'm')
+          and not c.relispartition and c.relname !~ '_[0-9]{8}$'
+          -- A copy without data has none.
+          and exists (select from rota.manifest)
+          and not exists (
+            select from rota.manifest as m
+            where m.kind = 'table' and m.name = quote_ident(c.relname)
+              and m.definition is not null
+        );
+    end if;
+    if v_others is not null then
+        raise exception using errcode = 'dependent_objects_still_exist',
+            message = concat('these in schema rota are not of the install: ', v_others),
+            hint = concat('Nothing was removed.  Drop them, or move them: ', v_moves);
     end if;
     -- An upgrade may have been interrupted before its last step.  One of a stranger stays.
     if exists (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -249,6 +250,30 @@ def test_uninstall_takes_nothing_of_others_away(
     assert "these use tables or functions of rota" in done.stderr
     assert ": default value for mine.log.at, view mine.dead\n" in done.stderr
     assert dump(empty) == before
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_uninstall_takes_no_table_that_somebody_put_into_the_schema(
+    empty: str, psql: Any, dump: Dump, sql_dir: Path, again: bool
+) -> None:
+    """As the migrations of an application do whose search_path begins with rota."""
+    psql(empty, "-f", sql_dir / "install.sql")
+    psql(empty, "-c", 'create table rota."Orders" as select 1 as id')
+    psql(empty, "-c", "create materialized view rota.totals as select 1 as n")
+    if again:
+        psql(empty, "-f", sql_dir / "install.sql")
+    before = dump(empty)
+
+    done = psql(empty, "-f", sql_dir / "uninstall.sql", check=False)
+
+    assert done.returncode == 3
+    assert 'these in schema rota are not of the install: "Orders", totals\n' in done.stderr
+    assert dump(empty) == before
+    psql(empty, "-c", "create schema mine")
+    for moves in re.findall("alter table .*? set schema public;", done.stderr):
+        psql(empty, "-c", moves.replace("public", "mine"))
+    psql(empty, "-f", sql_dir / "uninstall.sql")
+    psql(empty, "-c", 'select from mine."Orders", mine.totals')
 
 
 def test_uninstall_leaves_the_archive(empty: str, psql: Any, dump: Dump, sql_dir: Path) -> None:

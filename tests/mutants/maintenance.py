@@ -1540,6 +1540,12 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "uninstall-with-tables-of-others",
+        "An uninstall drops what an application has created in the schema.",
+        "contract/test_install.py",
+        sql("uninstall", "if v_others is not null then", "if false then"),
+    ),
+    mutant(
         "reference-that-keeps-nothing-named",
         "The doctor asks to drop a foreign key that is set to null when its job ends.",
         "sql/operations/test_drift.py",
