@@ -98,7 +98,7 @@ def psql() -> Psql:
 
 
 def pg_dump(dsn: str) -> str:
-    """Return the program that dumps a database; skip the test if it is older than its server."""
+    """Return the program that dumps a database, or skip the test if it is too old for it."""
     version = subprocess.check_output(["pg_dump", "--version"], text=True).split()[2]
     with psycopg.connect(dsn) as connection:
         if int(version.split(".")[0]) < connection.info.server_version // 10000:
