@@ -168,9 +168,11 @@ def test_a_dump_under_load_is_of_one_moment(
     thread = threading.Thread(target=work)
     thread.start()
     moved.wait(30)
-    dumped = tool("pg_dump", live, "-Fc", "-f", tmp_path / "rota.dump")
-    stop.set()
-    thread.join()
+    try:
+        dumped = tool("pg_dump", live, "-Fc", "-f", tmp_path / "rota.dump")
+    finally:
+        stop.set()
+        thread.join()
     copy = make(None)
     restored = tool("pg_restore", copy, "-1", tmp_path / "rota.dump")
 
