@@ -5,7 +5,8 @@
  * public functions run with the owner's rights, so execute is all that a caller needs.
  * Observers may also select from views and from some tables (access/visible_rows.sql); no role
  * may write to one.  `create or replace` keeps old grants, so each install takes everything
- * away from public and from our roles, and grants it again from the list.
+ * away from public and from our roles, and grants it again from the list.  It also takes it
+ * away from those to whom the owner gives what it makes (base/default_privileges.sql).
  *
  * Where the roles cannot be created, grant_statements() returns the same grants for any role.
  */
@@ -81,8 +82,8 @@ begin
                 ::text[]) as r (role)
             where r.role = 'public' or to_regrole(r.role) is not null
             union
-            -- An upgrade leaves to other roles what they have.
-            select rota._default_grantees() where not exists (select from rota.manifest)
+            -- An upgrade then gives them what they had (upgrades/give_grants.sql).
+            select rota._default_grantees()
         ) as r
         cross join unnest('{all tables in schema,all sequences in schema,'
             'all routines in schema,schema}'::text[]) as w (what)

@@ -68,11 +68,13 @@ begin
         select o.name, a.privilege_type as privilege, a.grantee::regrole as grantee,
             a.is_grantable
         from (
+            select '', n.nspacl, n.nspowner from pg_namespace as n where n.nspname = 'rota'
+            union all
             select p.proname, p.proacl, p.proowner from pg_proc as p
             where p.pronamespace = 'rota'::regnamespace
             union all
             select c.relname, c.relacl, c.relowner from pg_class as c
-            where c.relnamespace = 'rota'::regnamespace and c.relkind = 'v'
+            where c.relnamespace = 'rota'::regnamespace
         ) as o (name, acl, owner)
         cross join lateral aclexplode(o.acl) as a
         where a.grantee not in (0, o.owner) and a.grantee <> all(array(

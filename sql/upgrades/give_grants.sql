@@ -1,6 +1,9 @@
 /*
- * upgrades/give_grants.sql -- what roles were granted on functions and views, also where these
- * are new: `create or replace` keeps the grants, but not where a function has other arguments.
+ * upgrades/give_grants.sql -- give roles again what they were granted before.
+ *
+ * `create or replace` keeps the grants, but not where a function has other arguments, or is
+ * made anew.  And access/grants.sql has taken all from the roles to which the owner gives what
+ * it makes, or they would get what is new.
  */
 
 do $$
@@ -17,9 +20,13 @@ begin
             where p.pronamespace = 'rota'::regnamespace and p.proname = k.name
               and k.privilege = 'EXECUTE' and rota._is_written_here(p.xmin)
             union all
-            select format('rota.%I', c.relname), c.relacl from pg_class as c
+            select format('%s rota.%I', case c.relkind when 'S' then 'sequence' else 'table' end,
+                c.relname), c.relacl from pg_class as c
             where c.relnamespace = 'rota'::regnamespace and c.relname = k.name
-              and c.relkind = 'v' and k.privilege <> 'EXECUTE'
+              and k.privilege <> 'EXECUTE'
+            union all
+            select 'schema rota', n.nspacl from pg_namespace as n
+            where n.nspname = 'rota' and k.name = ''
         ) as o (object, acl)
         where not exists (
             select from aclexplode(o.acl) as a

@@ -283,6 +283,39 @@ def test_default_privileges_give_nothing_away(
         assert granted(db) == []
 
 
+@pytest.mark.parametrize("force", ["0", "1"])
+def test_default_privileges_give_nothing_of_an_upgrade_away(
+    empty: str, psql: Psql, sql_dir: Path, tmp_path: Path, force: str
+) -> None:
+    """By force all functions are made anew, and a newer version has more of everything."""
+    psql(empty, "-f", sql_dir / "install.sql", "-c", DEFAULTS)
+    by_hand = (
+        "grant usage on schema rota to pg_monitor",
+        "grant execute on function rota.enqueue to pg_monitor with grant option",
+        "grant select on rota.queue_stats to pg_monitor",
+        "grant select on rota.limits to pg_monitor",
+    )
+    with psycopg.connect(empty) as db:
+        for statement in by_hand:
+            db.execute(statement.encode())
+        before = granted(db)
+    parts = shutil.copytree(sql_dir, tmp_path / "sql")
+    for name, more in {
+        "upgrades/all": "create table rota.newer (id bigint generated always as identity);",
+        "operations/views": "create or replace view rota.newest as select id from rota.newer;",
+        "base/version": "create function rota.of_newer() returns text language sql"
+        " as $$ select 'newer' $$;",
+    }.items():
+        file = parts / f"{name}.sql"
+        file.write_text(f"{file.read_text()}\n{more}\n")
+
+    psql(empty, "-v", f"allow_downgrade={force}", "-f", parts / "install.sql")
+
+    with psycopg.connect(empty) as db:
+        assert len(before) == 4
+        assert sorted(granted(db)) == sorted(before)
+
+
 def test_default_privileges_do_not_open_the_days_that_tick_adds(
     empty: str, psql: Psql, sql_dir: Path
 ) -> None:
