@@ -20,8 +20,10 @@ begin
             where p.pronamespace = 'rota'::regnamespace and p.proname = k.name
               and k.privilege = 'EXECUTE' and rota._is_written_here(p.xmin)
             union all
-            select format('%s rota.%I', case c.relkind when 'S' then 'sequence' else 'table' end,
-                c.relname), c.relacl from pg_class as c
+            select format('%s rota.%I',
+                    case c.relkind when 'S' then 'sequence' else 'table' end, c.relname),
+                c.relacl
+            from pg_class as c
             where c.relnamespace = 'rota'::regnamespace and c.relname = k.name
               and k.privilege <> 'EXECUTE'
             union all
