@@ -75,7 +75,7 @@ declare
     v_statement text;
 begin
     for v_statement in
-        select format('revoke all on %s rota from %I', w.what, r.role)
+        select format('revoke all on %s rota from %I cascade', w.what, r.role)
         from (
             select r.role
             from unnest('{public,rota_producer,rota_worker,rota_operator,rota_observer}'

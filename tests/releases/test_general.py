@@ -205,6 +205,29 @@ def test_a_downgrade_leaves_views_of_others(
 
 
 @pytest.mark.slow
+def test_grants_that_others_have_passed_on_survive_an_upgrade(
+    app: str, make: Make, other: Path, psql: Any, sql_dir: Path, admin: psycopg.Connection[Any]
+) -> None:
+    """The install takes back those of its own roles, and with them what these have given."""
+    admin.execute((sql_dir / "access/roles.sql").read_text().encode())
+    admin.execute("grant rota_producer to rota_installer")
+    dsn = make(sql_dir / "install.sql")
+    try:
+        with psycopg.connect(dsn) as db:
+            db.execute(
+                "grant execute on function rota.enqueue to rota_producer with grant option"
+            )
+            db.execute("set role rota_producer")
+            db.execute(f"grant execute on function rota.enqueue to {app}".encode())
+
+        psql(dsn, "-f", other)
+    finally:
+        admin.execute("revoke rota_producer from rota_installer")
+
+    assert usable(dsn, app) == ["function rota.enqueue"]
+
+
+@pytest.mark.slow
 def test_grants_by_hand_pass_to_a_function_with_more_arguments(
     app: str, make: Make, other: Path, psql: Any, sql_dir: Path
 ) -> None:
