@@ -18,7 +18,7 @@ begin
         cross join lateral (
             select 'routine ' || p.oid::regprocedure, p.proacl from pg_proc as p
             where p.pronamespace = 'rota'::regnamespace and p.proname = k.name
-              and k.privilege = 'EXECUTE' and rota._is_written_here(p.xmin)
+              and k.privilege = 'EXECUTE'
             union all
             select format('%s rota.%I',
                     case c.relkind when 'S' then 'sequence' else 'table' end, c.relname),

@@ -271,7 +271,9 @@ def test_the_other_acts(run: Run, client: Client, db: Db) -> None:
 
     assert "1 job acknowledged" in run("discard", "--all", "--yes")
     run("priority", str(waiting), "--to", "-7")
-    assert run("move", str(waiting), "--to", "slow") == "1 job moved to queue slow\n"
+    assert run("move", str(waiting), "--to", "slow") == (
+        "1 job moved to queue slow; no live worker takes queue slow\n"
+    )
     run("reschedule", str(waiting), "--delay", "1 hour")
     shown = db.execute("select queue, priority, run_at > now() from rota.jobs").fetchall()
     assert shown == [("slow", -7, True)]

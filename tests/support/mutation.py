@@ -59,11 +59,11 @@ def is_noticed(
     return False
 
 
-def some_of(mutants: Iterable[str], every: int = 12) -> list[Any]:
+def some_of(names: Iterable[str], every: int = 12) -> list[Any]:
     """Return them as parameters: one in *every* for `make test`, all for `make prove`."""
     return [
         name if n % every == 0 else pytest.param(name, marks=pytest.mark.long)
-        for n, name in enumerate(mutants)
+        for n, name in enumerate(names)
     ]
 
 
