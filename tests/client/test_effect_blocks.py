@@ -107,6 +107,19 @@ def test_an_effect_is_done_once_and_its_result_is_there_later(
     assert _results(db) == [{"id": 5}, {"id": 5}]
 
 
+def test_a_result_that_is_not_json_is_dropped_and_the_log_names_the_effect(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, caplog: pytest.LogCaptureFixture
+) -> None:
+    def body(job: Any, effect: Effect) -> None:
+        effect.result = object()
+
+    job_id = client.enqueue("plain").job_id
+    drain(_registry(body))
+
+    assert _ledger(db) == [("k", True, None)]
+    assert f"job {job_id}: effect 'mail' 'k': its result is not JSON" in caplog.text
+
+
 REFUSED_BESIDE_OTHERS = ExceptionGroup("of a TaskGroup", [ConnectionRefusedError("no")])
 """The other tasks of the group may have sent something."""
 

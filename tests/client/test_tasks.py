@@ -779,6 +779,42 @@ def test_result_is_encoded_too(client: Client, job: Callable[[int], Row], drain:
     assert job(job_id)["result"] == {"total": "9.90"}
 
 
+def test_results_that_are_set_are_encoded_like_those_that_are_returned(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry, total = Registry(), {UUID(int=7): [Decimal("9.90")]}
+
+    @registry.task()
+    def sets(job: rota.Job) -> None:
+        job.result = total
+
+    @registry.task()
+    def sets_before_its_transaction(job: rota.Job) -> None:
+        job.result = total
+        with job.transaction():
+            pass
+
+    @registry.task()
+    def sets_that_of_an_effect(job: rota.Job) -> object:
+        with job.effect("price", "of tea") as effect:
+            effect.result = total
+        return total
+
+    @registry.handler("handles")
+    def handles(job: rota.Job) -> object:
+        return total
+
+    for task in (sets, sets_before_its_transaction, sets_that_of_an_effect):
+        task.enqueue(client)
+    client.enqueue("handles")
+    drain(registry)
+
+    encoded = {str(UUID(int=7)): ["9.90"]}
+    rows = db.execute("select result from rota.job_runs").fetchall()
+    assert [result for (result,) in rows] == [encoded] * 4
+    assert db.execute("select result from rota.effects").fetchall() == [(encoded,)]
+
+
 class Recipe(TypedDict):
     half: NotRequired[Fraction]
 

@@ -408,7 +408,7 @@ class BaseJob:
         if effect._is_withdrawn or isinstance(error, effect._withdraw_on):
             await self._repeat(lambda client: client.withdraw_effect(**names))
         elif error is None:
-            result = storable(effect.result, self.job_id)
+            result = storable(effect.result, str(effect))
             await self._repeat(lambda client: client.complete_effect(**names, result=result))
         else:
             text = (
@@ -452,7 +452,7 @@ class BaseJob:
         self.state = State.FINISHING
         arguments: dict[str, Any] = {**self._ids}
         if self.result is not None:
-            arguments["result"] = storable(self.result, self.job_id)
+            arguments["result"] = storable(self.result, f"job {self.job_id}")
         if self.next_stage is not None:
             arguments["next_stage"] = self.next_stage
         return arguments

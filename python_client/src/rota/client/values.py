@@ -25,6 +25,7 @@ from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
 from psycopg.types.json import Jsonb
 
+from ..codec import Codec
 from ..exceptions import InvalidArgumentError, text_of
 
 REFUSED = re.compile("[\x00\ud800-\udfff]")
@@ -276,8 +277,8 @@ def to_result(value: Any) -> Jsonb | None:
     return Jsonb(value, dumps=dump_clean)
 
 
-def dump_result(value: Any, job_id: int) -> str | None:
-    """Return the JSON text of a job's result, or None, with a warning if it cannot be stored.
+def dump_result(value: Any, owner: str) -> str | None:
+    """Return the JSON text of a result, or None, with a warning if it cannot be stored.
 
     At once, because the handler may have left the value to somebody who goes on changing it.
     """
@@ -287,18 +288,18 @@ def dump_result(value: Any, job_id: int) -> str | None:
         text = _dump(value)
     except BaseException as error:  # a mapping may raise whatever it likes
         told = text_of(error)
-        logger.warning("job %s: its result is not JSON and is dropped: %s", job_id, told)
+        logger.warning("%s: its result is not JSON and is dropped: %s", owner, told)
         return None
     if len(text) > MAX_RESULT:
         size = len(text)
-        logger.warning("job %s: its result has %s characters and is dropped", job_id, size)
+        logger.warning("%s: its result has %s characters and is dropped", owner, size)
         return None
     return text
 
 
-def storable(value: Any, job_id: int) -> Jsonb | None:
+def storable(value: Any, owner: str) -> Jsonb | None:
     """Wrap what `dump_result` returns."""
-    text = dump_result(value, job_id)
+    text = dump_result(value, owner)
     return None if text is None else Jsonb(text, dumps=str)
 
 
@@ -360,6 +361,8 @@ def _dump(value: Any) -> str:
         text = json.dumps(value, allow_nan=False)
         if "\\u0000" not in text and "\\ud" not in text:
             return text
+    with suppress(Exception):  # then the next line says what is wrong
+        value = Codec().encode(value)
     return dump_clean(value)
 
 

@@ -367,7 +367,9 @@ class _Runner:
                     try:
                         check_stage(job.next_stage)
                         with self._session.connection.transaction():
-                            client.finish_job(*ids, storable(result, ids[0]), job.next_stage)
+                            client.finish_job(
+                                *ids, storable(result, f"job {ids[0]}"), job.next_stage
+                            )
                     except (InvalidArgumentError, TypeError) as error:
                         if self._way.raise_errors:
                             raise

@@ -183,7 +183,7 @@ class Completer:
             except (InvalidArgumentError, TypeError) as error:
                 report.outcome = failure(error)  # the handler named a stage that there is not
             else:
-                report.result = dump_result(outcome.result, job.job_id)
+                report.result = dump_result(outcome.result, f"job {job.job_id}")
         self._reports[job] = report
         errors = report.outcome.error + report.outcome.stack
         report.size = len(report.result or "") + len(errors)
