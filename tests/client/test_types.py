@@ -27,6 +27,8 @@ class Answer(TypedDict):
 
 @registry.handler("plain")
 def plain(job: rota.Job) -> int:
+    with job.effect("mail", "7", if_unknown="never"):  # wrong
+        pass
     return job.attempt
 
 @registry.handler("in_loop")
@@ -34,6 +36,10 @@ async def in_loop(job: rota.AsyncJob) -> None:
     await job.set_progress(50)
     async with job.transaction() as connection:
         await connection.execute("select 1")
+    async with job.effect("mail", "7", if_unknown="again"):
+        pass
+    async with job.effect("mail", "7", if_unknown="never"):  # wrong
+        pass
 
 @registry.handler("either")
 def either(job: rota.Job | rota.AsyncJob) -> None: ...
@@ -192,6 +198,9 @@ def produce(client: rota.Client, connection: psycopg.Connection[Any]) -> int:
     soon.enqueue(client, order_id="7")  # wrong
     send_receipt.options(priorty=1)  # wrong
     send_receipt.options(delay=5)  # wrong
+    send_receipt.options(on_conflict="rerun", if_parent_dead="wait")
+    send_receipt.options(on_conflict="again")  # wrong
+    send_receipt.options(if_parent_dead="skip")  # wrong
     send_receipt.enqueue_many(client, [send_receipt.job(order_id=n) for n in range(3)])
     send_receipt.enqueue_many(client, [send_receipt.job(order=n) for n in range(3)])  # wrong
     send_receipt("7")  # wrong

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from math import inf
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from psycopg import AsyncConnection, Connection
 
@@ -362,7 +362,7 @@ class BaseJob:
         self,
         scope: str,
         key: str,
-        if_unknown: str,
+        if_unknown: Literal["skip", "again"],
         keep: timedelta | Unset,
         withdraw_on: Errors,
     ) -> Effect:
@@ -487,7 +487,7 @@ class Job(BaseJob):
         self,
         scope: str,
         key: str,
-        if_unknown: str = "skip",
+        if_unknown: Literal["skip", "again"] = "skip",
         keep: timedelta | Unset = UNSET,
         *,
         withdraw_on: Errors = WITHDRAW_ON,
@@ -570,7 +570,7 @@ class AsyncJob(BaseJob):
         self,
         scope: str,
         key: str,
-        if_unknown: str = "skip",
+        if_unknown: Literal["skip", "again"] = "skip",
         keep: timedelta | Unset = UNSET,
         *,
         withdraw_on: Errors = WITHDRAW_ON,

@@ -19,6 +19,7 @@ from typing import (
     Any,
     Concatenate,
     Generic,
+    Literal,
     ParamSpec,
     Protocol,
     TypedDict,
@@ -85,12 +86,12 @@ class TaskOptions(TypedDict, total=False):
     backoff: Mapping[str, Any] | None
     idempotency_key: str | None
     unique_for: timedelta | None
-    on_conflict: str
+    on_conflict: Literal["keep", "replace", "rerun"]
     max_wait: timedelta | None
     ordering_key: str | None
     skip_dead: bool
     limit_key: str | None
-    if_parent_dead: str
+    if_parent_dead: Literal["cancel", "run", "wait"]
     time_limit: timedelta | None
     expires_after: timedelta | None
     headers: Mapping[str, str] | None
