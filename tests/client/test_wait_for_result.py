@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -61,6 +62,14 @@ def test_a_job_that_has_ended_is_told_at_once(client: Client) -> None:
 
     assert client.wait_for_result(job_id, timeout=0).result == 7
     assert client.wait_for_result(job_id, False).is_ended
+
+
+def test_a_time_out_says_how_far_the_job_is_and_what_explains_that(client: Client) -> None:
+    job_id = client.enqueue("a").job_id
+
+    said = f"job {job_id} has not ended within 0 s: it is queued (rota explain {job_id})"
+    with pytest.raises(TimeoutError, match=f"^{re.escape(said)}$"):
+        client.wait_for_result(job_id, timeout=0)
 
 
 @pytest.mark.parametrize("autocommit", [True, False])

@@ -652,7 +652,10 @@ class Client:
             while not answer.is_ended:
                 left = until - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"job {job_id} has not ended within {timeout} s")
+                    raise TimeoutError(
+                        f"job {job_id} has not ended within {timeout} s: "
+                        f"it is {answer.status} (rota explain {job_id})"
+                    )
                 if connection:
                     # A pause now and then is for an end that could not see that we wait.
                     pause = min(pause * 4, 30.0)
