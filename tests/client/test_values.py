@@ -45,10 +45,10 @@ def test_dump_result_drops_what_cannot_be_stored(caplog: pytest.LogCaptureFixtur
     endless: list[Any] = []
     endless.append(endless)
 
-    assert dump_result(object(), 1) is None
-    assert dump_result(endless, 2) is None
-    assert dump_result("x" * 10_000_000, 3) is None
-    assert dump_result({"ok": 1}, 4) == '{"ok": 1}'
+    assert dump_result(object(), "job 1") is None
+    assert dump_result(endless, "job 2") is None
+    assert dump_result("x" * 10_000_000, "job 3") is None
+    assert dump_result({"ok": 1}, "job 4") == '{"ok": 1}'
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
 
 
@@ -56,11 +56,11 @@ def test_dump_result_drops_what_cannot_be_stored(caplog: pytest.LogCaptureFixtur
     "value", ["a\x00b", "\ud800", {"\x00": float("inf")}, {"a": MappingProxyType({"b": 1})}]
 )
 def test_dump_result_cleans_what_jsonb_refuses(value: Any) -> None:
-    assert dump_result(value, 1) == dump_clean(value)
+    assert dump_result(value, "job 1") == dump_clean(value)
 
 
 def test_dump_result_leaves_characters_beyond_the_first_plane() -> None:
-    text = dump_result("\U0001f600", 1)
+    text = dump_result("\U0001f600", "job 1")
 
     assert text is not None
     assert json.loads(text) == "\U0001f600"
