@@ -119,6 +119,21 @@ def app(admin: psycopg.Connection[Any]) -> Iterator[str]:
     admin.execute("drop role changed_app")
 
 
+@pytest.fixture
+def roles(
+    admin: psycopg.Connection[Any], empty_database: Callable[[str], str], sql_dir: Path
+) -> Iterator[None]:
+    """The four roles, until the databases that grant to them are gone.
+
+    Whoever may make databases (*empty_database*) passes a right on.
+    """
+    admin.execute((sql_dir / "access/roles.sql").read_text().encode())
+    admin.execute("grant rota_producer to rota_installer")
+    yield
+    # The server is that of the tests behind this one, too.
+    admin.execute("drop role rota_producer, rota_worker, rota_observer, rota_operator")
+
+
 def grant(dsn: str, app: str) -> None:
     with psycopg.connect(dsn) as db:
         db.execute(f"grant usage on schema rota to {app}".encode())
@@ -206,23 +221,16 @@ def test_a_downgrade_leaves_views_of_others(
 
 @pytest.mark.slow
 def test_grants_that_others_have_passed_on_survive_an_upgrade(
-    app: str, make: Make, other: Path, psql: Any, sql_dir: Path, admin: psycopg.Connection[Any]
+    app: str, roles: None, make: Make, other: Path, psql: Any, sql_dir: Path
 ) -> None:
     """The install takes back those of its own roles, and with them what these have given."""
-    admin.execute((sql_dir / "access/roles.sql").read_text().encode())
-    admin.execute("grant rota_producer to rota_installer")
     dsn = make(sql_dir / "install.sql")
-    try:
-        with psycopg.connect(dsn) as db:
-            db.execute(
-                "grant execute on function rota.enqueue to rota_producer with grant option"
-            )
-            db.execute("set role rota_producer")
-            db.execute(f"grant execute on function rota.enqueue to {app}".encode())
+    with psycopg.connect(dsn) as db:
+        db.execute("grant execute on function rota.enqueue to rota_producer with grant option")
+        db.execute("set role rota_producer")
+        db.execute(f"grant execute on function rota.enqueue to {app}".encode())
 
-        psql(dsn, "-f", other)
-    finally:
-        admin.execute("revoke rota_producer from rota_installer")
+    psql(dsn, "-f", other)
 
     assert usable(dsn, app) == ["function rota.enqueue"]
 
