@@ -629,7 +629,12 @@ create or replace function rota._examine_ordering_keys()
             select k.ordering_key, k.halted_since from rota.halted_keys as k limit 1000
         ) as i
     )
-    select 'warning', w.words, w.remedy from halted as h
+    select 'warning', w.words || case
+            when w.remedy not like 'select rota.resume_ordering_key(%'
+                then '; resume_ordering_key() lets the jobs behind it run without it'
+            else ''
+        end, w.remedy
+    from halted as h
     left join rota._halt_words(array(
         select s.ordering_key from halted as s where s.place <= 20
     )) as w on w.ordering_key = h.ordering_key
