@@ -18,12 +18,13 @@
  *
  * What each call costs is mostly the start of statements and expressions, which PostgreSQL
  * prepares anew in each transaction, and the settings of the function.  So enqueue() writes a
- * plain job, with no more than a type, a payload, a queue and a priority, by one statement,
- * which asks in its condition whether anything is set for it (base/configured.sql); only for
- * others it asks what that is.  A job that may have to wait is written once, with its final
- * status; and as a row of jobs/insert.sql only where it may find or change another one.  The
- * planner's settings are left to the functions that look for jobs.  And the first question of
- * _notify() is repeated here: where no worker waits, that saves the call.
+ * plain job, with no more than a type, a payload, a queue, a priority, a time and a number of
+ * attempts, by one statement, which asks in its condition whether anything is set for it
+ * (base/configured.sql); only for others it asks what that is.  A job that may have to wait is
+ * written once, with its final status; and as a row of jobs/insert.sql only where it may find
+ * or change another one.  The planner's settings are left to the functions that look for jobs.
+ * And the first question of _notify() is repeated here: where no worker waits, that saves the
+ * call.
  */
 
 create or replace function rota.enqueue(
@@ -44,10 +45,14 @@ create or replace function rota.enqueue(
 #variable_conflict use_column
 declare
     v_now constant timestamptz := rota.now();
-    v_is_plain constant boolean := (on_conflict = 'keep' and not skip_dead
-        and if_parent_dead = 'cancel' and num_nonnulls(run_at, delay, max_attempts, lease,
-            backoff, unique_for, updated_at, max_wait, ordering_key, depends_on, blocks,
-            limit_key, time_limit, expires_at, headers, expires_after) = 0) is true;
+    -- 0 for a plain job, and up to 3 for one whose time or number of attempts is to be checked.
+    v_more integer := case
+        when on_conflict = 'keep' and not skip_dead and if_parent_dead = 'cancel'
+            then num_nonnulls(run_at, delay, max_attempts) + 4 * num_nonnulls(lease, backoff,
+                unique_for, updated_at, max_wait, ordering_key, depends_on, blocks, limit_key,
+                time_limit, expires_at, headers, expires_after)
+        else 4
+    end;
     v_may_wait boolean; v_is_confined boolean; v_has_settings boolean; v_takes_place boolean;
     v_status text := 'queued';
     v_max_attempts integer; v_lease interval; v_time_limit interval; v_run_at timestamptz;
@@ -58,11 +63,20 @@ begin
         perform rota._guard_ids();
     end if;
     -- Most jobs are plain, and nothing is set for them: all that they need is one statement.
-    if v_is_plain and idempotency_key is null then
+    if v_more between 1 and 3 then
+        if coalesce(max_attempts, 1) > 0 and num_nonnulls(run_at, delay) <= 1 and coalesce(
+            run_at between '1970-01-01 00:00+00' and '9999-01-01 00:00+00',
+            extract(epoch from delay) between 0 and 3000000000, true) then
+            v_run_at := coalesce(run_at, v_now + rota._exact(delay));
+            v_more := 0;
+        end if;
+    end if;
+    if v_more = 0 and idempotency_key is null then
         insert into rota.jobs as j (queue, job_type, payload, priority, max_attempts, status,
             run_at, created_at, updated_at)
-        select enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority, 10, 'queued',
-            v_now, v_now, v_now
+        select enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority,
+            coalesce(enqueue.max_attempts, 10), 'queued', coalesce(v_run_at, v_now), v_now,
+            v_now
         where rota._is_sound(enqueue.job_type, enqueue.queue, enqueue.payload, enqueue.priority,
             null)
           -- With exists() the planner would read the list, and hope for an early row.
@@ -76,14 +90,15 @@ begin
         returning j.id into v_job_id;
         if v_job_id is not null then
             if rota._others_hold(1919907936, hashtext(queue)) then
-                perform rota._notify(queue);
+                perform rota._notify(queue)
+                where coalesce(v_run_at, v_now) < v_now + rota._soon();
             end if;
             return v_job_id;
         end if;
     end if;
 
     v_may_wait := num_nonnulls(ordering_key, depends_on) > 0;
-    if not v_is_plain
+    if v_more > 0
       or not rota._is_sound(job_type, queue, payload, priority, idempotency_key) then
         perform rota._check_new_job('', job_type, payload, queue, run_at, delay, priority,
             max_attempts, lease, backoff, idempotency_key, time_limit, expires_at, headers,

@@ -1213,7 +1213,8 @@ MAINTENANCE = (
         "sql/maintenance/test_wakeups.py",
         sql(
             "jobs/enqueue",
-            "rota._notify(queue); end if; return v_job_id; end if;",
+            "rota._notify(queue) where coalesce(v_run_at, v_now) < v_now + rota._soon();"
+            " end if; return v_job_id; end if;",
             "from now(); end if; return v_job_id; end if;",
         ),
     ),
@@ -1223,8 +1224,8 @@ MAINTENANCE = (
         "sql/maintenance/test_wakeups.py sql/jobs/test_enqueue.py",
         sql(
             "jobs/enqueue",
-            "perform rota._notify(queue) where coalesce(v_run_at, v_now)",
-            "perform where coalesce(v_run_at, v_now)",
+            "if v_status = 'queued' and rota._others_hold(",
+            "if false and rota._others_hold(",
         ),
     ),
     mutant(

@@ -1536,6 +1536,41 @@ rota._is_sound(enqueue.job_type, enqueue.queue, enqueue.payload, enqueue.priorit
         ),
     ),
     mutant(
+        "plain-job-at-two-times",
+        "A plain job with both a run_at and a delay goes in.",
+        "sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/enqueue",
+            "and num_nonnulls(run_at, delay) <= 1 and coalesce(",
+            "and coalesce(",
+        ),
+    ),
+    mutant(
+        "plain-job-at-any-time",
+        "A plain job goes in whatever its run_at and delay are.",
+        "sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/enqueue", "extract(epoch from delay) between 0 and 3000000000, true)", "true)"
+        ),
+    ),
+    mutant(
+        "plain-job-never-attempted",
+        "A plain job may have no attempt.",
+        "sql/jobs/test_enqueue.py",
+        sql("jobs/enqueue", "if coalesce(max_attempts, 1) > 0 and", "if"),
+    ),
+    mutant(
+        "plain-job-wakes-at-once",
+        "A job for next month wakes a worker.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "jobs/enqueue",
+            "where coalesce(v_run_at, v_now) < v_now + rota._soon(); end if;"
+            " return v_job_id; end if",
+            "; end if; return v_job_id; end if",
+        ),
+    ),
+    mutant(
         "plain-job-of-a-type-with-settings",
         "A single job goes past the limit, the time limit and the expiry of its type.",
         "sql/jobs/test_queues.py sql/maintenance/test_expiry.py sql/waiting/test_limits.py",
