@@ -18,13 +18,13 @@
  *
  * What each call costs is mostly the start of statements and expressions, which PostgreSQL
  * prepares anew in each transaction, and the settings of the function.  So enqueue() writes a
- * plain job, with no more than a type, a payload, a queue, a priority, a time and a number of
- * attempts, by one statement, which asks in its condition whether anything is set for it
- * (base/configured.sql); only for others it asks what that is.  A job that may have to wait is
- * written once, with its final status; and as a row of jobs/insert.sql only where it may find
- * or change another one.  The planner's settings are left to the functions that look for jobs.
- * And the first question of _notify() is repeated here: where no worker waits, that saves the
- * call.
+ * plain job, with no more than a type, a payload, a queue, a priority, a time, a number of
+ * attempts and headers, by one statement, which asks in its condition whether anything is set
+ * for it (base/configured.sql); only for others it asks what that is.  A job that may have to
+ * wait is written once, with its final status; and as a row of jobs/insert.sql only where it
+ * may find or change another one.  The planner's settings are left to the functions that look
+ * for jobs.  And the first question of _notify() is repeated here: where no worker waits, that
+ * saves the call.
  */
 
 create or replace function rota.enqueue(
@@ -45,12 +45,12 @@ create or replace function rota.enqueue(
 #variable_conflict use_column
 declare
     v_now constant timestamptz := rota.now();
-    -- 0 for a plain job, and up to 3 for one whose time or number of attempts is to be checked.
+    -- 0 for a plain job, up to 3 for one that is plain if these few of its values are sound.
     v_more integer := case
         when on_conflict = 'keep' and not skip_dead and if_parent_dead = 'cancel'
-            then num_nonnulls(run_at, delay, max_attempts) + 4 * num_nonnulls(lease, backoff,
-                unique_for, updated_at, max_wait, ordering_key, depends_on, blocks, limit_key,
-                time_limit, expires_at, headers, expires_after)
+            then num_nonnulls(run_at, delay, max_attempts, headers) + 4 * num_nonnulls(lease,
+                backoff, unique_for, updated_at, max_wait, ordering_key, depends_on, blocks,
+                limit_key, time_limit, expires_at, expires_after)
         else 4
     end;
     v_may_wait boolean; v_is_confined boolean; v_has_settings boolean; v_takes_place boolean;
@@ -64,19 +64,17 @@ begin
     end if;
     -- Most jobs are plain, and nothing is set for them: all that they need is one statement.
     if v_more between 1 and 3 then
-        if coalesce(max_attempts, 1) > 0 and num_nonnulls(run_at, delay) <= 1 and coalesce(
-            run_at between '1970-01-01 00:00+00' and '9999-01-01 00:00+00',
-            extract(epoch from delay) between 0 and 3000000000, true) then
+        if rota._has_sound_options(run_at, delay, max_attempts, headers) then
             v_run_at := coalesce(run_at, v_now + rota._exact(delay));
             v_more := 0;
         end if;
     end if;
     if v_more = 0 and idempotency_key is null then
-        insert into rota.jobs as j (queue, job_type, payload, priority, max_attempts, status,
-            run_at, created_at, updated_at)
+        insert into rota.jobs as j (queue, job_type, payload, priority, max_attempts, headers,
+            status, run_at, created_at, updated_at)
         select enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority,
-            coalesce(enqueue.max_attempts, 10), 'queued', coalesce(v_run_at, v_now), v_now,
-            v_now
+            coalesce(enqueue.max_attempts, 10), enqueue.headers, 'queued',
+            coalesce(v_run_at, v_now), v_now, v_now
         where rota._is_sound(enqueue.job_type, enqueue.queue, enqueue.payload, enqueue.priority,
             null)
           -- With exists() the planner would read the list, and hope for an early row.
@@ -362,8 +360,9 @@ begin
             count(n.idempotency_key) > 0 as has_keys,
             bool_and(rota._is_sound(n.job_type, coalesce(n.queue, 'default'),
                 coalesce(n.payload, '{}'), coalesce(n.priority, 0::smallint), n.idempotency_key)
-                and num_nonnulls(n.run_at, n.max_attempts, n.lease, n.backoff, n.time_limit,
-                    n.expires_at, n.headers) = 0) as are_sound
+                and rota._has_sound_options(n.run_at, null, n.max_attempts, n.headers)
+                and num_nonnulls(n.lease, n.backoff, n.time_limit, n.expires_at) = 0)
+                as are_sound
         into v_read
         from jsonb_populate_recordset(null::rota.jobs, _read_jobs.jobs) as n;
         new_jobs := v_read.new_jobs;
@@ -374,8 +373,8 @@ begin
         -- Most jobs need none of these calls, each of which costs more than their questions.
         select bool_or(num_nonnulls(r.delay, r.depends_on, r.expires_after) > 0) as has_more,
             bool_or(num_nonnulls(n.ordering_key, r.depends_on, r.blocks) > 0) as may_wait,
-            count(case when (v_read.are_sound and r.delay is null and r.expires_after is null)
-                is not true then
+            count(case when (v_read.are_sound and r.expires_after is null
+                and rota._has_sound_options(n.run_at, r.delay, null, null)) is not true then
                 rota._check_new_job(format('jobs[%s].', n.ordinality), n.job_type,
                     coalesce(n.payload, '{}'), coalesce(n.queue, 'default'), n.run_at, r.delay,
                     coalesce(n.priority, 0::smallint), n.max_attempts, n.lease, n.backoff,
@@ -527,6 +526,17 @@ select (
     and octet_length(payload::text) <= 1048576 and priority between -32768 and 32767
     and coalesce(octet_length(idempotency_key) between 1 and 255, true)
 ) is true
+$$;
+
+/* Whether these break no rule either; not sure of a delay of more than 95 years. */
+create or replace function rota._has_sound_options(
+    run_at timestamptz, delay interval, max_attempts integer, headers jsonb
+) returns boolean language sql stable as $$
+select coalesce(max_attempts, 1) > 0 and num_nonnulls(run_at, delay) <= 1 and coalesce(
+    run_at between '1970-01-01 00:00+00' and '9999-01-01 00:00+00',
+    delay >= '0' and extract(epoch from delay) between 0 and 3000000000, true)
+    and coalesce(jsonb_typeof(headers) = 'object' and octet_length(headers::text) <= 8192
+        and not jsonb_path_exists(headers, 'strict $.* ? (@.type() != "string")'), true)
 $$;
 
 /* The rules for one new job; *prefix* says which of many it is. */

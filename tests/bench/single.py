@@ -42,6 +42,9 @@ FINISH = "select rota.finish_job(%s, %s)"
 CLAIM = "select job_id, lease_token from rota.claim_jobs('bench')"
 CLAIM_MANY = f"select job_id, lease_token from rota.claim_jobs('bench', max_jobs => {BATCH})"
 MANY = json.dumps([{"job_type": "noop", "payload": {"n": n}} for n in range(BATCH)])
+LATER = json.dumps(
+    [{"job_type": "noop", "payload": {"n": n}, "delay": "1 hour"} for n in range(BATCH)]
+)
 ROUND_TRIP = (
     "select job_id, lease_token from rota.finish_and_claim("
     "'bench', array[%s]::bigint[], array[%s]::bigint[])"
@@ -115,6 +118,9 @@ class Bench:
         took["finish_and_claim"] = (self._cpu() - before) / (calls - 1) / 1000
         took["enqueue with a key"], _ = self._timed(WITH_KEY, plain)
         took["enqueue with a delay"], _ = self._timed(WITH_DELAY, plain)
+        took["enqueue_many with delays"], _ = self._timed(
+            "select count(*) from rota.enqueue_many(%s)", [(LATER,)] * many, BATCH
+        )
         self._truncate()
 
         took["enqueue on an empty line"], rows = self._timed(ON_EMPTY_LINE, plain)

@@ -1550,14 +1550,24 @@ rota._is_sound(enqueue.job_type, enqueue.queue, enqueue.payload, enqueue.priorit
         "A plain job goes in whatever its run_at and delay are.",
         "sql/jobs/test_enqueue.py",
         sql(
-            "jobs/enqueue", "extract(epoch from delay) between 0 and 3000000000, true)", "true)"
+            "jobs/enqueue",
+            "delay >= '0' and extract(epoch from delay) between 0 and 3000000000, true)",
+            "true, true)",
         ),
     ),
     mutant(
         "plain-job-never-attempted",
         "A plain job may have no attempt.",
         "sql/jobs/test_enqueue.py",
-        sql("jobs/enqueue", "if coalesce(max_attempts, 1) > 0 and", "if"),
+        sql("jobs/enqueue", "select coalesce(max_attempts, 1) > 0 and", "select"),
+    ),
+    mutant(
+        "plain-job-with-any-headers",
+        "The headers of a plain job may be anything.",
+        "sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/enqueue", "jsonb_typeof(headers) = 'object' and octet_length", "octet_length"
+        ),
     ),
     mutant(
         "plain-job-wakes-at-once",
