@@ -235,11 +235,19 @@ begin
     for v_try in 1..100 loop
         exit when v_ids is not null;
         begin
-            perform rota._insert_requested(
-                array_agg(n.job order by (n.job).idempotency_key, (n.job).job_type, n.id),
-                array_agg(n.id order by (n.job).idempotency_key, (n.job).job_type, n.id))
-            from (select unnest(v_read.new_jobs) as job, unnest(v_new_ids) as id) as n;
-            v_ids := rota._find_jobs(v_read.new_jobs, v_new_ids);
+            select rota._insert_requested(array_agg(n.job), array_agg(n.id)) into v_ids
+            from (
+                select j.job, j.id
+                from (
+                    select unnest(v_read.new_jobs) as job, unnest(v_new_ids) as id
+                ) as j
+                order by (j.job).idempotency_key, (j.job).job_type, j.id
+            ) as n;
+            if cardinality(v_ids) = cardinality(v_new_ids) then
+                v_ids := v_new_ids;
+            else
+                v_ids := rota._find_jobs(v_read.new_jobs, v_new_ids);
+            end if;
             if array_position(v_ids, null) is not null then raise no_data_found; end if;
         exception
             when no_data_found then

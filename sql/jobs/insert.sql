@@ -49,9 +49,11 @@ end $$;
  * An insert waits for a transaction that has changed the live job of its key, such as an open
  * claim.  So each key is looked up first. */
 create or replace function rota._insert_jobs(new_jobs rota.jobs[], new_ids bigint[])
-    returns bigint[] language plpgsql as $$
+    returns bigint[] language plpgsql set enable_seqscan = off as $$
 declare
     v_now constant timestamptz := rota.now();
+    c_shows_live constant boolean
+        := current_setting('transaction_isolation') = 'read committed';
     v_have_settings boolean := false;
     v_need_places boolean := false;
     v_have_keys boolean; v_are_placed boolean; v_ids bigint[]; v_have_limit_keys boolean;
@@ -114,8 +116,12 @@ begin
         -- Whether it comes back from the history, with what it had.
         cross join lateral (
             select num_nonnulls(n.created_at, n.lease_token) = 2 as is_back) as v
-        where n.idempotency_key is null or rota._find_live(n.idempotency_key,
-            coalesce('pipeline ' || n.pipeline, n.job_type)) is null
+        where n.idempotency_key is null or (
+            select u.id from rota.jobs as u
+            where c_shows_live and u.idempotency_key = n.idempotency_key
+              and coalesce('pipeline ' || u.pipeline, u.job_type)
+                = coalesce('pipeline ' || n.pipeline, n.job_type) limit 1
+        ) is null
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
             where idempotency_key is not null do nothing returning j.id, j.limit_key
     )
@@ -160,14 +166,19 @@ create or replace function rota._find_jobs(new_jobs rota.jobs[], new_ids bigint[
     returns bigint[] language plpgsql stable as $$
 begin
     return array(
-        -- The newest: an older snapshot may have the one that has ended, too.
-        select distinct on (n.ordinality)
-            case when n.idempotency_key is null then _find_jobs.new_ids[n.ordinality]
-                else j.id end
-        from unnest(_find_jobs.new_jobs) with ordinality as n
-        left join rota.jobs as j on j.idempotency_key = n.idempotency_key
-          and coalesce('pipeline ' || j.pipeline, j.job_type) = n.job_type
-        order by n.ordinality, j.id desc
+        select case when n.idempotency_key is null then _find_jobs.new_ids[n.ordinality]
+            -- Not a join, which a plan made on an empty table begins with all jobs that have a
+            -- key.  The newest: an older snapshot may have the one that has ended, too.
+            else (
+                select max(k.id)
+                from (
+                    select j.id from rota.jobs as j
+                    where j.idempotency_key = n.idempotency_key
+                      and coalesce('pipeline ' || j.pipeline, j.job_type) = n.job_type
+                    offset 0
+                ) as k
+            ) end
+        from unnest(_find_jobs.new_jobs) with ordinality as n order by n.ordinality
     );
 end $$;
 

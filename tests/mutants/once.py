@@ -50,10 +50,29 @@ ONCE = (
         sql(
             "jobs/insert",
             """\
-        where n.idempotency_key is null or rota._find_live(n.idempotency_key,
-            coalesce('pipeline ' || n.pipeline, n.job_type)) is null
-""",
-            "",
+        where n.idempotency_key is null or (
+            select""",
+            """\
+        where true or (
+            select""",
+        ),
+    ),
+    mutant(
+        "key-of-many-found-in-an-old-snapshot",
+        "A batch or a retry takes a job that has ended for the live one of its key.",
+        "races/test_racing_enqueues.py races/test_racing_keys.py sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/insert", "where c_shows_live and u.idempotency_key", "where u.idempotency_key"
+        ),
+    ),
+    mutant(
+        "batch-says-all-are-new",
+        "A batch returns ids that no job has, where one was found by its key.",
+        "sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/enqueue",
+            "if cardinality(v_ids) = cardinality(v_new_ids) then",
+            "if true then",
         ),
     ),
     mutant(
@@ -1080,10 +1099,8 @@ setting ->> 'pause_name',
         "races/test_racing_enqueues.py races/test_load.py",
         sql(
             "jobs/enqueue",
-            """\
-                array_agg(n.job order by (n.job).idempotency_key, (n.job).job_type, n.id),
-                array_agg(n.id order by (n.job).idempotency_key, (n.job).job_type, n.id))""",
-            "array_agg(n.job order by n.id), array_agg(n.id order by n.id))",
+            "order by (j.job).idempotency_key, (j.job).job_type, j.id",
+            "order by j.id",
         ),
     ),
     mutant(
