@@ -211,7 +211,9 @@ begin
             when rota._is_for_later(i.ending ->> 'error_code') then 'later'
             else 'refused' end as fate
     ) as f
-    left join rota.jobs as j on j.id = i.id and j.job_type = 'rota.forward';
+    left join lateral (
+        select w.* from rota.jobs as w where w.id = i.id and w.job_type = 'rota.forward' limit 1
+    ) as j on true;
     -- Those behind first: the end of a head opens the next that is still there.
     v_ended := rota._archive_jobs(v_told.arrived, v_told.tokens, 'blocked', 'succeeded',
         v_told.results);

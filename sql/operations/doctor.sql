@@ -405,7 +405,9 @@ create or replace function rota._limited_sample(queues text[])
         ) as n
     )
     select j.queue, j.id, j.job_type, coalesce(rota._due_since(j), j.created_at)
-    from (select * from lanes as l limit 1000) as f join rota.jobs as j on j.id = f.id
+    from (select * from lanes as l limit 1000) as f
+    -- Not a join, which a plan made on an empty table begins with all jobs.
+    cross join lateral (select i.* from rota.jobs as i where i.id = f.id limit 1) as j
     where j.queue = any(_limited_sample.queues) and j.run_at <= rota.now()
       -- One that lets nothing run is told by itself.
       and not exists (select from rota._bound(f.hold) as b where b.max_running = 0);
@@ -568,7 +570,8 @@ begin
             least(2 * (q.retry_budget ->> 'percent')::numeric, 1000))
     from rota._held_budgets() as b join rota.queues as q on q.queue = b.queue
     cross join lateral unnest(rota._first_retries(b.queue, 1)) as f (id)
-    join rota.jobs as j on j.id = f.id cross join lateral rota._budget_state(b) as s
+    cross join lateral (select i.* from rota.jobs as i where i.id = f.id limit 1) as j
+    cross join lateral rota._budget_state(b) as s
     where j.run_at < c_now - interval '10 seconds' and q.retry_budget is not null
     order by j.run_at limit 1000;
 

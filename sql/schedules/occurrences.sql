@@ -231,29 +231,27 @@ end $$;
 
 /* Those with a live job, of definitions to which that matters; to `after` only the last one. */
 create or replace function rota._live_definitions(names text[])
-    returns text[] language plpgsql stable as $$
+    returns text[] language plpgsql stable set enable_seqscan = off as $$
 begin
     return array(
-        select j.definition from rota.jobs as j
-        where j.definition is not null
-          and j.definition = any(array(
-            select d.name from rota.job_definitions as d
-            where d.name = any(_live_definitions.names)
-              and d.overlap = 'skip' and d.kind <> 'after'
-        ))
-        union
-        select j.definition from rota.jobs as j
-        where j.id = any(array(
-            select d.last_job_id from rota.job_definitions as d
-            where d.name = any(_live_definitions.names) and d.kind = 'after'
-        ))
+        select d.name
+        from (select distinct unnest(_live_definitions.names) as name) as n
+        cross join lateral (
+            select i.* from rota.job_definitions as i where i.name = n.name limit 1
+        ) as d
+        where case
+            when d.kind = 'after'
+                then (select true from rota.jobs as j where j.id = d.last_job_id limit 1)
+            when d.overlap = 'skip'
+                then (select true from rota.jobs as j where j.definition = d.name limit 1)
+        end
     );
 end $$;
 
 /* Put in the jobs of planned times that are theirs already. */
 create or replace function rota._make_jobs(
     names text[], times timestamptz[], ids bigint[], is_manual boolean, made_at timestamptz
-) returns void language plpgsql as $$
+) returns void language plpgsql set enable_seqscan = off as $$
 declare
     v_blocked bigint[];
 begin
@@ -274,13 +272,17 @@ begin
             sum(octet_length(d.payload::text)) over (order by m.id) / 33554432 as part
         from unnest(_make_jobs.names, _make_jobs.times, _make_jobs.ids)
             as m (name, scheduled_for, id)
-        join rota.job_definitions as d on d.name = m.name
+        cross join lateral (
+            select i.* from rota.job_definitions as i where i.name = m.name limit 1
+        ) as d
     ) as d
     group by d.part order by d.part;
 
     select array_agg(m.id) into v_blocked
     from unnest(_make_jobs.names, _make_jobs.ids) as m (name, id)
-    join rota.job_definitions as d on d.name = m.name where d.overlap = 'queue';
+    where (
+        select d.overlap = 'queue' from rota.job_definitions as d where d.name = m.name limit 1
+    );
     if v_blocked is not null then perform rota._jobs_came_in(v_blocked); end if;
     perform rota._notify_for(ids);
 end $$;

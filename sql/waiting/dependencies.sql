@@ -289,7 +289,7 @@ begin
         array_agg(s.id) filter (where c_status <> 'succeeded' and j.status = 'blocked'
             and coalesce(j.if_parent_dead, 'cancel') = 'cancel')
     into v_freed, v_cancelled from unnest(v_seen) as s (id)
-    left join rota.jobs as j on j.id = s.id;
+    left join lateral (select i.* from rota.jobs as i where i.id = s.id limit 1) as j on true;
     if v_cancelled is not null then
         begin
             v_doubtful := rota._cancel_children(v_cancelled, c_id);

@@ -309,11 +309,14 @@ begin
         perform rota._add_checks('schedule', array(
             select e.definition
             from jsonb_to_recordset(_jobs_ended.jobs) as e (id bigint, definition text)
-            join rota.job_definitions as d on d.name = e.definition
-            where d.last_job_id = e.id
-              -- An older snapshot does not show which schedule has come to wait for it.
-              and (d.next_run_at is null
-                or current_setting('transaction_isolation') <> 'read committed')
+            -- Not a join, which a plan made on an empty table begins with all schedules.
+            where (
+                select d.last_job_id = e.id
+                  -- An older snapshot does not show which schedule has come to wait for it.
+                  and (d.next_run_at is null
+                    or current_setting('transaction_isolation') <> 'read committed')
+                from rota.job_definitions as d where d.name = e.definition limit 1
+            )
         ));
     end if;
     if parents is not null then perform rota._parents_ended(parents, new_status); end if;

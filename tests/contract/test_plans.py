@@ -422,6 +422,62 @@ def test_a_claim_asks_for_pauses_of_its_jobs_alone(own: Session) -> None:
     assert own.blocks() <= usual[1] + 60
 
 
+# Five thousand jobs with keys, as many that wait for limits, and as many schedules.
+FULL = """
+    insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at,
+        idempotency_key, limit_key, hold)
+    select 'full', 'x', '{}', 0, 10, 'queued', rota.now() - interval '1 minute',
+        case when n % 2 = 0 then 'key ' || n end,
+        case when n % 2 = 1 then 'shop:' || n end, case when n % 2 = 1 then 'key shop:' || n end
+    from generate_series(1, 10000) as n;
+    select count(*) from generate_series(1, 5000) as n,
+        lateral rota.schedule_job('full' || n, 'every 1 day', 'x') as s
+"""
+
+
+def test_plans_made_on_empty_tables_read_few_rows_when_these_are_full(own: Session) -> None:
+    """A session keeps its plans until the table is analyzed, which is minutes later."""
+    own.prepare(
+        "alter table rota.jobs set (autovacuum_enabled = false);"
+        " alter table rota.job_definitions set (autovacuum_enabled = false);"
+        " select rota.set_limit(limit_key => 'shop:*', max_running => 2);"
+        " select rota.schedule_job('own', 'every 1 hour', 'x', queue => 'schedules')"
+    )
+
+    def finish_in_a_line() -> None:
+        for _ in range(2):
+            own.call("select rota.enqueue('x', queue => 'lines', ordering_key => 'o')")
+        for _ in range(2):
+            (job,) = own.call(CLAIM, ["lines"], 1, None)
+            own.call("select rota.finish_job(%s, %s)", job.job_id, job.lease_token)
+
+    batch = json.dumps([{"job_type": "x", "idempotency_key": k} for k in ("known", "also")])
+    calls: list[Callable[[], object]] = [
+        lambda: own.call("select * from rota.enqueue_many(%s)", batch),
+        finish_in_a_line,
+        lambda: own.call("select rota.run_schedule_now('own')"),
+        lambda: own.call("select count(*) from rota.doctor()"),
+    ]
+    for _ in range(8):
+        for call in calls:
+            call()
+    own.prepare(FULL)
+
+    for call in calls:
+        call()
+
+        # The doctor looks at all schedules; and a table of a few megabytes is counted whole.
+        tables = ("jobs",) if call is calls[-1] else ("jobs", "job_definitions")
+        for plan in own.plans:
+            is_count = "j.status, j.run_at <= c_now, count(*)" in plan["Query Text"]
+            nodes = [] if is_count else [plan["Plan"]]
+            for node in nodes:
+                nodes += node.get("Plans", [])
+                read = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+                is_watched = node.get("Relation Name") in tables
+                assert not is_watched or read * node["Actual Loops"] <= 2500, plan["Query Text"]
+
+
 # Queues of each day of the last forty, of which one keeps its jobs for that long.
 KEPT_LONG = """
     select rota.set_queue('q1', keep_finished => '60 days');
