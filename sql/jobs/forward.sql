@@ -93,10 +93,11 @@ begin
     -- No number is above it; others may be from before enqueue() refused them.
     from unnest(rota._ready_queues('forward:', 'forward:9999')) as q (queue)
     where q.queue ~ '^forward:[0-9]{1,4}$' and not rota._is_paused(q.queue, rota.now())
-      and exists (
-        select from rota.jobs as j
+      -- With exists() a plan made on an empty table would begin with all jobs.
+      and (
+        select true from rota.jobs as j
         where j.queue = q.queue and j.hold is null and j.status in ('queued', 'failed')
-          and j.run_at <= rota.now()
+          and j.run_at <= rota.now() limit 1
     );
 end $$;
 
